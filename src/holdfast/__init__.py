@@ -1,0 +1,1 @@
+"""Elastic jobs and RPC for Python that hold when machines don't."""

@@ -1,0 +1,1 @@
+"""Stores: a small shared key-value space that every other part stands on."""

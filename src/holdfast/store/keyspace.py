@@ -1,0 +1,296 @@
+"""The meaning of every store operation: the pure reference that all backends agree with.
+
+Rule 1: everything that changes keys, revisions or leases is in this file.
+Rule 2: this file reads no clock; `now` is given, and never decreases.
+
+Theory. A keyspace is a map of keys to values, one counter of revisions, and a set of leases.
+Each operation that changes at least one key takes the next revision, and stamps every key that
+it changed with it. A lease has a moment at which it ends; keeping it alive moves that moment.
+Before each operation the leases that have ended by `now` are removed with their keys, the
+one that ended first going first, each at a revision of its own.
+
+Guarantees
+    KS-1  Revisions strictly increase: a later change never has a smaller or equal revision,
+          and a key that is deleted and made again gets a larger one.
+    KS-2  A key that hangs on a lease exists only while the lease does.
+    KS-3  A lease never ends before its `ttl` has passed since it was granted or kept.
+    KS-4  An operation that raises changes nothing.
+    KS-5  Every change of a key is in `take_changes()` exactly once, in order of revisions.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar, assert_never, cast
+
+from holdfast.errors import InternalError, LeaseLost, UsageError
+from holdfast.ids import LeaseId
+from holdfast.store.ops import (
+    INT_MAX,
+    INT_MIN,
+    VALUE_BYTES_MAX,
+    Add,
+    AnyOp,
+    Append,
+    Change,
+    CompareSet,
+    Count,
+    Delete,
+    Entry,
+    Get,
+    Lease,
+    LeaseGrant,
+    LeaseKeep,
+    LeaseRevoke,
+    ListPrefix,
+    MultiGet,
+    MultiSet,
+    Op,
+    Set,
+    Swap,
+    Wait,
+)
+
+__all__ = ["Keyspace", "parse_counter"]
+
+R = TypeVar("R")
+
+_DIGITS_MAX = 20  # "-9223372036854775808"
+
+
+@dataclass(slots=True)
+class _Item:
+    value: bytes
+    revision: int
+    lease: LeaseId | None
+
+
+@dataclass(slots=True)
+class _LeaseState:
+    ttl: float
+    ends_at: float
+    keys: set[str] = field(default_factory=set)
+
+
+def parse_counter(key: str, value: bytes) -> int:
+    """Read a counter's decimal text; UsageError names the key if it is something else."""
+    digits = value[1:] if value[:1] == b"-" else value
+    if digits.isdigit() and len(value) <= _DIGITS_MAX:
+        return int(value)
+    raise UsageError(f"add: key {key!r:.80} holds {value[:40]!r}, which is not a decimal integer")
+
+
+class Keyspace:
+    """Keys, revisions and leases. Not thread-safe; performs no I/O."""
+
+    def __init__(self, first_lease: int = 1) -> None:
+        self.revision = 0
+        self._items: dict[str, _Item] = {}
+        self._leases: dict[LeaseId, _LeaseState] = {}
+        # One (end, lease) pair a lease, perhaps too early: keeping a lease alive costs O(1),
+        # and `expire` puts the pair back when it comes up before the lease's real end.
+        self._ends: list[tuple[float, LeaseId]] = []
+        self._next_lease = first_lease
+        self._changes: list[Change] = []
+
+    # The machine.
+
+    def apply(self, op: Op[R], now: float) -> R:
+        """Perform one operation at `now` and return its result.
+
+        UsageError for a wrong use (a counter that is no number), LeaseLost for a dead lease;
+        then nothing has changed. A `Wait` whose keys are not all there raises InternalError:
+        ask `ready()` first.
+        """
+        self.expire(now)
+        return cast(R, self._apply(cast(AnyOp, op), now))
+
+    def _apply(self, op: AnyOp, now: float) -> object:
+        match op:
+            case Get(key):
+                return self._entry(key)
+            case Set(key, value, lease):
+                self._check_lease(lease)
+                self.revision += 1
+                self._put(key, value, lease)
+                return self.revision
+            case Add(key, amount):
+                return self._add(key, amount)
+            case CompareSet():
+                return self._compare_set(op)
+            case Delete(key):
+                return self._delete(key)
+            case Append(key, value):
+                return self._append(key, value)
+            case MultiGet(keys):
+                return tuple(self._entry(key) for key in keys)
+            case MultiSet(items, lease):
+                return self._multi_set(items, lease)
+            case Wait(keys):
+                entries = self.ready(keys)
+                if entries is None:
+                    raise InternalError("a Wait was applied before its keys were there")
+                return entries
+            case Count(prefix):
+                return sum(1 for _ in self._under(prefix)) if prefix else len(self._items)
+            case ListPrefix(prefix):
+                return tuple(self._sure_entry(key) for key in sorted(self._under(prefix)))
+            case LeaseGrant(ttl):
+                return self._grant(ttl, now)
+            case LeaseKeep(lease_id):
+                return self._keep(lease_id, now)
+            case LeaseRevoke(lease_id):
+                return self._revoke(lease_id)
+            case _:
+                assert_never(op)
+
+    def expire(self, now: float) -> None:
+        """End the leases whose time has come, and delete their keys."""
+        while self._ends and self._ends[0][0] <= now:
+            end, lease_id = heapq.heappop(self._ends)
+            lease = self._leases.get(lease_id)
+            if lease is None:
+                continue  # revoked
+            if lease.ends_at > end:  # kept alive since the pair was pushed
+                heapq.heappush(self._ends, (lease.ends_at, lease_id))
+            else:
+                self._drop_lease(lease_id)
+
+    def next_expiry(self) -> float | None:
+        """Return a moment at or before which no lease ends, or None if there are no leases."""
+        return self._ends[0][0] if self._ends else None
+
+    def ready(self, keys: Iterable[str]) -> tuple[Entry, ...] | None:
+        """Return the entries of all keys, or None while one of them is missing."""
+        entries = []
+        for key in keys:
+            entry = self._entry(key)
+            if entry is None:
+                return None
+            entries.append(entry)
+        return tuple(entries)
+
+    def missing(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the keys that do not exist."""
+        return tuple(key for key in keys if key not in self._items)
+
+    def take_changes(self) -> list[Change]:
+        """Return the changes since the last call, oldest first, and forget them."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    # One operation each.
+
+    def _add(self, key: str, amount: int) -> int:
+        item = self._items.get(key)
+        total = amount + (parse_counter(key, item.value) if item else 0)
+        if not INT_MIN <= total <= INT_MAX:
+            raise UsageError(f"add: key {key!r:.80} would become {total}, more than 64 bits hold")
+        self.revision += 1
+        self._put(key, b"%d" % total, item.lease if item else None)
+        return total
+
+    def _append(self, key: str, value: bytes) -> int:
+        item = self._items.get(key)
+        grown = (item.value if item else b"") + value
+        if len(grown) > VALUE_BYTES_MAX:
+            raise UsageError(
+                f"append: key {key!r:.80} would grow to {len(grown)} bytes, "
+                f"at most {VALUE_BYTES_MAX} are allowed"
+            )
+        self.revision += 1
+        self._put(key, grown, item.lease if item else None)
+        return len(grown)
+
+    def _compare_set(self, op: CompareSet) -> Swap:
+        item = self._items.get(op.key)
+        current = item.value if item else None
+        if op.desired is not None:
+            self._check_lease(op.lease)
+        if current != op.expected:
+            return Swap(False, current, item.revision if item else 0)
+        if op.desired is None:
+            self._delete(op.key)
+            return Swap(True, None, 0)
+        self.revision += 1
+        self._put(op.key, op.desired, op.lease)
+        return Swap(True, op.desired, self.revision)
+
+    def _multi_set(self, items: tuple[tuple[str, bytes], ...], lease: LeaseId | None) -> int:
+        self._check_lease(lease)
+        if items:
+            self.revision += 1
+        for key, value in items:
+            self._put(key, value, lease)
+        return self.revision
+
+    def _delete(self, key: str) -> bool:
+        if key not in self._items:
+            return False
+        self.revision += 1
+        self._remove(key)
+        return True
+
+    def _grant(self, ttl: float, now: float) -> Lease:
+        lease_id = LeaseId(self._next_lease)
+        self._next_lease += 1
+        self._leases[lease_id] = _LeaseState(ttl, now + ttl)
+        heapq.heappush(self._ends, (now + ttl, lease_id))
+        return Lease(lease_id, ttl)
+
+    def _keep(self, lease_id: LeaseId, now: float) -> float:
+        self._check_lease(lease_id)
+        lease = self._leases[lease_id]
+        lease.ends_at = now + lease.ttl
+        return lease.ttl
+
+    def _revoke(self, lease_id: LeaseId) -> bool:
+        if lease_id not in self._leases:
+            return False
+        self._drop_lease(lease_id)
+        return True
+
+    # Parts.
+
+    def _entry(self, key: str) -> Entry | None:
+        item = self._items.get(key)
+        return None if item is None else Entry(key, item.value, item.revision)
+
+    def _sure_entry(self, key: str) -> Entry:
+        item = self._items[key]
+        return Entry(key, item.value, item.revision)
+
+    def _under(self, prefix: str) -> Iterator[str]:
+        return (key for key in self._items if key.startswith(prefix))
+
+    def _check_lease(self, lease: LeaseId | None) -> None:
+        if lease is not None and lease not in self._leases:
+            raise LeaseLost(f"lease {lease} expired or was revoked")
+
+    def _put(self, key: str, value: bytes, lease: LeaseId | None) -> None:
+        item = self._items.get(key)
+        if item is None:
+            self._items[key] = _Item(value, self.revision, lease)
+        else:
+            if item.lease is not None and item.lease != lease:
+                self._leases[item.lease].keys.discard(key)
+            item.value, item.revision, item.lease = value, self.revision, lease
+        if lease is not None:
+            self._leases[lease].keys.add(key)
+        self._changes.append(Change(key, value, self.revision))
+
+    def _remove(self, key: str) -> None:
+        item = self._items.pop(key)
+        if item.lease is not None:
+            self._leases[item.lease].keys.discard(key)
+        self._changes.append(Change(key, None, self.revision))
+
+    def _drop_lease(self, lease_id: LeaseId) -> None:
+        lease = self._leases.pop(lease_id)
+        if lease.keys:
+            self.revision += 1
+        for key in sorted(lease.keys):
+            del self._items[key]
+            self._changes.append(Change(key, None, self.revision))
