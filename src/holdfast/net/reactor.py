@@ -1,0 +1,373 @@
+"""One thread that serves thousands of sockets.
+
+A `Reactor` accepts connections, hands what arrives to each connection's handler, queues what
+the handlers send, and keeps timers. Handlers run on the reactor's thread only, so they need no
+locks; they must not block.
+
+Guarantees
+    RE-1  A handler's error closes its own connection and no other.
+    RE-2  `send` never blocks; a peer that does not read is dropped once OUTPUT_BYTES_MAX wait.
+    RE-3  `closed` is called exactly once for each handler, and nothing after it.
+    RE-4  `close()` ends the thread and every socket within its bound. Idempotent.
+    RE-5  Running out of descriptors pauses accepting instead of spinning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import logging
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.net.address import Address
+
+__all__ = ["OUTPUT_BYTES_MAX", "Connection", "Handler", "Reactor", "Timer"]
+
+OUTPUT_BYTES_MAX = 64 * 1024 * 1024
+READ_BYTES = 256 * 1024
+ACCEPT_PAUSE_S = 0.1
+CLOSE_WITHIN_S = 5.0
+BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
+
+_log = logging.getLogger("holdfast.net")
+
+
+class Handler(Protocol):
+    """What a server does with one connection."""
+
+    def received(self, data: bytes) -> None:
+        """Take the bytes that arrived, at least one. A HoldfastError closes the connection."""
+        ...
+
+    def closed(self, reason: str) -> None:
+        """Hear that the connection is over."""
+        ...
+
+
+class Timer:
+    """A callback that is due; `cancel()` takes it back."""
+
+    __slots__ = ("callback", "cancelled")
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Make sure that the callback is not called (any more). Idempotent."""
+        self.cancelled = True
+
+
+class Connection:
+    """One accepted socket. Used on the reactor's thread only."""
+
+    __slots__ = ("_closing", "_handler", "_out", "_out_bytes", "_reactor", "_socket", "peer")
+
+    def __init__(self, reactor: Reactor, sock: socket.socket, peer: str) -> None:
+        self._reactor = reactor
+        self._socket = sock
+        self._handler: Handler | None = None
+        # What the kernel did not take yet.
+        self._out: deque[memoryview] = deque()
+        self._out_bytes = 0
+        # Set once close() was asked for while output is still queued.
+        self._closing: str | None = None
+        self.peer = peer
+
+    def send(self, data: bytes) -> None:
+        """Send, or queue what the kernel does not take now. Never blocks."""
+        if self._handler is None or self._closing is not None:
+            return
+        if not self._out:
+            try:
+                sent = self._socket.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                self._finish(f"sending failed: {error.strerror}")
+                return
+            if sent == len(data):
+                return
+            self._reactor._watch(self, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            self._queue(memoryview(data)[sent:])
+        else:
+            self._queue(memoryview(data))
+
+    def unsent(self) -> int:
+        """Return how many bytes wait because the peer does not read them."""
+        return self._out_bytes
+
+    def close(self, reason: str = "closed here") -> None:
+        """Close once everything queued is sent. Idempotent."""
+        if self._handler is None or self._closing is not None:
+            return
+        if self._out:
+            self._closing = reason
+            self._reactor._watch(self, selectors.EVENT_WRITE)
+        else:
+            self._finish(reason)
+
+    # Called by the reactor.
+
+    def _queue(self, data: memoryview) -> None:
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if self._out_bytes > OUTPUT_BYTES_MAX:
+            self._finish(f"the peer left {self._out_bytes} bytes unread")
+
+    def _flush(self) -> None:
+        while self._out:
+            data = self._out[0]
+            try:
+                sent = self._socket.send(data)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._finish(f"sending failed: {error.strerror}")
+                return
+            self._out_bytes -= sent
+            if sent < len(data):
+                self._out[0] = data[sent:]
+                return
+            self._out.popleft()
+        if self._closing is not None:
+            self._finish(self._closing)
+        else:
+            self._reactor._watch(self, selectors.EVENT_READ)
+
+    def _read(self) -> None:
+        handler = self._handler
+        if handler is None:
+            return
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._finish(f"receiving failed: {error.strerror}")
+            return
+        if not data:
+            self._finish("the peer closed the connection")
+            return
+        try:
+            handler.received(data)
+        except HoldfastError as error:
+            self.close(str(error))
+        except Exception:  # RE-1: a bug met by one connection must not stop the others
+            _log.exception("a handler failed; its connection from %s is closed", self.peer)
+            self.close("internal error")
+
+    def _finish(self, reason: str) -> None:
+        handler, self._handler = self._handler, None
+        if handler is None:
+            return
+        self._out.clear()
+        self._reactor._forget(self)
+        self._socket.close()
+        try:
+            handler.closed(reason)
+        except Exception:  # RE-1
+            _log.exception("a handler failed while closing the connection from %s", self.peer)
+
+
+class Reactor:
+    """A selector, its thread, and everything registered with it."""
+
+    def __init__(self, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._name = name
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._thread: threading.Thread | None = None
+        # Wakes the thread out of its select: one byte for each burst of call_soon.
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, self._drain_wakeups)
+        # Given by any thread, run by the reactor's.
+        self._soon: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._timer_numbers = count()
+        self._connections: set[Connection] = set()
+        self._listeners: list[socket.socket] = []
+        self._stopping = False
+        self._closed = False
+
+    # From any thread.
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def listen(self, address: Address, make: Callable[[Connection], Handler]) -> Address:
+        """Bind exactly this address and serve it; return the bound one (port 0 picks one).
+
+        Call it before `start()`. UsageError if the address cannot be bound.
+        """
+        sock = _bind(address)
+        self._listeners.append(sock)
+
+        def accept() -> None:
+            self._accept(sock, make)
+
+        self._selector.register(sock, selectors.EVENT_READ, accept)
+        return Address(address.host, sock.getsockname()[1])
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run the callback on the reactor's thread, soon."""
+        self._soon.append(callback)
+        with contextlib.suppress(BlockingIOError, OSError):  # full: awake already; closed: over
+            self._wake_in.send(b"\0")
+
+    def close(self) -> None:
+        """Stop serving, close every connection, end the thread."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stopping = True
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self.call_soon(lambda: None)
+            thread.join(CLOSE_WITHIN_S)
+            if thread.is_alive():
+                _log.error("reactor %s did not end within %g s", self._name, CLOSE_WITHIN_S)
+                return
+        if thread is None:
+            self._shut()
+
+    # On the reactor's thread.
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Run the callback after a delay, unless it is cancelled first."""
+        timer = Timer(callback)
+        due = self._clock.monotonic() + delay_s
+        heapq.heappush(self._timers, (due, next(self._timer_numbers), timer))
+        return timer
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                for key, events in self._selector.select(self._patience()):
+                    target = key.data
+                    if isinstance(target, Connection):
+                        if events & selectors.EVENT_READ:
+                            target._read()
+                        if events & selectors.EVENT_WRITE and target._handler is not None:
+                            target._flush()
+                    else:
+                        target()
+                if self._timers:
+                    self._run_timers()
+                while self._soon:
+                    self._guard(self._soon.popleft())
+        finally:
+            self._shut()
+
+    def _patience(self) -> float | None:
+        if self._soon:
+            return 0.0
+        if not self._timers:
+            return None
+        return max(0.0, self._timers[0][0] - self._clock.monotonic())
+
+    def _run_timers(self) -> None:
+        now = self._clock.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if not timer.cancelled:
+                self._guard(timer.callback)
+
+    def _guard(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:  # RE-1
+            _log.exception("a callback of reactor %s failed", self._name)
+
+    def _accept(self, listener: socket.socket, make: Callable[[Connection], Handler]) -> None:
+        for _ in range(64):  # bounded, so that a storm of connects does not starve the others
+            try:
+                sock, peer = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._pause_accepting(listener, make, error)
+                return
+            sock.setblocking(False)
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(self, sock, f"{peer[0]}:{peer[1]}")
+            connection._handler = make(connection)
+            self._connections.add(connection)
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _pause_accepting(
+        self, listener: socket.socket, make: Callable[[Connection], Handler], error: OSError
+    ) -> None:
+        _log.error("cannot accept connections for now: %s", error.strerror)
+        self._selector.unregister(listener)
+        self.call_later(
+            ACCEPT_PAUSE_S,
+            lambda: self._resume_accepting(listener, make),
+        )
+
+    def _resume_accepting(
+        self, listener: socket.socket, make: Callable[[Connection], Handler]
+    ) -> None:
+        self._selector.register(
+            listener, selectors.EVENT_READ, lambda: self._accept(listener, make)
+        )
+
+    def _drain_wakeups(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_out.recv(4096):
+                pass
+
+    def _watch(self, connection: Connection, events: int) -> None:
+        if connection in self._connections:
+            self._selector.modify(connection._socket, events, connection)
+
+    def _forget(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._selector.unregister(connection._socket)
+
+    def _shut(self) -> None:
+        for connection in list(self._connections):
+            connection._finish("the server is closing")
+        for listener in self._listeners:
+            listener.close()
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
+
+def _bind(address: Address) -> socket.socket:
+    """Bind and listen on exactly the given address, never on more."""
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise UsageError(f"cannot listen on {address}: {error.strerror}") from None
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(where)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise UsageError(f"cannot listen on {address}: {error.strerror}") from None
+    return sock
