@@ -55,7 +55,7 @@ KEYS_PER_CALL_MAX = 65_536
 TTL_MAX_S = 86_400.0
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
-R = TypeVar("R", covariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 
 class Entry(NamedTuple):
@@ -92,8 +92,8 @@ class Lease(NamedTuple):
     ttl: float
 
 
-class Op(Generic[R]):
-    """An operation whose result is an `R`."""
+class Op(Generic[R_co]):
+    """An operation whose result is an `R_co`."""
 
     __slots__ = ()
 

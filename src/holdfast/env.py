@@ -1,0 +1,120 @@
+"""The one reader of the environment.
+
+`read` turns variables into a frozen `Environment`, which is passed down whole; nothing else in
+holdfast looks at `os.environ`. Variables that begin with HOLDFAST_ are ours: one that we do not
+know is refused, since a misspelt name would otherwise be ignored in silence. Variables of
+others (LOGLEVEL, NO_COLOR, XDG_STATE_HOME ...) never stop anybody: a value that makes no sense
+counts as unset.
+
+    HOLDFAST_SECRET        the job's secret; never shown by repr
+    HOLDFAST_SECRET_FILE   a file that holds it; one of the two at most
+    HOLDFAST_STORE         the store's endpoint where none is given
+    HOLDFAST_ETCD_BINARY   the etcd to start (also TORCHELASTIC_ETCD_BINARY_PATH)
+    XDG_STATE_HOME, HOME   where the per-user state lies
+    NO_COLOR               not empty: no colours
+    LOGLEVEL               DEBUG, INFO, WARNING, ERROR or CRITICAL
+
+An empty variable counts as unset, except that an empty secret is refused: nobody means it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from holdfast.errors import UsageError
+
+__all__ = ["PREFIX", "Environment", "LogLevel", "current", "read"]
+
+PREFIX = "HOLDFAST_"
+
+_SECRET = "HOLDFAST_SECRET"
+_SECRET_FILE = "HOLDFAST_SECRET_FILE"
+_STORE = "HOLDFAST_STORE"
+_ETCD_BINARY = "HOLDFAST_ETCD_BINARY"
+_KNOWN = (_SECRET, _SECRET_FILE, _STORE, _ETCD_BINARY)
+
+
+class LogLevel(StrEnum):
+    """How much is logged, by the names of the standard library."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+    CRITICAL = "CRITICAL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the environment says. Inert: making one reads nothing."""
+
+    secret: str | None = field(default=None, repr=False)
+    secret_file: Path | None = None
+    store: str | None = None
+    etcd_binary: Path | None = None
+    state_dir: Path | None = None
+    """Where this user's state belongs; None if neither XDG_STATE_HOME nor HOME says."""
+    color: bool = True
+    log_level: LogLevel = LogLevel.WARNING
+
+
+def read(variables: Mapping[str, str]) -> Environment:
+    """Make an Environment from variables; UsageError names the one that is wrong."""
+    _refuse_unknown(variables)
+    if variables.get(_SECRET) == "":
+        raise UsageError(f"{_SECRET} is empty: give it a secret, or unset it")
+    secret = variables.get(_SECRET)
+    secret_file = _path(variables, _SECRET_FILE)
+    if secret is not None and secret_file is not None:
+        raise UsageError(f"{_SECRET} and {_SECRET_FILE} are both set: only one is allowed")
+    return Environment(
+        secret=secret,
+        secret_file=secret_file,
+        store=variables.get(_STORE) or None,
+        etcd_binary=_path(variables, _ETCD_BINARY, "TORCHELASTIC_ETCD_BINARY_PATH"),
+        state_dir=_state_dir(variables),
+        color=not variables.get("NO_COLOR"),
+        log_level=_log_level(variables.get("LOGLEVEL", "")),
+    )
+
+
+def current() -> Environment:
+    """Read the environment of this process, as it is now."""
+    return read(os.environ)
+
+
+def _refuse_unknown(variables: Mapping[str, str]) -> None:
+    for name in sorted(variables):
+        if name.startswith(PREFIX) and name not in _KNOWN:
+            # Compared without the prefix, which would make everything look alike.
+            known = [other.removeprefix(PREFIX) for other in _KNOWN]
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
+            hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(_KNOWN)}"
+            raise UsageError(f"environment variable {name}: unknown; {hint}")
+
+
+def _path(variables: Mapping[str, str], *names: str) -> Path | None:
+    """Return the first of these variables that is not empty, as a path."""
+    return next((Path(variables[name]) for name in names if variables.get(name)), None)
+
+
+def _state_dir(variables: Mapping[str, str]) -> Path | None:
+    base = _path(variables, "XDG_STATE_HOME")
+    if base is not None and base.is_absolute():  # the XDG rules say to ignore a relative one
+        return base / "holdfast"
+    home = _path(variables, "HOME")
+    if home is not None and home.is_absolute():
+        return home / ".local" / "state" / "holdfast"
+    return None
+
+
+def _log_level(text: str) -> LogLevel:
+    try:
+        return LogLevel(text.upper())
+    except ValueError:
+        return LogLevel.WARNING
