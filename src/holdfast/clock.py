@@ -14,6 +14,9 @@ from holdfast.errors import UsageError
 
 __all__ = ["SYSTEM_CLOCK", "Clock", "Deadline", "SystemClock", "check_timeout"]
 
+# Longer than any process lives, and still a number that every system call takes: a limit beyond
+# it is none.
+_TIMEOUT_MAX_S = 1e9
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -64,7 +67,7 @@ def check_timeout(timeout: float | None, what: str = "timeout") -> float | None:
         raise UsageError(f"{what} {timeout!r}: seconds as a number, or None for no limit")
     if math.isnan(timeout) or timeout < 0:
         raise UsageError(f"{what} {timeout!r}: must be zero or more seconds, or None for no limit")
-    return None if math.isinf(timeout) else float(timeout)
+    return float(timeout) if timeout <= _TIMEOUT_MAX_S else None
 
 
 class Deadline:

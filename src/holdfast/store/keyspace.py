@@ -21,9 +21,10 @@ Guarantees
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar, assert_never, cast
+from typing import NamedTuple, TypeVar, assert_never, cast
 
 from holdfast.errors import InternalError, LeaseLost, UsageError
 from holdfast.ids import LeaseId
@@ -53,11 +54,39 @@ from holdfast.store.ops import (
     Wait,
 )
 
-__all__ = ["Keyspace", "parse_counter"]
+__all__ = ["Keyspace", "SavedItem", "SavedLease", "Snapshot", "parse_counter"]
 
 R = TypeVar("R")
 
 _DIGITS_MAX = 20  # "-9223372036854775808"
+_STALE_ENDS_MAX = 64
+
+
+class SavedItem(NamedTuple):
+    """A key as it stands in a snapshot."""
+
+    key: str
+    value: bytes
+    revision: int
+    lease: LeaseId | None
+
+
+class SavedLease(NamedTuple):
+    """A lease as it stands in a snapshot; `ends_at` is on the clock that `now` came from."""
+
+    id: LeaseId
+    ttl: float
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a keyspace knows at one moment."""
+
+    revision: int
+    next_lease: int
+    leases: tuple[SavedLease, ...]
+    items: tuple[SavedItem, ...]
 
 
 @dataclass(slots=True)
@@ -159,7 +188,7 @@ class Keyspace:
                 self._drop_lease(lease_id)
 
     def next_expiry(self) -> float | None:
-        """Return a moment at or before which no lease ends, or None if there are no leases."""
+        """Return a moment before which no lease ends, or None if there is nothing to wait for."""
         return self._ends[0][0] if self._ends else None
 
     def ready(self, keys: Iterable[str]) -> tuple[Entry, ...] | None:
@@ -176,10 +205,83 @@ class Keyspace:
         """Return those of the keys that do not exist."""
         return tuple(key for key in keys if key not in self._items)
 
+    def state_of(self, key: str, prefix: bool) -> list[Change]:
+        """Return what a new watch of the key, or of the prefix, delivers first: what exists."""
+        keys = sorted(self._under(key)) if prefix else [key] if key in self._items else []
+        return [Change(*self._sure_entry(key)) for key in keys]
+
     def take_changes(self) -> list[Change]:
         """Return the changes since the last call, oldest first, and forget them."""
         changes, self._changes = self._changes, []
         return changes
+
+    # Saving and comparing.
+
+    def dump(self) -> Snapshot:
+        """Return all that `load` needs to make an equal keyspace. Changes not taken stay here."""
+        return Snapshot(
+            self.revision,
+            self._next_lease,
+            tuple(
+                SavedLease(lease_id, lease.ttl, lease.ends_at)
+                for lease_id, lease in self._leases.items()
+            ),
+            tuple(
+                SavedItem(key, item.value, item.revision, item.lease)
+                for key, item in self._items.items()
+            ),
+        )
+
+    @classmethod
+    def load(cls, snapshot: Snapshot) -> Keyspace:
+        """Make a keyspace from a snapshot; UsageError if the snapshot contradicts itself."""
+        keyspace = cls(snapshot.next_lease)
+        keyspace.revision = snapshot.revision
+        for saved in snapshot.leases:
+            keyspace._leases[saved.id] = _LeaseState(saved.ttl, saved.ends_at)
+            keyspace._ends.append((saved.ends_at, saved.id))
+        heapq.heapify(keyspace._ends)
+        for key, value, revision, lease in snapshot.items:
+            keyspace._items[key] = _Item(value, revision, lease)
+            if lease in keyspace._leases:
+                keyspace._leases[lease].keys.add(key)
+        try:
+            keyspace.check_invariants()
+        except InternalError as error:
+            raise UsageError(f"snapshot: {error}") from None
+        return keyspace
+
+    def changes_since(self, older: Keyspace) -> list[Change]:
+        """Return the changes that lead from what `older` published to this keyspace, in order.
+
+        For keys changed in `older` and not yet taken from it, the state here is among them.
+        """
+        doubtful = {change.key for change in older._changes}
+        changes = [
+            Change(key, item.value, item.revision)
+            for key, item in self._items.items()
+            if key in doubtful or older._items.get(key) != item
+        ]
+        changes.sort(key=lambda change: change.revision)
+        gone = (older._items.keys() | doubtful) - self._items.keys()
+        changes += (Change(key, None, self.revision) for key in sorted(gone))
+        return changes
+
+    def check_invariants(self) -> None:
+        """Raise InternalError if the parts contradict each other (KS-1, KS-2)."""
+        if any(not 0 < item.revision <= self.revision for item in self._items.values()):
+            raise InternalError("KS-1: a key is newer than the store")
+        hanging = {(item.lease, key) for key, item in self._items.items() if item.lease is not None}
+        held = {(ident, key) for ident, lease in self._leases.items() for key in lease.keys}
+        if hanging != held:
+            raise InternalError("KS-2: keys and leases do not name each other")
+        if any(not 0 < ident < self._next_lease for ident in self._leases):
+            raise InternalError("KS-2: a lease was never granted")
+        earliest = {ident: end for end, ident in sorted(self._ends, reverse=True)}
+        if any(
+            earliest.get(ident, math.inf) > lease.ends_at for ident, lease in self._leases.items()
+        ):
+            raise InternalError("KS-3: the end of a lease would be missed")
 
     # One operation each.
 
@@ -222,7 +324,7 @@ class Keyspace:
         self._check_lease(lease)
         if items:
             self.revision += 1
-        for key, value in items:
+        for key, value in dict(items).items():  # of a repeated key the last counts (KS-1)
             self._put(key, value, lease)
         return self.revision
 
@@ -250,6 +352,9 @@ class Keyspace:
         if lease_id not in self._leases:
             return False
         self._drop_lease(lease_id)
+        if len(self._ends) > 2 * len(self._leases) + _STALE_ENDS_MAX:
+            self._ends = [(lease.ends_at, ident) for ident, lease in self._leases.items()]
+            heapq.heapify(self._ends)
         return True
 
     # Parts.

@@ -11,7 +11,8 @@ from typing import TypeVar
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import TimeoutExpired, UsageError
 from holdfast.store.keyspace import Keyspace
-from holdfast.store.ops import Change, ListPrefix, Op, Wait
+from holdfast.store.ops import Change, Op, Wait
+from holdfast.store.pending import Pending
 from holdfast.store.store import Store, Watch
 
 __all__ = ["MemoryStore"]
@@ -43,10 +44,9 @@ class MemoryStore(Store):
     def _open_watch(self, key: str, prefix: bool, deadline: Deadline) -> Watch:
         with self._changed:
             self._check_open()
+            self._refresh()
             watch = _MemoryWatch(self, key, prefix)
-            for entry in self._keyspace.apply(ListPrefix(key), self._clock.monotonic()):
-                watch.offer(Change(entry.key, entry.value, entry.revision))
-            self._publish()
+            watch.pending.offer(self._keyspace.state_of(key, prefix))
             self._watches.add(watch)
             return watch
 
@@ -66,13 +66,16 @@ class MemoryStore(Store):
         changes = self._keyspace.take_changes()
         if changes:
             for watch in self._watches:
-                for change in changes:
-                    watch.offer(change)
+                watch.pending.offer(changes)
             self._changed.notify_all()
+
+    def _refresh(self) -> None:
+        self._keyspace.expire(self._clock.monotonic())
+        self._publish()
 
     def _wait_ready(self, op: Wait, deadline: Deadline) -> None:
         while True:
-            self._keyspace.expire(self._clock.monotonic())
+            self._refresh()
             missing = self._keyspace.missing(op.keys)
             if not missing:
                 return
@@ -82,43 +85,32 @@ class MemoryStore(Store):
                     waiting_for=missing,
                 )
             self._sleep(deadline)
+            self._check_open()
 
     def _sleep(self, deadline: Deadline) -> None:
-        """Wait for a change, the next lease's end, or the deadline; then publish what expired."""
+        """Wait for a change, the next lease's end, or the deadline."""
         expiry = self._keyspace.next_expiry()
-        until = deadline
         if expiry is not None:
-            until = deadline.sooner(max(0.0, expiry - self._clock.monotonic()))
-        self._changed.wait(until.remaining())
-        self._check_open()
-        self._keyspace.expire(self._clock.monotonic())
-        self._publish()
+            deadline = deadline.sooner(max(0.0, expiry - self._clock.monotonic()))
+        self._changed.wait(deadline.remaining())
 
 
 class _MemoryWatch(Watch):
     def __init__(self, store: MemoryStore, key: str, prefix: bool) -> None:
         self._store = store
         self._key = key
-        self._prefix = prefix
-        # The newest change of each key that was not read yet, in order of arrival.
-        self._pending: dict[str, Change] = {}
+        self.pending = Pending(key, prefix)  # guarded by the store's lock
         self._closed = False
-
-    def offer(self, change: Change) -> None:
-        """Take a change if it is ours. The caller holds the store's lock."""
-        if change.key == self._key or (self._prefix and change.key.startswith(self._key)):
-            self._pending.pop(change.key, None)
-            self._pending[change.key] = change
 
     def _next(self, deadline: Deadline) -> Change:
         with self._store._changed:
             while True:
                 if self._closed or self._store._closed:
                     raise UsageError(f"the watch of {self._key!r:.80} is closed")
-                self._store._keyspace.expire(self._store._clock.monotonic())
-                self._store._publish()
-                if self._pending:
-                    return self._pending.pop(next(iter(self._pending)))
+                self._store._refresh()
+                change = self.pending.take()
+                if change is not None:
+                    return change
                 if deadline.passed():
                     raise TimeoutExpired(
                         f"watch: no change of {self._key!r:.80} in time", waiting_for=(self._key,)

@@ -227,7 +227,7 @@ WRITES = (Set, Add, CompareSet, Delete, Append, MultiSet, LeaseGrant, LeaseKeep,
 
 def _bytes_of(text: str, what: str) -> int:
     if not isinstance(text, str):
-        raise UsageError(f"{what} {text!r}: must be a str, not {type(text).__name__}")
+        raise UsageError(f"{what} {text!r:.80}: must be a str, not {type(text).__name__}")
     try:
         return len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
@@ -252,11 +252,13 @@ def check_prefix(prefix: str) -> str:
 def check_keys(keys: object) -> tuple[str, ...]:
     """Return the keys as a tuple; a single str is refused, since it would be taken as letters."""
     if isinstance(keys, (str, bytes)):
-        raise UsageError(f"keys {keys!r}: must be a list of keys, not one {type(keys).__name__}")
+        raise UsageError(
+            f"keys {keys!r:.80}: must be a list of keys, not one {type(keys).__name__}"
+        )
     try:
         found: tuple[str, ...] = tuple(keys)  # type: ignore[arg-type]  # any iterable, by trying
     except TypeError:
-        raise UsageError(f"keys {keys!r}: must be a list of keys") from None
+        raise UsageError(f"keys {keys!r:.80}: must be a list of keys") from None
     if len(found) > KEYS_PER_CALL_MAX:
         raise UsageError(f"keys: {len(found)} given, at most {KEYS_PER_CALL_MAX} in one call")
     for key in found:
@@ -281,5 +283,7 @@ def check_ttl(ttl: float) -> float:
     """Return the time to live if it is one: more than 0 seconds, at most a day."""
     number = isinstance(ttl, (int, float)) and not isinstance(ttl, bool)
     if not number or not 0 < ttl <= TTL_MAX_S:
-        raise UsageError(f"ttl {ttl!r}: more than 0 and at most {TTL_MAX_S:g} seconds are allowed")
+        raise UsageError(
+            f"ttl {ttl!r:.80}: more than 0 and at most {TTL_MAX_S:g} seconds are allowed"
+        )
     return float(ttl)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar, assert_never, cast
 
 from holdfast.clock import Deadline
-from holdfast.errors import TimeoutExpired
+from holdfast.errors import TimeoutExpired, UsageError
 from holdfast.store.ops import (
     Add,
     AnyOp,
@@ -39,28 +40,40 @@ R = TypeVar("R")
 class PrefixStore(Store):
     """The keys of `store` that begin with `prefix`, without it. Leases are the store's own.
 
-    Closing the view leaves the store open.
+    Closing the view ends its watches and leaves the store open.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
         self._prefix = check_key(prefix, "prefix")
         self.endpoint = f"{store.endpoint} under {prefix!r}"
+        self._watches: set[_PrefixWatch] = set()
+        self._closed = False
 
     def _perform(self, op: Op[R], deadline: Deadline) -> R:
-        try:
+        self._check_open()
+        with _short_names(self._prefix):
             result = self._store._perform(self._outward(cast(AnyOp, op)), deadline)
-        except TimeoutExpired as error:
-            error.waiting_for = tuple(key.removeprefix(self._prefix) for key in error.waiting_for)
-            raise
         return cast(R, self._inward(result))
 
     def _open_watch(self, key: str, prefix: bool, deadline: Deadline) -> Watch:
-        inner = self._store._open_watch(self._full(key), prefix, deadline)
-        return _PrefixWatch(inner, len(self._prefix))
+        self._check_open()
+        with _short_names(self._prefix):
+            inner = self._store._open_watch(self._full(key), prefix, deadline)
+        watch = _PrefixWatch(inner, self._prefix, self._watches)
+        self._watches.add(watch)
+        if self._closed:  # by another thread, which may have missed this watch
+            watch.close()
+        return watch
 
     def _close(self) -> None:
-        pass
+        self._closed = True
+        for watch in tuple(self._watches):
+            watch.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"the store {self.endpoint} is closed")
 
     def _full(self, key: str) -> str:
         return check_key(self._prefix + key, "key with its prefix")
@@ -93,13 +106,26 @@ class PrefixStore(Store):
 
 
 class _PrefixWatch(Watch):
-    def __init__(self, inner: Watch, cut: int) -> None:
+    def __init__(self, inner: Watch, prefix: str, siblings: set[_PrefixWatch]) -> None:
         self._inner = inner
-        self._cut = cut
+        self._prefix = prefix
+        self._siblings = siblings
 
     def _next(self, deadline: Deadline) -> Change:
-        change = self._inner._next(deadline)
-        return change._replace(key=change.key[self._cut :])
+        with _short_names(self._prefix):
+            change = self._inner._next(deadline)
+        return change._replace(key=change.key[len(self._prefix) :])
 
     def close(self) -> None:
+        self._siblings.discard(self)
         self._inner.close()
+
+
+@contextmanager
+def _short_names(prefix: str) -> Iterator[None]:
+    """Take the prefix off the keys that a timeout of the store below names."""
+    try:
+        yield
+    except TimeoutExpired as error:
+        error.waiting_for = tuple(key.removeprefix(prefix) for key in error.waiting_for)
+        raise

@@ -245,11 +245,11 @@ class Store(ABC):
 
     def keep_lease(self, lease: Lease, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> float:
         """Start the lease's time afresh and return it in seconds; LeaseLost if it is gone."""
-        return self._run(LeaseKeep(lease.id), timeout)
+        return self._run(LeaseKeep(_checked(lease).id), timeout)
 
     def revoke_lease(self, lease: Lease, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> bool:
         """End the lease and remove its keys now; say whether it was still alive."""
-        return self._run(LeaseRevoke(lease.id), timeout)
+        return self._run(LeaseRevoke(_checked(lease).id), timeout)
 
     # Lifetime.
 
@@ -275,9 +275,11 @@ class Store(ABC):
         return self._perform(op, Deadline.after(check_timeout(timeout)))
 
 
-def _lease_id(lease: Lease | None) -> LeaseId | None:
-    if lease is None:
-        return None
+def _checked(lease: Lease) -> Lease:
     if not isinstance(lease, Lease):
         raise UsageError(f"lease {lease!r:.80}: must be what grant_lease returned")
-    return lease.id
+    return lease
+
+
+def _lease_id(lease: Lease | None) -> LeaseId | None:
+    return None if lease is None else _checked(lease).id
