@@ -1,0 +1,92 @@
+# One command for each thing a person wants. Every target makes its own .venv and installs what it
+# needs; nothing is assumed but Python >= 3.11 with venv, and make.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test cover lint format types layers docs sim bench clean
+
+# The Python to build on: PYTHON if given, else the first of these that is new enough.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+TORCH := 2.13.0
+
+# How many simulated histories `make sim` runs.
+SEEDS ?= 10000
+# Passed on to pytest: make test ARGS="-k lease -x"
+ARGS ?=
+
+help:
+	@echo "make demo          the store at work between real processes; one of them is killed"
+	@echo "make test          every test (installs torch and etcd; ARGS=... goes to pytest)"
+	@echo "make cover         branch coverage of the pure files: all of it"
+	@echo "make lint          ruff, the layers and the documents"
+	@echo "make format        let ruff lay out the code"
+	@echo "make types         mypy, strict"
+	@echo "make sim SEEDS=n   n simulated histories with fresh seeds"
+	@echo "make bench         measure, beside torch's store"
+	@echo "make docs          check the documents"
+	@echo "make clean         remove what the other targets made"
+
+demo: .venv/.demo
+	@$(BIN)/python examples/demo.py
+
+test: .venv/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+cover: .venv/.test
+	$(BIN)/python -m coverage run -m pytest tests/unit --quiet $(ARGS)
+	$(BIN)/python -m coverage report
+
+lint: .venv/.lint layers docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: .venv/.test .venv/.lint
+	$(BIN)/mypy
+
+layers: .venv/.lint
+	$(BIN)/lint-imports
+
+docs: .venv/.demo
+	$(BIN)/python docs/check.py
+
+sim: .venv/.test
+	$(BIN)/python -m pytest tests/sim --sim-seeds=$(SEEDS) $(ARGS)
+
+bench: .venv/.test
+	$(BIN)/python -m bench $(ARGS)
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .coverage .coverage.* docs/_build
+	find src tests bench examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What is installed, by stamps: each is made anew when a file that it depends on is newer.
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "holdfast needs Python 3.11 or newer; none was found \
+	(give one: make PYTHON=/path/to/python3.12 ...)" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "holdfast needs Python 3.11 or newer; $(PYTHON) is older, or does not run" >&2; exit 2; }
+	@$(PYTHON) -m venv .venv || { echo "$(PYTHON) has no venv: install it (Debian: apt install \
+	python3-venv)" >&2; rm -rf .venv; exit 2; }
+
+.venv/.demo: pyproject.toml | .venv/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+.venv/.lint: requirements/lint.txt .venv/.demo
+	$(PIP) --requirement requirements/lint.txt
+	@touch $@
+
+# torch for CPU where an index or a folder of wheels offers it, else whatever torch there is.
+.venv/.test: requirements/test.txt .venv/.demo
+	$(PIP) torch==$(TORCH)+cpu 2>/dev/null || $(PIP) torch==$(TORCH)
+	$(PIP) --requirement requirements/test.txt
+	@touch $@
