@@ -1,1 +1,11 @@
-"""holdfast observe."""
+"""Observing: what happened, in types, and where it is told.
+
+Layout, in reading order (◦ = pure)
+    events.py ◦      what can happen, as frozen dataclasses; each repeats its cause
+    recorder.py ◦    the last steps of a machine: dumped, read back, told as a story
+    metrics.py ◦     counters, gauges, histograms, and a snapshot of them
+    prometheus.py ◦  a snapshot in Prometheus's text format
+    sinks.py         where events go: a logger, a file, memory, several of them
+
+Import from the modules; this package gathers nothing, so that each costs only itself.
+"""

@@ -1,0 +1,176 @@
+"""Where events go. A sink takes one event after another and never raises into its caller.
+
+    LogSink         the logger "holdfast", one line for each event, as text or as JSON
+    FileSink        a file of JSON lines
+    MemorySink      a list, for tests
+    FanOut          several sinks, each shielded from the failures of the others
+
+Events that strangers can provoke (`Event.provoked`) are logged at most once a second for each
+kind; the next line says how many were left out. So refusing a flood of connections does not
+become a flood of lines.
+
+Sinks may be called from several threads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.observe.events import Event, Level
+
+__all__ = ["PROVOKED_INTERVAL_S", "FanOut", "FileSink", "LogSink", "MemorySink", "Sink"]
+
+PROVOKED_INTERVAL_S = 1.0
+
+_LEVELS = {
+    Level.DEBUG: logging.DEBUG,
+    Level.INFO: logging.INFO,
+    Level.WARNING: logging.WARNING,
+    Level.ERROR: logging.ERROR,
+}
+
+_log = logging.getLogger("holdfast.observe")
+
+
+class Sink(Protocol):
+    """Takes events."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is left and let go. Idempotent."""
+        ...
+
+
+class MemorySink:
+    """Keeps events in a list."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+class LogSink:
+    """Writes events to a logger, `logging.getLogger("holdfast")` if none is given."""
+
+    def __init__(
+        self,
+        logger: logging.Logger | None = None,
+        *,
+        as_json: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._logger = logger or logging.getLogger("holdfast")
+        self._as_json = as_json
+        self._clock = clock
+        # Guards both dictionaries, which have one entry for each kind of provoked event.
+        self._lock = threading.Lock()
+        self._next_at: dict[type[Event], float] = {}
+        self._left_out: dict[type[Event], int] = {}
+
+    def emit(self, event: Event) -> None:
+        level = _LEVELS[event.level]
+        if not self._logger.isEnabledFor(level):
+            return
+        left_out = 0
+        if event.provoked:
+            with self._lock:
+                now, kind = self._clock.monotonic(), type(event)
+                if now < self._next_at.get(kind, now):
+                    self._left_out[kind] = self._left_out.get(kind, 0) + 1
+                    return
+                self._next_at[kind] = now + PROVOKED_INTERVAL_S
+                left_out = self._left_out.pop(kind, 0)
+        self._logger.log(level, "%s", self._line(event, left_out))
+
+    def close(self) -> None:
+        """Say what was left out since the last line of each kind."""
+        with self._lock:
+            left_out, self._left_out = self._left_out, {}
+        for kind, count in left_out.items():
+            self._logger.log(_LEVELS[kind.level], "%d more %s left out", count, kind.__name__)
+
+    def _line(self, event: Event, left_out: int) -> str:
+        if self._as_json:
+            return _json(event, self._clock, left_out=left_out)
+        return f"{event} ({left_out} more like it left out)" if left_out else str(event)
+
+
+class FileSink:
+    """Appends events to a file as JSON lines.
+
+    The file is made at the first event, readable by this user only. Every line is written at
+    once, so a crash loses none that was emitted.
+    """
+
+    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file: TextIO | None = None
+        self._closed = False
+
+    def emit(self, event: Event) -> None:
+        line = _json(event, self._clock)
+        with self._lock:
+            if self._closed:
+                return
+            if self._file is None:
+                self._file = open(self._path, "a", encoding="utf-8", opener=_private)  # noqa: SIM115 - closed by close()
+            self._file.write(line + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+class FanOut:
+    """Gives each event to several sinks. One that fails is reported once and left out then."""
+
+    def __init__(self, sinks: Iterable[Sink]) -> None:
+        self._sinks = tuple(sinks)
+        self._failed: set[Sink] = set()
+
+    def emit(self, event: Event) -> None:
+        for sink in self._sinks:
+            if sink in self._failed:
+                continue
+            try:
+                sink.emit(event)
+            except Exception:
+                # Observing must never stop what is observed.
+                self._failed.add(sink)
+                _log.exception("%s failed and gets no more events", type(sink).__name__)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except Exception:
+                _log.exception("%s failed while closing", type(sink).__name__)
+
+
+def _json(event: Event, clock: Clock, **extra: object) -> str:
+    return json.dumps({"time": clock.wall()} | event.to_dict() | extra)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
