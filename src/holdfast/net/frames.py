@@ -7,7 +7,6 @@ more than the cap by announcing more.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
 from holdfast.errors import PeerViolation, UsageError
 
@@ -35,26 +34,28 @@ class FrameDecoder:
         self._cap = cap
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take bytes and yield the frames that they complete.
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes and return the frames that they complete.
 
         PeerViolation for a length over the cap; the stream cannot be used after that.
         """
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < _HEADER or len(self._buffer) < self._whole(self._buffer, 0):
-                return
+                return []
             data = bytes(self._buffer)
             self._buffer.clear()
+        frames = []
         start, size = 0, len(data)
         while size - start >= _HEADER:
             end = self._whole(data, start)
             if end > size:
                 break
-            yield data[start + _HEADER : end]
+            frames.append(data[start + _HEADER : end])
             start = end
         if start < size:
             self._buffer += data[start:]
+        return frames
 
     def pending(self) -> int:
         """Return how many bytes of an unfinished frame are held."""

@@ -210,6 +210,10 @@ class Keyspace:
         keys = sorted(self._under(key)) if prefix else [key] if key in self._items else []
         return [Change(*self._sure_entry(key)) for key in keys]
 
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self._items)
+
     def take_changes(self) -> list[Change]:
         """Return the changes since the last call, oldest first, and forget them."""
         changes, self._changes = self._changes, []

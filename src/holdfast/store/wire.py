@@ -21,7 +21,16 @@ from holdfast.ids import LeaseId
 from holdfast.store import ops
 from holdfast.store.ops import AnyOp, Entry, Lease, Op, Swap
 
-__all__ = ["Reader", "decode_op", "decode_result", "encode_op", "encode_result", "put_entry"]
+__all__ = [
+    "Reader",
+    "decode_op",
+    "decode_result",
+    "encode_op",
+    "encode_result",
+    "put_entry",
+    "put_maybe",
+    "put_text",
+]
 
 R = TypeVar("R")
 
@@ -89,6 +98,12 @@ class Reader:
     def value(self) -> bytes:
         return self.raw(self.u32())
 
+    def long_text(self) -> str:
+        try:
+            return self.value().decode()
+        except UnicodeDecodeError:
+            raise PeerViolation("a text is not UTF-8") from None
+
     def maybe(self) -> bytes | None:
         size = self.u32()
         return None if size == _NONE else self.raw(size)
@@ -97,11 +112,13 @@ class Reader:
         number = self.u64()
         return LeaseId(number) if number else None
 
-    def count(self) -> int:
-        """Read a count of things that take two bytes at least; a count that cannot be is refused
-        before anything is allocated for it."""
+    def count(self, least: int = 2) -> int:
+        """Read a count of things that take `least` bytes at least.
+
+        A count that cannot be true is refused before anything is allocated for it.
+        """
         number = self.u32()
-        if 2 * number > len(self._data) - self._at:
+        if least * number > len(self._data) - self._at:
             raise PeerViolation(f"a message announces {number} items that it cannot hold")
         return number
 
@@ -122,20 +139,22 @@ class Reader:
             raise PeerViolation(f"a message has {len(self._data) - self._at} bytes too many")
 
 
-def _text(text: str) -> bytes:
+def put_text(text: str) -> bytes:
+    """Encode a key or a prefix."""
     data = text.encode()
     return _U16.pack(len(data)) + data
 
 
 def _texts(texts: tuple[str, ...]) -> bytes:
-    return _U32.pack(len(texts)) + b"".join(map(_text, texts))
+    return _U32.pack(len(texts)) + b"".join(map(put_text, texts))
 
 
 def _value(value: bytes) -> bytes:
     return _U32.pack(len(value)) + value
 
 
-def _maybe(value: bytes | None) -> bytes:
+def put_maybe(value: bytes | None) -> bytes:
+    """Encode a value that may be absent."""
     return _U32.pack(_NONE) if value is None else _value(value)
 
 
@@ -145,7 +164,7 @@ def _lease(lease: LeaseId | None) -> bytes:
 
 def put_entry(entry: Entry) -> bytes:
     """Encode one entry."""
-    return _text(entry.key) + _value(entry.value) + _U64.pack(entry.revision)
+    return put_text(entry.key) + _value(entry.value) + _U64.pack(entry.revision)
 
 
 def _maybe_entry(entry: Entry | None) -> bytes:
@@ -153,7 +172,7 @@ def _maybe_entry(entry: Entry | None) -> bytes:
 
 
 def _pairs(items: tuple[tuple[str, bytes], ...]) -> bytes:
-    return _U32.pack(len(items)) + b"".join(_text(k) + _value(v) for k, v in items)
+    return _U32.pack(len(items)) + b"".join(put_text(k) + _value(v) for k, v in items)
 
 
 def _read_pairs(r: Reader) -> tuple[tuple[str, bytes], ...]:
@@ -172,7 +191,7 @@ _Row = tuple[
 _ROWS: dict[type[AnyOp], _Row] = {
     ops.Get: (
         1,
-        lambda op: _text(op.key),
+        lambda op: put_text(op.key),
         lambda r: ops.Get(r.text()),
         _maybe_entry,
         Reader.maybe_entry,
@@ -186,35 +205,37 @@ _ROWS: dict[type[AnyOp], _Row] = {
     ),
     ops.Set: (
         3,
-        lambda op: _text(op.key) + _value(op.value) + _lease(op.lease),
+        lambda op: put_text(op.key) + _value(op.value) + _lease(op.lease),
         lambda r: ops.Set(r.text(), r.value(), r.lease()),
         _U64.pack,
         Reader.u64,
     ),
     ops.Add: (
         4,
-        lambda op: _text(op.key) + _I64.pack(op.amount),
+        lambda op: put_text(op.key) + _I64.pack(op.amount),
         lambda r: ops.Add(r.text(), r.i64()),
         _I64.pack,
         Reader.i64,
     ),
     ops.CompareSet: (
         5,
-        lambda op: _text(op.key) + _maybe(op.expected) + _maybe(op.desired) + _lease(op.lease),
+        lambda op: (
+            put_text(op.key) + put_maybe(op.expected) + put_maybe(op.desired) + _lease(op.lease)
+        ),
         lambda r: ops.CompareSet(r.text(), r.maybe(), r.maybe(), r.lease()),
-        lambda swap: _U8.pack(swap.ok) + _maybe(swap.value) + _U64.pack(swap.revision),
+        lambda swap: _U8.pack(swap.ok) + put_maybe(swap.value) + _U64.pack(swap.revision),
         lambda r: Swap(r.flag(), r.maybe(), r.u64()),
     ),
     ops.Delete: (
         6,
-        lambda op: _text(op.key),
+        lambda op: put_text(op.key),
         lambda r: ops.Delete(r.text()),
         _U8.pack,
         Reader.flag,
     ),
     ops.Append: (
         7,
-        lambda op: _text(op.key) + _value(op.value),
+        lambda op: put_text(op.key) + _value(op.value),
         lambda r: ops.Append(r.text(), r.value()),
         _U64.pack,
         Reader.u64,
@@ -223,9 +244,8 @@ _ROWS: dict[type[AnyOp], _Row] = {
         8,
         lambda op: _texts(op.keys),
         lambda r: ops.MultiGet(r.texts()),
-        # Two bytes at least for each item, as Reader.count demands: hence the padding byte.
-        lambda found: _U32.pack(len(found)) + b"".join(b"\0" + _maybe_entry(e) for e in found),
-        lambda r: tuple(_padded_entry(r) for _ in range(r.count())),
+        lambda found: _U32.pack(len(found)) + b"".join(map(_maybe_entry, found)),
+        lambda r: tuple(r.maybe_entry() for _ in range(r.count(least=1))),
     ),
     ops.MultiSet: (
         9,
@@ -236,14 +256,14 @@ _ROWS: dict[type[AnyOp], _Row] = {
     ),
     ops.Count: (
         10,
-        lambda op: _text(op.prefix),
+        lambda op: put_text(op.prefix),
         lambda r: ops.Count(r.text()),
         _U64.pack,
         Reader.u64,
     ),
     ops.ListPrefix: (
         11,
-        lambda op: _text(op.prefix),
+        lambda op: put_text(op.prefix),
         lambda r: ops.ListPrefix(r.text()),
         lambda found: _U32.pack(len(found)) + b"".join(map(put_entry, found)),
         lambda r: tuple(r.entry() for _ in range(r.count())),
@@ -272,11 +292,6 @@ _ROWS: dict[type[AnyOp], _Row] = {
 }
 _ENCODE = {kind: (_U8.pack(row[0]), row[1]) for kind, row in _ROWS.items()}
 _DECODE = {row[0]: row[2] for row in _ROWS.values()}
-
-
-def _padded_entry(r: Reader) -> Entry | None:
-    r.u8()
-    return r.maybe_entry()
 
 
 def encode_op(op: Op[object]) -> bytes:

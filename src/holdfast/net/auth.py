@@ -1,0 +1,160 @@
+"""The handshake: both sides prove that they hold the same secret, before anything is parsed.
+
+Rule 1: everything that decides who is let in is in this file.
+Rule 2: this file does no I/O; nonces are given.
+
+    client                                              server
+    HELLO   "HFST" version 0 client-nonce      ──▶
+                                               ◀──      HELLO  "HFST" version status server-nonce
+    PROOF   HMAC(key, "client" ‖ both hellos)  ──▶
+                                               ◀──      VERDICT  status HMAC(key, "server" ‖ both)
+
+The key is derived from the job's secret and a context (the job and what is spoken afterwards),
+so a proof for one job or protocol is worthless for another. Every message has a fixed size, so a
+server holds at most 70 bytes of a stranger, and it hangs up at the first byte that is not ours.
+
+Guarantees
+    AU-1  No side is satisfied unless the other holds the key: `done` follows a checked proof.
+    AU-2  A recorded exchange opens nothing: fresh nonces of both sides are in every proof.
+    AU-3  A reflected message opens nothing: the two directions have different labels.
+    AU-4  Version and status are under the proof, so no one in between can change them unseen.
+    AU-5  Proofs are compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from holdfast.errors import PeerViolation, Refused, Step
+
+__all__ = ["NONCE_BYTES", "VERSION", "ClientHandshake", "ServerHandshake", "derive_key"]
+
+MAGIC = b"HFST"
+VERSION = 1
+NONCE_BYTES = 32
+_HELLO_BYTES = len(MAGIC) + 2 + NONCE_BYTES
+_PROOF_BYTES = 32
+_OK, _REFUSED = 0, 1
+
+
+def derive_key(secret: bytes, context: str) -> bytes:
+    """Return the key of one context: what is spoken, and in which job."""
+    return hmac.digest(secret, b"holdfast key 1\0" + context.encode(), hashlib.sha256)
+
+
+def _hello(status: int, nonce: bytes) -> bytes:
+    return MAGIC + bytes((VERSION, status)) + nonce
+
+
+def _proof(key: bytes, label: bytes, hellos: bytes) -> bytes:
+    return hmac.digest(key, label + b"\0" + hellos, hashlib.sha256)
+
+
+class _Handshake:
+    """What both sides share: the key, what has arrived, and whether it is over."""
+
+    def __init__(self, key: bytes, nonce: bytes) -> None:
+        self._key = key
+        self._nonce = nonce
+        self._buffer = b""
+        self._hellos = b""
+        self.done = False
+        """True once the other side has proved itself (AU-1)."""
+
+    def leftover(self) -> bytes:
+        """Return what arrived after the handshake's last byte: it belongs to what follows."""
+        return self._buffer
+
+    def _take(self, size: int) -> bytes | None:
+        if len(self._buffer) < size:
+            return None
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
+        return taken
+
+
+class ServerHandshake(_Handshake):
+    """The server's side. Feed it what arrives and send what it returns."""
+
+    farewell = b""
+    """What to send before hanging up after an error, so that the peer can tell what was wrong."""
+
+    def receive(self, data: bytes) -> bytes:
+        """Take bytes; return bytes to send. Raise PeerViolation or Refused to hang up."""
+        self._buffer += data
+        answer = b""
+        if not self._hellos:
+            if not self._buffer.startswith(MAGIC[: len(self._buffer)]):
+                raise PeerViolation("the peer does not speak holdfast", step=Step.HANDSHAKE)
+            hello = self._take(_HELLO_BYTES)
+            if hello is None:
+                return b""
+            answer = self._answer(hello)
+        if not self.done:
+            proof = self._take(_PROOF_BYTES)
+            if proof is not None:
+                answer += self._judge(proof)
+        return answer
+
+    def _answer(self, hello: bytes) -> bytes:
+        version, status = hello[4], hello[5]
+        if version != VERSION:
+            self.farewell = _hello(_REFUSED, self._nonce)
+            raise PeerViolation(
+                f"the peer speaks version {version} of the protocol, we speak {VERSION}",
+                step=Step.VERSION,
+            )
+        if status != _OK:
+            raise PeerViolation("the peer's greeting is malformed", step=Step.HANDSHAKE)
+        answer = _hello(_OK, self._nonce)
+        self._hellos = hello + answer
+        return answer
+
+    def _judge(self, proof: bytes) -> bytes:
+        if not hmac.compare_digest(proof, _proof(self._key, b"client", self._hellos)):
+            self.farewell = bytes((_REFUSED,)) + bytes(_PROOF_BYTES)
+            raise Refused("the peer's secret is wrong", step=Step.SECRET)
+        self.done = True
+        return bytes((_OK,)) + _proof(self._key, b"server", self._hellos)
+
+
+class ClientHandshake(_Handshake):
+    """The client's side. Send `greeting()`, feed it what arrives, send what it returns."""
+
+    def greeting(self) -> bytes:
+        """Return the first bytes of the connection."""
+        return _hello(_OK, self._nonce)
+
+    def receive(self, data: bytes) -> bytes:
+        """Take bytes; return bytes to send. Raise PeerViolation or Refused to hang up."""
+        self._buffer += data
+        if not self._hellos:
+            if not self._buffer.startswith(MAGIC[: len(self._buffer)]):
+                raise PeerViolation(
+                    f"the server does not speak holdfast: it answered {self._buffer[:16]!r}",
+                    step=Step.HANDSHAKE,
+                )
+            hello = self._take(_HELLO_BYTES)
+            return b"" if hello is None else self._prove(hello)
+        if not self.done:
+            verdict = self._take(1 + _PROOF_BYTES)
+            if verdict is not None:
+                self._check(verdict)
+        return b""
+
+    def _prove(self, hello: bytes) -> bytes:
+        version, status = hello[4], hello[5]
+        if version != VERSION or status != _OK:
+            raise PeerViolation(
+                f"the server speaks version {version} of the protocol, we speak {VERSION}",
+                step=Step.VERSION,
+            )
+        self._hellos = self.greeting() + hello
+        return _proof(self._key, b"client", self._hellos)
+
+    def _check(self, verdict: bytes) -> None:
+        if verdict[0] != _OK:
+            raise Refused("the server refused our secret: it holds another one", step=Step.SECRET)
+        if not hmac.compare_digest(verdict[1:], _proof(self._key, b"server", self._hellos)):
+            raise Refused("the server could not prove that it holds our secret", step=Step.SECRET)
+        self.done = True

@@ -1,0 +1,117 @@
+"""The job's secret: where it comes from, and that it shows nowhere.
+
+A launcher makes one for each job. Without a launcher, on one host, a secret for each user is made
+on first use in a file that only this user can read: loopback works out of the box, and another
+user of the machine is still refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from holdfast.errors import Refused, UsageError
+from holdfast.net.auth import derive_key
+
+__all__ = ["SECRET_BYTES_MIN", "Secret", "new_secret", "read_secret_file", "user_secret"]
+
+SECRET_BYTES_MIN = 16
+_FILE_BYTES_MAX = 4096
+
+
+class Secret:
+    """Secret bytes that do not show in repr, str, logs or tracebacks, and cannot be pickled."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        if len(value) < SECRET_BYTES_MIN:
+            raise UsageError(
+                f"secret of {len(value)} bytes: at least {SECRET_BYTES_MIN} are needed"
+            )
+        self._value = value
+
+    def key(self, context: str) -> bytes:
+        """Return the key that this secret gives in a context. See `auth.derive_key`."""
+        return derive_key(self._value, context)
+
+    def reveal(self) -> str:
+        """Return the secret as text, to hand it on over a file or a descriptor."""
+        return self._value.decode("utf-8", "surrogateescape")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and secrets.compare_digest(self._value, other._value)
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __repr__(self) -> str:
+        return "<Secret>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret cannot be pickled")
+
+
+def new_secret() -> Secret:
+    """Make a secret of 256 random bits."""
+    return Secret(secrets.token_hex(32).encode())
+
+
+def read_secret_file(path: Path) -> Secret:
+    """Read a secret from a file that others cannot read or write."""
+    return _read(path, forbidden=stat.S_IRWXO | stat.S_IWGRP, flags=0)
+
+
+def user_secret(state_dir: Path) -> Secret:
+    """Return this user's secret, made in `state_dir` on first use.
+
+    Safe when many processes do this at once: the file appears whole or not at all.
+    """
+    path = state_dir / "secret"
+    try:
+        if not os.path.lexists(path):
+            _create(path)
+        return _read(path, forbidden=stat.S_IRWXG | stat.S_IRWXO, flags=os.O_NOFOLLOW)
+    except OSError as error:
+        raise Refused(f"secret file {path}: {error.strerror}") from None
+
+
+def _create(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".secret-{secrets.token_hex(8)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(new_secret()._value + b"\n")
+        with contextlib.suppress(FileExistsError):  # another process was first: its secret counts
+            os.link(draft, path)
+    finally:
+        os.unlink(draft)
+
+
+def _read(path: Path, forbidden: int, flags: int) -> Secret:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    except OSError as error:
+        raise Refused(f"secret file {path}: {error.strerror}") from None
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused(f"secret file {path}: must be a regular file")
+        if found.st_uid not in (os.geteuid(), 0):
+            raise Refused(f"secret file {path}: belongs to user {found.st_uid}, not to you")
+        if found.st_mode & forbidden:
+            mode = stat.S_IMODE(found.st_mode)
+            raise Refused(
+                f"secret file {path}: mode {mode:04o} lets others at it; run chmod 600 on it"
+            )
+        text = file.read(_FILE_BYTES_MAX + 1).strip()
+    if not SECRET_BYTES_MIN <= len(text) <= _FILE_BYTES_MAX:
+        raise Refused(
+            f"secret file {path}: holds {len(text)} bytes, "
+            f"{SECRET_BYTES_MIN} to {_FILE_BYTES_MAX} are allowed"
+        )
+    return Secret(text)

@@ -1,0 +1,187 @@
+"""Connecting over TCP, each step named when it fails, and the transport that comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+
+from holdfast.clock import Deadline
+from holdfast.errors import HoldfastError, PeerViolation, Refused, Step, Unavailable
+from holdfast.net.address import Address
+from holdfast.net.auth import NONCE_BYTES, ClientHandshake
+from holdfast.net.frames import FrameDecoder, encode_frame
+
+__all__ = ["TcpTransport", "connect", "open_socket", "resolve", "shake_hands"]
+
+HANDSHAKE_WITHIN_S = 5.0
+TCP_WITHIN_S = 10.0
+_READ_BYTES = 256 * 1024
+_TICK_S = 1.0
+
+_Where = tuple[
+    socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+]
+
+
+def resolve(address: Address, deadline: Deadline) -> list[_Where]:
+    """Return the socket addresses of a host, within the deadline. Unavailable names the step."""
+    found: list[_Where] = []
+    failure: list[str] = []
+
+    def look_up() -> None:
+        try:
+            for family, _, _, _, where in socket.getaddrinfo(
+                address.host, address.port, type=socket.SOCK_STREAM
+            ):
+                found.append((family, where))
+        except OSError as error:
+            failure.append(error.strerror or str(error))
+
+    if address.host[0].isdigit() or ":" in address.host:
+        look_up()  # numeric: no name server is asked
+    else:
+        # The system's resolver knows no deadline, so it gets a thread to be slow in.
+        thread = threading.Thread(target=look_up, name="holdfast-resolve", daemon=True)
+        thread.start()
+        thread.join(deadline.remaining())
+    if found:
+        return found
+    why = failure[0] if failure else "no answer in time"
+    raise Unavailable(
+        f"cannot resolve {address.host!r}: {why}", step=Step.RESOLVE, address=str(address)
+    )
+
+
+def open_socket(address: Address, deadline: Deadline) -> socket.socket:
+    """Resolve and connect. Unavailable names the step that failed and the address tried."""
+    why = ""
+    for family, where in resolve(address, deadline):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(deadline.sooner(TCP_WITHIN_S).remaining())
+            sock.connect(where)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+        except TimeoutError:
+            why = "no answer in time"
+        except OSError as error:
+            why = error.strerror or str(error)
+        sock.close()
+    raise Unavailable(f"cannot connect to {address}: {why}", step=Step.TCP, address=str(address))
+
+
+def shake_hands(sock: socket.socket, key: bytes, address: Address, deadline: Deadline) -> bytes:
+    """Authenticate both ways; return the bytes that came after the handshake.
+
+    PeerViolation or Refused names the step; Unavailable if the peer hangs up or is silent.
+    """
+    limit = deadline.sooner(HANDSHAKE_WITHIN_S)
+    machine = ClientHandshake(key, os.urandom(NONCE_BYTES))
+    try:
+        sock.settimeout(limit.remaining())
+        sock.sendall(machine.greeting())
+        while not machine.done:
+            sock.settimeout(max(limit.remaining() or 0.0, 0.001))
+            data = sock.recv(4096)
+            if not data:
+                raise _unshaken(address, "the server closed the connection")
+            answer = machine.receive(data)
+            if answer:
+                sock.sendall(answer)
+    except TimeoutError:
+        raise _unshaken(address, "the server is silent") from None
+    except PeerViolation as error:
+        text = f"handshake with {address}: {error}"
+        raise PeerViolation(text, step=error.step, address=str(address)) from None
+    except Refused as error:
+        text = f"handshake with {address}: {error}"
+        raise Refused(text, step=error.step, address=str(address)) from None
+    except Unavailable:
+        raise
+    except OSError as error:
+        raise _unshaken(address, error.strerror or str(error)) from None
+    return machine.leftover()
+
+
+def _unshaken(address: Address, why: str) -> Unavailable:
+    return Unavailable(
+        f"handshake with {address}: {why}", step=Step.HANDSHAKE, address=str(address)
+    )
+
+
+def connect(address: Address, key: bytes, deadline: Deadline) -> TcpTransport:
+    """Connect, authenticate, and return a transport."""
+    sock = open_socket(address, deadline)
+    try:
+        return TcpTransport(sock, str(address), shake_hands(sock, key, address, deadline))
+    except HoldfastError:
+        sock.close()
+        raise
+
+
+class TcpTransport:
+    """Frames over an authenticated socket. See `transport.Transport`."""
+
+    def __init__(self, sock: socket.socket, peer: str, early: bytes = b"") -> None:
+        self.peer = peer
+        self._socket = sock
+        self._decoder = FrameDecoder()
+        self._early = self._decoder.feed(early)
+        self._closed = False
+        # A blocking socket with a kernel timeout reads in one system call where Python's own
+        # timeouts take two. Waits shorter than the tick are measured by poll() instead.
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_TICK_S))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_TICK_S))
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def send(self, payload: bytes, deadline: Deadline) -> None:
+        data = encode_frame(payload)
+        sent = self._send_some(data)
+        while sent < len(data):
+            if deadline.passed():
+                raise self._lost("the peer does not read")
+            sent += self._send_some(memoryview(data)[sent:])
+
+    def receive(self, wait_s: float) -> list[bytes]:
+        if self._early:
+            early, self._early = self._early, []
+            return early
+        if wait_s < _TICK_S and not self._poll.poll(max(0.0, wait_s * 1000)):
+            return []
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError as error:
+            raise self._lost(error.strerror or str(error)) from None
+        if not data:
+            raise self._lost("the peer closed the connection")
+        return self._decoder.feed(data)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that is in recv
+            self._socket.close()
+
+    def _send_some(self, data: bytes | memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            raise self._lost(error.strerror or str(error)) from None
+
+    def _lost(self, why: str) -> Unavailable:
+        return Unavailable(f"connection to {self.peer} lost: {why}", address=self.peer)
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))

@@ -1,0 +1,266 @@
+"""What a store's client and server say to each other, once they trust each other.
+
+Each message is one frame: a kind byte and fixed fields; the codec is as strict as `wire.py`.
+
+    client                                            server
+    Hello    who I am, which server I knew     ──▶    Welcome   who I am, do I remember you
+    Call     number, all below are settled, op ──▶    Reply | Failure
+    Cancel   a call that waits                 ──▶    Failure (with the missing keys) | Reply
+    WatchOpen                                  ──▶    Snapshot…, then Changed as things change
+    WatchClose                                 ──▶
+    Ping                                       ──▶    Pong
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias, assert_never
+
+from holdfast.errors import PeerViolation
+from holdfast.ids import SessionId
+from holdfast.store.ops import AnyOp, Change, Entry, check_key, check_prefix
+from holdfast.store.wire import Reader, decode_op, encode_op, put_entry, put_maybe, put_text
+
+__all__ = [
+    "Call",
+    "Cancel",
+    "Changed",
+    "Failure",
+    "FromClient",
+    "FromServer",
+    "Hello",
+    "Ping",
+    "Pong",
+    "Reply",
+    "Snapshot",
+    "WatchClose",
+    "WatchOpen",
+    "Welcome",
+    "Why",
+    "decode_from_client",
+    "decode_from_server",
+    "encode",
+]
+
+
+class Why(IntEnum):
+    """Why a call failed, when the store itself is well."""
+
+    USAGE = 1
+    LEASE_LOST = 2
+    CANCELLED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a connection.
+
+    `incarnation` is 0 until a server was met; calls numbered below `floor` are settled.
+    """
+
+    session: SessionId
+    incarnation: int
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Ask for an operation. All calls numbered below `ack` are settled at the client."""
+
+    number: int
+    ack: int
+    op: AnyOp
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop waiting; the server answers with what it has."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOpen:
+    """Deliver the state of a key, or of all under a prefix, and its changes."""
+
+    watch: int
+    prefix: bool
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchClose:
+    """End a watch."""
+
+    watch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Ask whether the server is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The answer to Hello: which life of the server this is, and whether it knew the session."""
+
+    incarnation: int
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A call's result, as `wire.py` encodes it."""
+
+    number: int
+    result: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A call's failure. `keys` are the missing ones of a cancelled wait."""
+
+    number: int
+    why: Why
+    text: str
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state under a watch at `revision`, in parts; `last` closes it."""
+
+    watch: int
+    last: bool
+    revision: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """One change under a watch."""
+
+    watch: int
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Answer that it is."""
+
+
+FromClient: TypeAlias = Hello | Call | Cancel | WatchOpen | WatchClose | Ping
+FromServer: TypeAlias = Welcome | Reply | Failure | Snapshot | Changed | Pong
+
+_CALL = struct.Struct(">BQQ")
+_NUMBERED = struct.Struct(">BQ")
+_HELLO = struct.Struct(">BQQQ")
+_WATCH = struct.Struct(">BI")
+_WELCOME = struct.Struct(">BQB")
+_FAILURE = struct.Struct(">BQB")
+_SNAPSHOT = struct.Struct(">BIBQI")
+_CHANGED = struct.Struct(">BIQ")
+_COUNT = struct.Struct(">I")
+
+
+def encode(message: FromClient | FromServer) -> bytes:
+    """Encode a message; client's kinds are below 16, server's above."""
+    match message:
+        case Call(number, ack, op):
+            return _CALL.pack(2, number, ack) + encode_op(op)
+        case Reply(number, result):
+            return _NUMBERED.pack(18, number) + result
+        case Changed(watch, change):
+            head = _CHANGED.pack(21, watch, change.revision)
+            return head + put_text(change.key) + put_maybe(change.value)
+        case Hello(session, incarnation, floor):
+            return _HELLO.pack(1, session, incarnation, floor)
+        case Cancel(number):
+            return _NUMBERED.pack(3, number)
+        case WatchOpen(watch, prefix, key):
+            return _WATCH.pack(4, watch) + bytes((prefix,)) + put_text(key)
+        case WatchClose(watch):
+            return _WATCH.pack(5, watch)
+        case Ping():
+            return b"\x06"
+        case Welcome(incarnation, resumed):
+            return _WELCOME.pack(17, incarnation, resumed)
+        case Failure(number, why, text, keys):
+            parts = [_FAILURE.pack(19, number, why), put_maybe(text.encode())]
+            parts.append(_COUNT.pack(len(keys)))
+            return b"".join(parts + [put_text(key) for key in keys])
+        case Snapshot(watch, last, revision, entries):
+            head = _SNAPSHOT.pack(20, watch, last, revision, len(entries))
+            return head + b"".join(map(put_entry, entries))
+        case Pong():
+            return b"\x16"
+        case _:
+            assert_never(message)
+
+
+def decode_from_client(data: bytes) -> FromClient:
+    """Decode what a client sent; PeerViolation for anything that `encode` cannot give."""
+    r = Reader(data)
+    kind = r.u8()
+    message: FromClient
+    match kind:
+        case 2:
+            return Call(r.u64(), r.u64(), decode_op(data, _CALL.size))
+        case 1:
+            message = Hello(SessionId(r.u64()), r.u64(), r.u64())
+        case 3:
+            message = Cancel(r.u64())
+        case 4:
+            message = WatchOpen(r.u32(), r.flag(), r.text())
+            _check_watch(message)
+        case 5:
+            message = WatchClose(r.u32())
+        case 6:
+            message = Ping()
+        case _:
+            raise PeerViolation(f"message kind {kind} is unknown")
+    r.end()
+    return message
+
+
+def decode_from_server(data: bytes) -> FromServer:
+    """Decode what a server sent; PeerViolation for anything that `encode` cannot give."""
+    r = Reader(data)
+    kind = r.u8()
+    message: FromServer
+    match kind:
+        case 18:
+            return Reply(r.u64(), r.rest())
+        case 17:
+            message = Welcome(r.u64(), r.flag())
+        case 19:
+            message = Failure(r.u64(), _why(r.u8()), r.long_text(), r.texts())
+        case 20:
+            watch, last, revision = r.u32(), r.flag(), r.u64()
+            entries = tuple(r.entry() for _ in range(r.count()))
+            message = Snapshot(watch, last, revision, entries)
+        case 21:
+            watch, revision = r.u32(), r.u64()
+            message = Changed(watch, Change(r.text(), r.maybe(), revision))
+        case 22:
+            message = Pong()
+        case _:
+            raise PeerViolation(f"message kind {kind} is unknown")
+    r.end()
+    return message
+
+
+def _why(number: int) -> Why:
+    try:
+        return Why(number)
+    except ValueError:
+        raise PeerViolation(f"failure kind {number} is unknown") from None
+
+
+def _check_watch(message: WatchOpen) -> None:
+    try:
+        check_prefix(message.key) if message.prefix else check_key(message.key)
+    except ValueError as error:
+        raise PeerViolation(f"a watch is out of bounds: {error}") from None

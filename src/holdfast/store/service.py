@@ -1,0 +1,440 @@
+"""The store server as a machine: sessions, calls, waits and watches over one keyspace.
+
+Rule 1: everything that decides what a client of `tcp://` gets is in this file and in
+    `keyspace.py`.
+Rule 2: this file does no I/O and reads no clock. The shell feeds it what happens and performs
+    what `take_effects()` returns, in order.
+
+Theory. A client is a session, which outlives its connections. Its calls are numbered. A write's
+answer is kept until the client says (by `ack`) that it has it, so a write that is sent again after
+a lost connection is answered from there and performed once; a read is simply performed again. A
+wait is parked with the set of its
+missing keys and answered when that set is empty. A watch belongs to a connection: a client that
+comes back opens it anew and gets the whole state again. The server's life has a random number,
+its incarnation: a client that finds another one knows that the keys it wrote are gone.
+
+Guarantees
+    SV-1  A write is performed at most once for each (session, number), however often it arrives.
+    SV-2  A call's effects and the answer that it gets are of the same moment.
+    SV-3  A session has one connection: a newer one takes over, and the older one is hung up.
+    SV-4  A parked wait is answered as soon as all its keys exist at one moment.
+    SV-5  A watch gets the state at one revision, then every later change, in order; while its
+          connection is congested, changes to a key are merged and the newest is kept.
+    SV-6  Memory for a client is bounded: CALLS_MAX unsettled calls, WATCHES_MAX watches; a
+          session without a connection is forgotten after LINGER_S.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, assert_never
+
+from holdfast.errors import LeaseLost, PeerViolation, UsageError
+from holdfast.ids import SessionId
+from holdfast.net.frames import FRAME_BYTES_MAX
+from holdfast.store.keyspace import Keyspace
+from holdfast.store.messages import (
+    Call,
+    Cancel,
+    Changed,
+    Failure,
+    Hello,
+    Ping,
+    Pong,
+    Reply,
+    Snapshot,
+    WatchClose,
+    WatchOpen,
+    Welcome,
+    Why,
+    decode_from_client,
+    encode,
+)
+from holdfast.store.ops import WRITES, AnyOp, Change, Get, ListPrefix, Wait
+from holdfast.store.pending import Pending
+from holdfast.store.wire import encode_result
+
+__all__ = ["CALLS_MAX", "LINGER_S", "WATCHES_MAX", "Effect", "Hangup", "Send", "Service", "Status"]
+
+CALLS_MAX = 4096
+WATCHES_MAX = 4096
+LINGER_S = 120.0
+SNAPSHOT_BYTES = 1024 * 1024
+
+
+class Send(NamedTuple):
+    """Send a frame to a connection."""
+
+    connection: int
+    payload: bytes
+
+
+class Hangup(NamedTuple):
+    """Close a connection."""
+
+    connection: int
+    reason: str
+
+
+Effect: TypeAlias = Send | Hangup
+
+
+class Status(NamedTuple):
+    """A snapshot for people and metrics."""
+
+    keys: int
+    revision: int
+    sessions: int
+    connections: int
+    waits: int
+    watches: int
+    calls: int
+
+
+@dataclass(eq=False, slots=True)
+class _Parked:
+    """A wait that waits."""
+
+    session: _Session
+    number: int
+    op: Wait
+    missing: set[str]
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    id: SessionId
+    # Every write numbered below is settled at the client.
+    floor: int
+    connection: int | None = None
+    # Encoded answers to writes that the client may ask for again.
+    answers: dict[int, bytes] = field(default_factory=dict)
+    parked: dict[int, _Parked] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class _Watch:
+    connection: _Connection
+    id: int
+    key: str
+    prefix: bool
+    # Filled only while the connection is congested.
+    pending: Pending
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    id: int
+    session: _Session | None = None
+    watches: dict[int, _Watch] = field(default_factory=dict)
+    congested: bool = False
+
+
+_Index: TypeAlias = defaultdict[str, dict[_Watch, None]]
+
+
+class Service:
+    """The machine. Connections are named by numbers that the shell chooses."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.keyspace = Keyspace()
+        self._sessions: dict[SessionId, _Session] = {}
+        self._connections: dict[int, _Connection] = {}
+        # When each session without a connection is forgotten, the soonest first.
+        self._lingering: dict[SessionId, float] = {}
+        # Dicts used as sets, because the order of a set differs from run to run.
+        self._waits: defaultdict[str, dict[_Parked, None]] = defaultdict(dict)
+        self._watches_of_key: _Index = defaultdict(dict)
+        self._watches_of_prefix: _Index = defaultdict(dict)
+        self._effects: list[Effect] = []
+        self._calls = 0
+
+    # What happens.
+
+    def connect(self, connection: int) -> None:
+        """Hear of a new connection whose peer has proved itself."""
+        self._connections[connection] = _Connection(connection)
+
+    def receive(self, connection: int, payload: bytes, now: float) -> None:
+        """Take one frame. PeerViolation means: hang up, then call `disconnect`."""
+        conn = self._connections.get(connection)
+        if conn is None:
+            return  # hung up meanwhile
+        message = decode_from_client(payload)
+        session = conn.session
+        if session is None:
+            if not isinstance(message, Hello):
+                raise PeerViolation("the first message must be Hello")
+            self._hello(conn, message)
+            return
+        match message:
+            case Call():
+                self._call(session, message, now)
+            case Cancel(number):
+                self._cancel(session, number)
+            case WatchOpen():
+                self._open_watch(conn, message, now)
+            case WatchClose(watch):
+                self._close_watch(conn, watch)
+            case Ping():
+                self._send(conn.id, encode(Pong()))
+            case Hello():
+                raise PeerViolation("a second Hello")
+            case _:
+                assert_never(message)
+
+    def disconnect(self, connection: int, now: float) -> None:
+        """Hear that a connection is over. Its session stays for LINGER_S."""
+        conn = self._connections.pop(connection, None)
+        if conn is None:
+            return
+        for watch in list(conn.watches):
+            self._close_watch(conn, watch)
+        session = conn.session
+        if session is not None and session.connection == connection:
+            session.connection = None
+            self._lingering[session.id] = now + LINGER_S
+
+    def congest(self, connection: int) -> None:
+        """Hear that a connection's peer does not keep up: merge its changes from now on."""
+        if conn := self._connections.get(connection):
+            conn.congested = True
+
+    def relieve(self, connection: int) -> None:
+        """Hear that everything queued for a congested connection has left: send the merged."""
+        conn = self._connections.get(connection)
+        if conn is None or not conn.congested:
+            return
+        conn.congested = False
+        for watch in conn.watches.values():
+            while (change := watch.pending.take()) is not None:
+                self._send(conn.id, encode(Changed(watch.id, change)))
+
+    def tick(self, now: float) -> None:
+        """Let time pass: end leases, forget sessions."""
+        self.keyspace.expire(now)
+        self._publish()
+        for session_id, at in list(self._lingering.items()):
+            if at > now:
+                break
+            self._forget(self._sessions[session_id])
+
+    def next_wake(self) -> float | None:
+        """Return when `tick` is due, or None if nothing is."""
+        expiry = self.keyspace.next_expiry()
+        forget = next(iter(self._lingering.values()), None)
+        if expiry is None or forget is None:
+            return forget if expiry is None else expiry
+        return min(expiry, forget)
+
+    def take_effects(self) -> list[Effect]:
+        """Return what to perform, in order, and forget it."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def status(self) -> Status:
+        """Return a snapshot of the numbers."""
+        return Status(
+            keys=len(self.keyspace),
+            revision=self.keyspace.revision,
+            sessions=len(self._sessions),
+            connections=len(self._connections),
+            waits=sum(len(session.parked) for session in self._sessions.values()),
+            watches=sum(len(conn.watches) for conn in self._connections.values()),
+            calls=self._calls,
+        )
+
+    # Sessions.
+
+    def _hello(self, conn: _Connection, hello: Hello) -> None:
+        session = self._sessions.get(hello.session)
+        resumed = session is not None and hello.incarnation == self.incarnation
+        if session is None or not resumed:
+            if session is not None:  # the same id from another life: a clean start
+                self._forget(session)
+            session = self._sessions[hello.session] = _Session(hello.session, hello.floor)
+        if session.connection is not None:  # SV-3
+            self._effects.append(Hangup(session.connection, "the client connected anew"))
+            self._orphan(session.connection)
+        session.connection = conn.id
+        self._lingering.pop(session.id, None)
+        conn.session = session
+        self._settle(session, hello.floor)
+        for number in list(session.parked):  # the client asks again for those it still wants
+            self._unpark(session, number)
+        self._send(conn.id, encode(Welcome(self.incarnation, resumed)))
+
+    def _orphan(self, connection: int) -> None:
+        """Cut a connection off from its session and its watches; the shell will close it."""
+        conn = self._connections.pop(connection, None)
+        if conn is not None:
+            for watch in list(conn.watches):
+                self._close_watch(conn, watch)
+
+    def _forget(self, session: _Session) -> None:
+        for number in list(session.parked):
+            self._unpark(session, number)
+        if session.connection is not None:
+            self._effects.append(Hangup(session.connection, "the session was forgotten"))
+            self._orphan(session.connection)
+        self._lingering.pop(session.id, None)
+        del self._sessions[session.id]
+
+    def _settle(self, session: _Session, floor: int) -> None:
+        """Forget what the client no longer asks for."""
+        if floor <= session.floor:
+            return
+        session.floor = floor
+        for number in [n for n in session.answers if n < floor]:
+            del session.answers[number]
+
+    # Calls.
+
+    def _call(self, session: _Session, call: Call, now: float) -> None:
+        self._settle(session, call.ack)
+        write = isinstance(call.op, WRITES)
+        if write:  # SV-1
+            if call.number < session.floor:
+                return  # a late copy of a write that is settled
+            answer = session.answers.get(call.number)
+            if answer is not None:
+                self._answer(session, answer)
+                return
+        elif call.number in session.parked:
+            return  # a copy of a wait that still waits
+        if len(session.answers) + len(session.parked) >= CALLS_MAX:
+            raise PeerViolation(f"more than {CALLS_MAX} unsettled calls")
+        self._calls += 1
+        if isinstance(call.op, Wait) and self._park(session, call.number, call.op, now):
+            return
+        answer = self._perform(call.number, call.op, now)
+        if write:
+            session.answers[call.number] = answer
+        self._answer(session, answer)
+        self._publish()
+
+    def _perform(self, number: int, op: AnyOp, now: float) -> bytes:
+        try:
+            answer = encode(Reply(number, encode_result(op, self.keyspace.apply(op, now))))
+        except UsageError as error:
+            return encode(Failure(number, Why.USAGE, str(error)))
+        except LeaseLost as error:
+            return encode(Failure(number, Why.LEASE_LOST, str(error)))
+        if len(answer) > FRAME_BYTES_MAX:
+            text = f"the answer would take {len(answer)} bytes, at most {FRAME_BYTES_MAX} fit"
+            return encode(Failure(number, Why.USAGE, text))
+        return answer
+
+    def _answer(self, session: _Session, payload: bytes) -> None:
+        if session.connection is not None:
+            self._send(session.connection, payload)
+
+    # Waits.
+
+    def _park(self, session: _Session, number: int, op: Wait, now: float) -> bool:
+        self.keyspace.expire(now)
+        missing = set(self.keyspace.missing(op.keys))
+        if not missing:
+            return False
+        parked = _Parked(session, number, op, missing)
+        session.parked[number] = parked
+        for key in op.keys:
+            self._waits[key][parked] = None
+        self._publish()  # of what expired
+        return True
+
+    def _unpark(self, session: _Session, number: int) -> _Parked | None:
+        parked = session.parked.pop(number, None)
+        if parked is not None:
+            for key in parked.op.keys:
+                waiting = self._waits[key]
+                waiting.pop(parked, None)
+                if not waiting:
+                    del self._waits[key]
+        return parked
+
+    def _cancel(self, session: _Session, number: int) -> None:
+        parked = self._unpark(session, number)
+        if parked is not None:
+            missing = tuple(key for key in parked.op.keys if key in parked.missing)
+            self._answer(session, encode(Failure(number, Why.CANCELLED, "cancelled", missing)))
+
+    # Watches.
+
+    def _open_watch(self, conn: _Connection, message: WatchOpen, now: float) -> None:
+        if message.watch in conn.watches:
+            raise PeerViolation(f"watch {message.watch} is open already")
+        if len(conn.watches) >= WATCHES_MAX:
+            raise PeerViolation(f"more than {WATCHES_MAX} watches")
+        key, prefix = message.key, message.prefix
+        watch = _Watch(conn, message.watch, key, prefix, Pending(key, prefix))
+        if prefix:
+            entries = self.keyspace.apply(ListPrefix(key), now)
+        else:
+            found = self.keyspace.apply(Get(key), now)
+            entries = () if found is None else (found,)
+        self._publish()  # what expired belongs to the others, not to this watch
+        conn.watches[watch.id] = watch
+        self._index(watch)[key][watch] = None
+        part, size = [], 0
+        for entry in entries:
+            part.append(entry)
+            size += len(entry.key) + len(entry.value)
+            if size > SNAPSHOT_BYTES:
+                snapshot = Snapshot(watch.id, False, self.keyspace.revision, tuple(part))
+                self._send(conn.id, encode(snapshot))
+                part, size = [], 0
+        last = Snapshot(watch.id, True, self.keyspace.revision, tuple(part))
+        self._send(conn.id, encode(last))
+
+    def _close_watch(self, conn: _Connection, watch_id: int) -> None:
+        watch = conn.watches.pop(watch_id, None)
+        if watch is not None:
+            index = self._index(watch)
+            index[watch.key].pop(watch, None)
+            if not index[watch.key]:
+                del index[watch.key]
+
+    def _index(self, watch: _Watch) -> _Index:
+        return self._watches_of_prefix if watch.prefix else self._watches_of_key
+
+    # Changes.
+
+    def _publish(self) -> None:
+        """Tell waits and watches what changed."""
+        for change in self.keyspace.take_changes():
+            if change.key in self._waits:
+                self._tell_waits(change)
+            if change.key in self._watches_of_key:
+                self._tell_watches(self._watches_of_key[change.key], change)
+            for prefix, watches in self._watches_of_prefix.items():
+                if change.key.startswith(prefix):
+                    self._tell_watches(watches, change)
+
+    def _tell_waits(self, change: Change) -> None:
+        for parked in list(self._waits[change.key]):
+            if change.value is None:
+                parked.missing.add(change.key)
+                continue
+            parked.missing.discard(change.key)
+            entries = None if parked.missing else self.keyspace.ready(parked.op.keys)
+            if entries is not None:  # None: gone again by a change that is told next
+                self._unpark(parked.session, parked.number)
+                result = encode_result(parked.op, entries)
+                self._answer(parked.session, encode(Reply(parked.number, result)))
+
+    def _tell_watches(self, watches: dict[_Watch, None], change: Change) -> None:
+        payloads: dict[int, bytes] = {}  # clients tend to use the same few watch numbers
+        for watch in watches:
+            if watch.connection.congested:
+                watch.pending.offer((change,))  # SV-5
+                continue
+            payload = payloads.get(watch.id)
+            if payload is None:
+                payload = payloads[watch.id] = encode(Changed(watch.id, change))
+            self._send(watch.connection.id, payload)
+
+    def _send(self, connection: int, payload: bytes) -> None:
+        self._effects.append(Send(connection, payload))
