@@ -130,7 +130,7 @@ class FileSink:
             if self._closed:
                 return
             if self._file is None:
-                self._file = open(self._path, "a", encoding="utf-8", opener=_private)  # noqa: SIM115 - closed by close()
+                self._file = _open_private(self._path)
             self._file.write(line + "\n")
             self._file.flush()
 
@@ -172,5 +172,6 @@ def _json(event: Event, clock: Clock, **extra: object) -> str:
     return json.dumps({"time": clock.wall()} | event.to_dict() | extra)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _open_private(path: Path) -> TextIO:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "a", encoding="utf-8")

@@ -34,7 +34,7 @@ __all__ = [
     "take_snapshot",
 ]
 
-MARK = "HOLDFAST_LEAK_MARK"
+MARK = "PYTEST_HOLDFAST_LEAK_MARK"
 """The environment variable by which orphans are recognised."""
 
 GRACE_S = 2.0

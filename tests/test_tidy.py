@@ -1,0 +1,386 @@
+"""The rules of the source, as tests: what a reviewer should never have to say twice."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "holdfast"
+UNIT = ROOT / "tests" / "unit"
+
+# Size. Ruff's formatter keeps the columns of code; strings and comments are measured here.
+
+MODULE_LINES_MAX = {"src": 500, "tests": 600, "bench": 500, "examples": 500, "docs": 500}
+FUNCTION_LINES_MAX = 70
+COLUMNS_MAX = 100
+
+# Purity. The list of pure files is in pyproject.toml, [tool.coverage.report].
+
+ACTING_MODULES = (
+    *("asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "select", "selectors"),
+    *("shutil", "signal", "socket", "socketserver", "ssl", "subprocess", "tempfile", "threading"),
+    *("time", "urllib.request", "_thread"),
+)
+# Files that import nothing which acts, and are not pure all the same.
+ACTS_THROUGH_OTHERS: dict[str, str] = {
+    "store/store.py": "acts through the backend that implements it",
+    "store/prefix.py": "acts through the store that it wraps",
+    "store/gather.py": "acts through the store that it is given",
+    "net/transport.py": "a protocol: it says what others do",
+}
+
+# Banned names: what to use instead, and the files that may.
+
+BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "time": ("use holdfast.clock", ("clock.py",)),
+    "datetime.datetime.now": ("use holdfast.clock", ()),
+    "os.environ": ("use holdfast.env", ("env.py",)),
+    "os.getenv": ("use holdfast.env", ()),
+    "os.putenv": ("give the child its environment", ()),
+    "os.system": ("use subprocess, without a shell", ()),
+    "print": ("return it, log it, or emit an event", ("cli/",)),
+    "input": ("take it as an argument", ("cli/",)),
+    "eval": ("parse it", ()),
+    "exec": ("import it", ()),
+    "pickle": ("use store.wire, or JSON", ()),
+    "marshal": ("use store.wire, or JSON", ()),
+    "shelve": ("use store.wire, or JSON", ()),
+    "logging.basicConfig": ("leave logging to the program", ("cli/",)),
+    "torch": ("no file of the core knows torch", ("torch_compat/",)),
+    "numpy": ("no file of the core knows numpy", ("torch_compat/",)),
+}
+# Functions of a module that keep hidden, shared, unseeded state; random.Random(seed) is fine.
+RANDOM_ALLOWED = frozenset({"random.Random", "random.SystemRandom"})
+
+LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK|WIP)\b")
+VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc", "base"})
+
+# The mirror of source and tests.
+
+UNTESTED: dict[str, str] = {
+    "__main__.py": "one line; tests/e2e runs it",
+}
+EXTRA_TESTS: dict[str, str] = {
+    "store/test_contract.py": "one contract suite over every backend",
+}
+
+# What `import holdfast` must not pull in: it is paid by every worker of every job.
+
+HEAVY = (
+    *("asyncio", "concurrent.futures", "ctypes", "email", "http", "importlib.metadata", "json"),
+    *("logging", "multiprocessing", "numpy", "socket", "sqlite3", "ssl", "subprocess", "torch"),
+    *("urllib.request", "xml"),
+)
+# What no pure file may pull in, not even through others.
+ACTING_AT_LAST = ("asyncio", "http.client", "multiprocessing", "socket", "ssl", "subprocess")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def sources() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def programs() -> list[Path]:
+    """Every Python file that is ours."""
+    return sorted(path for folder in MODULE_LINES_MAX for path in (ROOT / folder).rglob("*.py"))
+
+
+@functools.cache
+def pure_files() -> frozenset[str]:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed: list[str] = config["tool"]["coverage"]["report"]["include"]
+    return frozenset(name.removeprefix("src/holdfast/") for name in listed)
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, module) for every import, wherever it stands."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if (
+                ROOT / "src" / module.replace(".", "/")
+            ).is_dir():  # `from holdfast.store import ops`
+                yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, module
+
+
+def names(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted name) for every name that is imported or used."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.lineno, node.func.id
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, ast.unparse(node)
+
+
+def within(name: str, banned: str) -> bool:
+    return name == banned or name.startswith(f"{banned}.")
+
+
+def report(problems: list[str]) -> None:
+    assert not problems, "\n" + "\n".join(problems)
+
+
+# Purity.
+
+
+def acts(path: Path) -> str | None:
+    """Say why a file is not pure, or None if nothing shows."""
+    for line, module in imports(path):
+        if any(within(module, acting) for acting in ACTING_MODULES):
+            return f"{relative(path)}:{line}: imports {module}"
+    return None
+
+
+def test_the_pure_files_exist_and_import_nothing_that_acts() -> None:
+    missing = sorted(name for name in pure_files() if not (SOURCE / name).is_file())
+    report([f"{name}: listed as pure in pyproject.toml, but not there" for name in missing])
+    report([why for name in sorted(pure_files()) if (why := acts(SOURCE / name))])
+
+
+def test_what_the_pure_files_import_of_ours_is_pure_too() -> None:
+    allowed = {"clock.py"}  # for Deadline and the Clock protocol; reading time is banned by name
+    problems = []
+    for name in sorted(pure_files()):
+        for line, module in imports(SOURCE / name):
+            if not within(module, "holdfast"):
+                continue
+            target = module.removeprefix("holdfast").strip(".").replace(".", "/") + ".py"
+            if target not in pure_files() | allowed | ACTS_THROUGH_OTHERS.keys():
+                problems.append(f"{name}:{line}: imports {module}, which is not pure")
+            if target == "clock.py" and re.search(r"\bSYSTEM_CLOCK\b", (SOURCE / name).read_text()):
+                problems.append(f"{name}:{line}: uses the system's clock; take `now`")
+    report(problems)
+
+
+def test_every_file_that_could_be_pure_is_listed() -> None:
+    problems = []
+    for path in sources():
+        name = relative(path)
+        package = name.partition("/")[0]
+        if path.name in {"__init__.py", "__main__.py"} or package in {"testing", "cli"}:
+            continue
+        ours = [m.removeprefix("holdfast.") for _, m in imports(path) if within(m, "holdfast")]
+        targets = {f"{module.replace('.', '/')}.py" for module in ours}
+        listed = pure_files() | ACTS_THROUGH_OTHERS.keys()
+        if name not in listed and targets <= pure_files() and acts(path) is None:
+            problems.append(f"{name}: imports nothing that acts: list it in pyproject.toml")
+    report(problems)
+
+
+def test_importing_every_pure_file_loads_nothing_that_acts() -> None:
+    modules = [f"holdfast.{name[:-3].replace('/', '.')}" for name in sorted(pure_files())]
+    loaded = loaded_by("; ".join(f"import {module}" for module in modules))
+    assert sorted(loaded.intersection(ACTING_AT_LAST)) == []
+
+
+# Names that must not be used.
+
+
+def test_banned_names() -> None:
+    problems = []
+    for path in sources():
+        if relative(path).startswith("testing/"):
+            continue
+        for line, name in names(path):
+            for banned, (instead, allowed) in BANNED.items():
+                if within(name, banned) and not relative(path).startswith(allowed or "/"):
+                    problems.append(f"{relative(path)}:{line}: {name} is banned: {instead}")
+    report(problems)
+
+
+def test_randomness_is_injected() -> None:
+    report(
+        [
+            f"{relative(path)}:{line}: {name} is banned: take a random.Random"
+            for path in sources()
+            for line, name in names(path)
+            if name.startswith("random.") and not name.startswith(tuple(RANDOM_ALLOWED))
+        ]
+    )
+
+
+def test_no_shell_is_started() -> None:
+    report(
+        [
+            f"{path.relative_to(ROOT)}:{node.value.lineno}: shell=True is banned: give a list"
+            for path in programs()
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.keyword) and node.arg == "shell"
+        ]
+    )
+
+
+def test_no_test_sleeps() -> None:
+    report(
+        [
+            f"{path.relative_to(ROOT)}:{line}: {name} is banned in tests: wait for the event itself"
+            for path in sorted((ROOT / "tests").rglob("*.py"))
+            for line, name in names(path)
+            if within(name, "time.sleep")
+        ]
+    )
+
+
+# Size and shape.
+
+
+def test_every_file_begins_with_its_docstring_and_modern_annotations() -> None:
+    problems = []
+    for path in programs():
+        if not ast.get_docstring(tree(path)):
+            problems.append(f"{path.relative_to(ROOT)}: begin with a docstring")
+        body = tree(path).body
+        future = "from __future__ import annotations"
+        if len(body) > 1 and (ast.unparse(body[1]) != future):
+            problems.append(f"{path.relative_to(ROOT)}: after the docstring: {future}")
+    report(problems)
+
+
+def test_modules_functions_and_lines_are_short() -> None:
+    problems = []
+    for path in programs():
+        shown = path.relative_to(ROOT)
+        lines = path.read_text(encoding="utf-8").splitlines()
+        limit = MODULE_LINES_MAX[shown.parts[0]]
+        if len(lines) > limit:
+            problems.append(f"{shown}: {len(lines)} lines, at most {limit}: split it")
+        for number, line in enumerate(lines, 1):
+            if len(line) > COLUMNS_MAX:
+                problems.append(f"{shown}:{number}: {len(line)} columns, at most {COLUMNS_MAX}")
+            if LEFTOVERS.search(line) and path != Path(__file__).resolve():
+                problems.append(f"{shown}:{number}: {line.strip()!r}: do it, or write an issue")
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > FUNCTION_LINES_MAX:
+                    problems.append(f"{shown}:{node.lineno}: {node.name} has {length} lines")
+    report(problems)
+
+
+def test_names_of_files_and_classes_say_something() -> None:
+    problems = []
+    for path in sources():
+        if path.stem in VAGUE_NAMES or path.parent.name in VAGUE_NAMES:
+            problems.append(f"{relative(path)}: name it after what it holds")
+        problems += [
+            f"{relative(path)}:{node.lineno}: {node.name}: say what it does"
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.ClassDef) and node.name.endswith(("Manager", "Helper"))
+        ]
+    report(problems)
+
+
+# What a module offers.
+
+
+def test_all_is_present_and_true() -> None:
+    problems = []
+    for path in sources():
+        if path.name in {"__init__.py", "__main__.py"}:
+            continue
+        name = relative(path)
+        module = importlib.import_module(f"holdfast.{name[:-3].replace('/', '.')}")
+        exported = getattr(module, "__all__", None)
+        if exported is None:
+            problems.append(f"{name}: has no __all__")
+            continue
+        problems += [f"{name}: __all__ has {n!r}" for n in exported if not hasattr(module, n)]
+        public = {
+            node.name
+            for node in tree(path).body
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+        }
+        hooks = {n for n in public if n.startswith("pytest_")}
+        fixtures = {
+            node.name
+            for node in tree(path).body
+            if isinstance(node, ast.FunctionDef)
+            and any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
+        }
+        hidden = sorted(public - set(exported) - hooks - fixtures)
+        problems += [f"{name}: {n} is public, but not in __all__" for n in hidden]
+    report(problems)
+
+
+def test_every_package_opens_with_its_layout() -> None:
+    problems = []
+    for path in sources():
+        if path.name != "__init__.py":
+            continue
+        text = ast.get_docstring(tree(path)) or ""
+        if path.parent == SOURCE:
+            there = {p.parent.name + "/" for p in SOURCE.glob("*/__init__.py")}
+            there |= {p.name for p in SOURCE.glob("*.py") if not p.name.startswith("__")}
+        else:
+            there = {p.name for p in path.parent.glob("*.py") if p != path}
+        told = set(re.findall(r"^    (\w+(?:\.py|/))", text, re.MULTILINE))
+        if "Layout" not in text:
+            problems.append(f"{relative(path)}: begin with the layout, in reading order")
+        problems += [f"{relative(path)}: the layout lacks {n}" for n in sorted(there - told)]
+        problems += [f"{relative(path)}: the layout has {n}" for n in sorted(told - there)]
+    report(problems)
+
+
+def test_tests_mirror_the_source() -> None:
+    modules = {relative(path) for path in sources() if path.name != "__init__.py"}
+    expected = {
+        str(Path(name).with_name(f"test_{Path(name).name}")) for name in modules - UNTESTED.keys()
+    }
+    found = {path.relative_to(UNIT).as_posix() for path in UNIT.rglob("test_*.py")}
+    report(
+        [f"tests/unit/{name}: missing" for name in sorted(expected - found)]
+        + [
+            f"tests/unit/{name}: tests no module of src/holdfast"
+            for name in sorted(found - expected - EXTRA_TESTS.keys())
+        ]
+    )
+
+
+# What importing costs.
+
+
+def loaded_by(code: str) -> set[str]:
+    """Return the modules that `code` loads beyond those of a bare interpreter."""
+    found = []
+    for program in ("pass", code):
+        # Look before json is imported to tell what was seen.
+        text = f"{program}; import sys; loaded = sorted(sys.modules); import json"
+        done = subprocess.run(
+            [sys.executable, "-c", f"{text}; print(json.dumps(loaded))"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        found.append(set(json.loads(done.stdout)))
+    return found[1] - found[0]
+
+
+def test_import_holdfast_is_light() -> None:
+    heavy = {name for name in loaded_by("import holdfast") if any(within(name, h) for h in HEAVY)}
+    assert sorted(heavy) == []
