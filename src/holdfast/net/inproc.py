@@ -52,6 +52,9 @@ class InprocTransport:
             self._closed = True
             self._changed.notify_all()
 
+    def release(self) -> None:
+        pass  # both ends were copied by the fork; the parent's are untouched
+
     def _check(self) -> None:
         if self._closed or self._other._closed:
             raise Unavailable(f"connection to {self.peer} lost: closed", address=self.peer)

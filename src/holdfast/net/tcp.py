@@ -171,6 +171,10 @@ class TcpTransport:
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that is in recv
             self._socket.close()
 
+    def release(self) -> None:
+        self._closed = True
+        self._socket.close()
+
     def _send_some(self, data: bytes | memoryview) -> int:
         try:
             return self._socket.send(data)

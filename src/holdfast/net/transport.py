@@ -33,3 +33,7 @@ class Transport(Protocol):
     def close(self) -> None:
         """Close, and wake whoever receives. Idempotent; any thread."""
         ...
+
+    def release(self) -> None:
+        """Give up this process's copy after a fork; the parent's connection goes on."""
+        ...

@@ -23,6 +23,10 @@ class Pending:
         self._prefix = prefix
         self._newest: dict[str, Change] = {}
 
+    def __bool__(self) -> bool:
+        """Say whether there is something to take."""
+        return bool(self._newest)
+
     def offer(self, changes: Iterable[Change]) -> bool:
         """Keep those of the changes that are watched; say whether there was one."""
         kept = False

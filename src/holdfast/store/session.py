@@ -35,6 +35,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.ids import SessionId
+from holdfast.net.frames import FRAME_BYTES_MAX
 from holdfast.store.messages import (
     Call,
     Cancel,
@@ -57,7 +58,7 @@ from holdfast.store.ops import WRITES, AnyOp, Change, Op
 from holdfast.store.pending import Pending
 from holdfast.store.wire import decode_result
 
-__all__ = ["SILENCE_S", "PendingCall", "Session", "WatchState"]
+__all__ = ["SILENCE_S", "PendingCall", "Session", "WatchState", "missing_keys"]
 
 SILENCE_S = 5.0
 """After this long without a word from the server, ask; after twice, give up the connection."""
@@ -166,6 +167,7 @@ class Session:
         """End a watch. Idempotent."""
         if self._watches.pop(watch.id, None) is not None and self._phase is _Phase.READY:
             self._say(WatchClose(watch.id))
+            self._say(Ping())  # the answer wakes a thread that reads for this watch
 
     # What happens.
 
@@ -173,6 +175,11 @@ class Session:
     def ready(self) -> bool:
         """Say whether a server has welcomed us on the current connection."""
         return self._phase is _Phase.READY
+
+    @property
+    def met(self) -> bool:
+        """Say whether a server has ever welcomed us."""
+        return self._incarnation != 0
 
     def connected(self, now: float) -> None:
         """Hear of a new, authenticated connection."""
@@ -252,8 +259,14 @@ class Session:
         self._output.append(encode(message))
 
     def _send_call(self, call: PendingCall[R]) -> None:
+        payload = encode(Call(call.number, self._floor(), cast(AnyOp, call.op)))
+        if len(payload) > FRAME_BYTES_MAX:
+            size = f"{len(payload)} bytes, at most {FRAME_BYTES_MAX} fit into one call"
+            self._settle(call.number)
+            self._fail(call, UsageError(f"{type(call.op).__name__.lower()}: {size}"))
+            return
         call.sent = True
-        self._say(Call(call.number, self._floor(), cast(AnyOp, call.op)))
+        self._output.append(payload)
 
     def _welcomed(self, welcome: Welcome) -> None:
         if self._phase is not _Phase.GREETING:
@@ -265,7 +278,7 @@ class Session:
             self._session_forgotten()
         self._incarnation = welcome.incarnation
         self._phase = _Phase.READY
-        for call in self._calls.values():
+        for call in list(self._calls.values()):
             self._send_call(call)
         for watch in self._watches.values():
             watch.arriving.clear()

@@ -1,0 +1,270 @@
+"""The server of `tcp://` stores: one thread, thousands of clients, nothing parsed before trust.
+
+The shell around `service.py`: it authenticates connections, feeds the machine with frames and
+time, and performs its effects.
+
+Guarantees
+    SS-1  A byte of a peer reaches the codec only after the peer has proved itself.
+    SS-2  A peer that has not done so within HANDSHAKE_WITHIN_S is dropped, and at most
+          STRANGERS_MAX of them are held: the oldest makes room.
+    SS-3  A client that breaks the protocol loses its connection; the others do not notice.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
+from holdfast.ids import CauseId, new_session_id
+from holdfast.net.address import Address
+from holdfast.net.auth import NONCE_BYTES, ServerHandshake
+from holdfast.net.frames import FrameDecoder, encode_frame
+from holdfast.net.reactor import Connection, Reactor, Timer
+from holdfast.net.secret import Secret
+from holdfast.observe.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    ConnectionRefused,
+    ServerStarted,
+    ServerStopped,
+)
+from holdfast.observe.sinks import LogSink, Sink
+from holdfast.store.service import Hangup, Send, Service, Status
+
+__all__ = ["HANDSHAKE_WITHIN_S", "KEY_CONTEXT", "STRANGERS_MAX", "StoreServer"]
+
+KEY_CONTEXT = "store"
+HANDSHAKE_WITHIN_S = 5.0
+STRANGERS_MAX = 1024
+CONGESTED_BYTES = 1024 * 1024
+
+
+class StoreServer:
+    """Serve a keyspace on an address. `start()` binds; `close()` ends it, and its keys with it."""
+
+    def __init__(
+        self,
+        address: Address,
+        secret: Secret,
+        *,
+        sink: Sink | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.address = address
+        """Where it listens; after `start()` with the real port."""
+        self._key = secret.key(KEY_CONTEXT)
+        self._sink = sink or LogSink()
+        self._clock = clock
+        self._reactor: Reactor | None = None
+        rng = random.SystemRandom()
+        self._cause = CauseId(f"server-{rng.getrandbits(32):08x}")
+        self._service = Service(incarnation=new_session_id(rng))
+        self._peers: dict[int, _Peer] = {}
+        # Peers that have not proved themselves yet, the oldest first.
+        self._strangers: dict[int, _Peer] = {}
+        self._numbers = count(1)
+        # The moment for which the machine's timer is set.
+        self._wake_at: float | None = None
+        self._wake: Timer | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients find the store."""
+        return f"tcp://{self.address}"
+
+    def start(self) -> None:
+        """Bind and serve. UsageError if the address cannot be bound."""
+        reactor = Reactor("holdfast-store", self._clock)
+        try:
+            self.address = reactor.listen(self.address, self._admit)
+        except HoldfastError:
+            reactor.close()
+            raise
+        self._reactor = reactor
+        reactor.start()
+        self._sink.emit(ServerStarted(cause=self._cause, at=self._now(), endpoint=self.endpoint))
+
+    def close(self) -> None:
+        """Stop serving and drop every connection. Idempotent."""
+        reactor, self._reactor = self._reactor, None
+        if reactor is None:
+            return
+        reactor.close()
+        self._sink.emit(
+            ServerStopped(
+                cause=self._cause, at=self._now(), endpoint=self.endpoint, reason="closed"
+            )
+        )
+
+    def status(self) -> Status:
+        """Return a snapshot of the numbers; it may be a step behind."""
+        return self._service.status()
+
+    def __enter__(self) -> Self:
+        if self._reactor is None:
+            self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # On the reactor's thread from here on.
+
+    def _now(self) -> float:
+        return self._clock.monotonic()
+
+    def _admit(self, connection: Connection) -> _Peer:
+        peer = _Peer(self, connection, next(self._numbers))
+        self._peers[peer.number] = self._strangers[peer.number] = peer
+        if len(self._strangers) > STRANGERS_MAX:  # SS-2
+            next(iter(self._strangers.values())).drop("made room for newer connections")
+        return peer
+
+    def _perform(self) -> None:
+        """Do what the machine wants, and set its timer."""
+        effects = self._service.take_effects()
+        if len(effects) == 1 and isinstance(effects[0], Send):
+            self._send(effects[0].connection, encode_frame(effects[0].payload))
+        elif effects:
+            # One write for each connection, however many frames it gets.
+            batches: dict[int, list[bytes]] = {}
+            for effect in effects:
+                if isinstance(effect, Send):
+                    batches.setdefault(effect.connection, []).append(encode_frame(effect.payload))
+            for number, frames in batches.items():
+                self._send(number, b"".join(frames))
+            for effect in effects:
+                if isinstance(effect, Hangup) and effect.connection in self._peers:
+                    self._peers[effect.connection].connection.close(effect.reason)
+        self._set_timer()
+
+    def _send(self, number: int, data: bytes) -> None:
+        peer = self._peers.get(number)
+        if peer is not None:
+            peer.connection.send(data)
+            if peer.connection.unsent() > CONGESTED_BYTES:
+                self._service.congest(number)
+
+    def _set_timer(self) -> None:
+        due = self._service.next_wake()
+        if due == self._wake_at:
+            return
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        self._wake_at = due
+        if due is not None and self._reactor is not None:
+            self._wake = self._reactor.call_later(max(0.0, due - self._now()), self._tick)
+
+    def _tick(self) -> None:
+        self._wake = self._wake_at = None
+        self._service.tick(self._now())
+        self._perform()
+
+
+class _Peer:
+    """One connection: first a stranger in a handshake, then a client of the machine."""
+
+    def __init__(self, server: StoreServer, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self._server = server
+        self._handshake: ServerHandshake | None = ServerHandshake(
+            server._key, os.urandom(NONCE_BYTES)
+        )
+        self._decoder = FrameDecoder()
+        connection.on_drained = self._drained
+        self._patience = self._start_timer()
+
+    def _start_timer(self) -> Timer | None:
+        reactor = self._server._reactor
+        if reactor is None:  # the server is closing
+            return None
+        return reactor.call_later(HANDSHAKE_WITHIN_S, lambda: self.drop("silent in the handshake"))
+
+    def received(self, data: bytes) -> None:
+        if self._handshake is not None:
+            data = self._greet(self._handshake, data)
+            if not data:
+                return
+        server = self._server
+        for payload in self._decoder.feed(data):
+            server._service.receive(self.number, payload, server._now())
+        server._perform()
+
+    def closed(self, reason: str) -> None:
+        server = self._server
+        server._peers.pop(self.number, None)
+        if self._handshake is not None:
+            self._settle()
+            self._refuse(Step.HANDSHAKE, reason)
+            return
+        server._service.disconnect(self.number, server._now())
+        server._perform()
+        server._sink.emit(
+            ConnectionClosed(
+                cause=self._cause(), at=server._now(), peer=self.connection.peer, reason=reason
+            )
+        )
+
+    def drop(self, reason: str) -> None:
+        """Hang up on a stranger."""
+        if self._handshake is not None:
+            self.connection.close(reason)
+
+    def _greet(self, handshake: ServerHandshake, data: bytes) -> bytes:
+        """Take bytes of the handshake; return what came after it."""
+        try:
+            answer = handshake.receive(data)
+        except (PeerViolation, Refused) as error:
+            self._settle()
+            self._handshake = None
+            self._refuse(error.step or Step.HANDSHAKE, str(error))
+            self.connection.send(handshake.farewell)
+            raise
+        self.connection.send(answer)
+        if not handshake.done:
+            return b""
+        self._settle()
+        self._handshake = None
+        server = self._server
+        server._service.connect(self.number)
+        server._sink.emit(
+            ConnectionOpened(cause=self._cause(), at=server._now(), peer=self.connection.peer)
+        )
+        return handshake.leftover()
+
+    def _settle(self) -> None:
+        """Stop counting this peer as a stranger."""
+        self._server._strangers.pop(self.number, None)
+        if self._patience is not None:
+            self._patience.cancel()
+
+    def _refuse(self, step: Step, reason: str) -> None:
+        server = self._server
+        server._sink.emit(
+            ConnectionRefused(
+                cause=self._cause(),
+                at=server._now(),
+                peer=self.connection.peer,
+                step=step,
+                reason=reason,
+            )
+        )
+
+    def _cause(self) -> CauseId:
+        return CauseId(f"{self._server._cause}/{self.number}")
+
+    def _drained(self) -> None:
+        self._server._service.relieve(self.number)
+        self._server._perform()
