@@ -14,6 +14,8 @@ TORCH := 2.13.0
 
 # How many simulated histories `make sim` runs.
 SEEDS ?= 10000
+# The first seed; another one each second, and in the command that make shows.
+START ?= $(shell date +%s)
 # Passed on to pytest: make test ARGS="-k lease -x"
 ARGS ?=
 
@@ -26,7 +28,7 @@ help:
 	@echo "make types         mypy, strict"
 	@echo "make sim SEEDS=n   n simulated histories with fresh seeds"
 	@echo "make bench         measure, beside torch's store"
-	@echo "make docs          check the documents"
+	@echo "make docs          write what is generated, and check all documents"
 	@echo "make clean         remove what the other targets made"
 
 demo: .venv/.demo
@@ -39,7 +41,8 @@ cover: .venv/.test
 	$(BIN)/python -m coverage run -m pytest tests/unit --quiet $(ARGS)
 	$(BIN)/python -m coverage report
 
-lint: .venv/.lint layers docs
+lint: .venv/.lint layers
+	$(BIN)/python docs/check.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
@@ -54,10 +57,10 @@ layers: .venv/.lint
 	$(BIN)/lint-imports
 
 docs: .venv/.demo
-	$(BIN)/python docs/check.py
+	$(BIN)/python docs/check.py --write
 
 sim: .venv/.test
-	$(BIN)/python -m pytest tests/sim --sim-seeds=$(SEEDS) $(ARGS)
+	$(BIN)/python -m pytest tests/sim --sim-seeds=$(SEEDS) --sim-start=$(START) $(ARGS)
 
 bench: .venv/.test
 	$(BIN)/python -m bench $(ARGS)

@@ -54,6 +54,7 @@ def through_json(value: object) -> object:
 
 
 def test_the_ring_keeps_the_newest_and_counts_the_rest() -> None:
+    """OB-1"""
     recorder = Recorder(capacity=2)
     for n in range(5):
         recorder.record(float(n), n)
@@ -84,6 +85,7 @@ def test_the_story_of_a_cause_is_found_in_events_and_effects() -> None:
 
 
 def test_a_dump_comes_back_as_the_same_steps() -> None:
+    """OB-2"""
     recorder = Recorder()
     what = (ops.Get("k"), ops.Entry("k", b"\x00\xff", 3), Step.TCP, {"a": (1, 2.5)}, math.inf)
     recorder.record(1.5, Came(CauseId("c"), what), [Do(CauseId("c"))], "because")
@@ -132,6 +134,7 @@ def test_not_a_number_survives() -> None:
 
 
 def test_a_secret_is_not_written() -> None:
+    """OB-3"""
     recorder = Recorder()
     recorder.record(0.0, Login("me", "hush"))
     assert "hush" not in json.dumps(recorder.dump())

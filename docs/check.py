@@ -1,0 +1,181 @@
+"""Check the documents: every link leads somewhere, every command exists, every promise is listed.
+
+Run by `make docs`. Reads every Markdown file of the repository and says, one line for each
+problem, where a document has lost touch with the source:
+
+    links       a relative link or an image leads to a file, and #anchor to a heading, that exists
+    titles      a document has one title, and it comes first
+    commands    `make x` and `python path/x.py` in a console block name a target, a file, we have
+    guarantees  docs/guarantees.md says what the docstrings of the source promise by number
+                (KS-1, K4 ...), and which tests cite it; `--write` makes it say so
+    changes     fragments in changelog.d/ are called <name>.<kind>.md
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+GUARANTEES = ROOT / "docs" / "guarantees.md"
+INTRODUCTION = """\
+# Guarantees
+
+What each part promises, by number. A promise stands in the docstring of the module that keeps
+it; tests cite it by its number. This page is written by `make docs` from both: do not edit it.
+"""
+KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
+
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
+_NUMBER = re.compile(r"\b([A-Z]{1,2}(?:-\d+|\d))\b")
+# `    KS-1  A promise, which may go on`, then lines that are indented further.
+_GUARANTEE = re.compile(r"^ {4}([A-Z]{1,2}(?:-\d+|\d))  +(\S.*(?:\n {6,}\S.*)*)", re.MULTILINE)
+
+
+def documents() -> list[Path]:
+    """Find every Markdown file of ours."""
+    tops = [path for path in ROOT.glob("*.md") if path.is_file()]
+    return sorted([*tops, *ROOT.glob("docs/**/*.md"), *ROOT.glob("changelog.d/*.md")])
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor that a heading gets: lower case, spaces to dashes, no punctuation."""
+    text = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+def without_code(text: str) -> str:
+    """Drop code, in which brackets are no links and `#` is no heading."""
+    return re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text))
+
+
+def broken_links(path: Path, text: str) -> Iterator[str]:
+    """Yield a line for each link that leads nowhere. Links to other sites are not followed."""
+    for target in _LINK.findall(without_code(text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, fragment = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        if not file.exists():
+            yield f"link to {target}: there is no such file"
+        elif fragment and file.suffix == ".md":
+            headings = _HEADING.findall(_FENCE.sub("", file.read_text(encoding="utf-8")))
+            if fragment not in map(anchor, headings):
+                yield f"link to {target}: there is no such heading"
+
+
+def wrong_titles(text: str) -> Iterator[str]:
+    """Yield a line unless the document begins with a title and has no other."""
+    titles = re.findall(r"^# .+$", _FENCE.sub("", text), re.MULTILINE)
+    if len(titles) != 1 or not text.startswith("# "):
+        yield f"has {len(titles)} titles: one is right, on the first line"
+
+
+def unknown_commands(text: str, targets: set[str]) -> Iterator[str]:
+    """Yield a line for each command in a console block that we do not have."""
+    for language, block in _FENCE.findall(text):
+        if language not in {"console", "sh", "bash"}:
+            continue
+        for line in block.splitlines():
+            if language == "console" and not line.startswith("$ "):
+                continue  # what the command printed
+            command = line.removeprefix("$ ").split("#")[0].split()
+            if command[:1] == ["make"]:
+                words = [word for word in command[1:] if "=" not in word and word[0] != "-"]
+                yield from (f"make {word}: no such target" for word in words if word not in targets)
+            elif command and re.fullmatch(r"python3?", command[0]):
+                files = [word for word in command[1:] if word.endswith(".py")]
+                yield from (
+                    f"{line}: no such file" for file in files[:1] if not (ROOT / file).is_file()
+                )
+
+
+def make_targets() -> set[str]:
+    """Read the targets of the Makefile."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z][\w-]*):", text, re.MULTILINE))
+
+
+class Guarantee(NamedTuple):
+    """A numbered promise in the docstring of a module."""
+
+    number: str
+    promise: str
+    tests: tuple[str, ...]
+
+
+def guarantees(path: Path, cited: dict[str, list[str]]) -> list[Guarantee]:
+    """Read the guarantees that a module's docstring promises."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return [
+        Guarantee(number, " ".join(promise.split()), tuple(cited.get(number, ())))
+        for number, promise in _GUARANTEE.findall(docstring)
+    ]
+
+
+def citations() -> dict[str, list[str]]:
+    """Find which tests cite which guarantee by its number."""
+    cited: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("*")):
+        if path.suffix in {".py", ".txt"}:
+            for number in set(_NUMBER.findall(path.read_text(encoding="utf-8"))):
+                cited.setdefault(number, []).append(path.relative_to(ROOT).as_posix())
+    return cited
+
+
+def render_guarantees() -> str:
+    """Return docs/guarantees.md as the source and the tests have it now."""
+    cited = citations()
+    parts = [INTRODUCTION]
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        rows = guarantees(path, cited)
+        if not rows:
+            continue
+        title = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()
+        name = path.relative_to(ROOT / "src" / "holdfast").as_posix()
+        parts.append(
+            f"\n## {name}\n\n{title[0]}\n\n| | Promise | Tests that cite it |\n|---|---|---|\n"
+        )
+        for row in rows:
+            links = ", ".join(f"[{Path(test).stem}](../{test})" for test in row.tests)
+            promise = row.promise.replace("|", "\\|")
+            parts.append(f"| {row.number} | {promise} | {links or 'none yet'} |\n")
+    return "".join(parts)
+
+
+def problems() -> Iterator[str]:
+    """Yield every problem of every document, with its place."""
+    targets = make_targets()
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        found = [*broken_links(path, text), *unknown_commands(text, targets)]
+        if path.parent.name != "changelog.d":
+            found += wrong_titles(text)
+        if path == GUARANTEES and text != render_guarantees():
+            found.append("behind the source: run `make docs`")
+        yield from (f"{path.relative_to(ROOT)}: {problem}" for problem in found)
+    for path in sorted((ROOT / "changelog.d").iterdir()):
+        named = re.fullmatch(rf"[a-z0-9-]+\.({'|'.join(KINDS)})\.md", path.name)
+        if not named and path.name != "README.md":
+            yield f"changelog.d/{path.name}: must be <name>.<kind>.md, kind one of {KINDS}"
+
+
+def main() -> int:
+    """Print the problems and return how the process shall exit."""
+    if sys.argv[1:] == ["--write"]:
+        GUARANTEES.write_text(render_guarantees(), encoding="utf-8")
+    found = list(problems())
+    for problem in found:
+        print(problem)
+    print(f"docs: {len(documents())} documents, {len(found)} problems")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The checker of documents finds what it is there to find."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs import check
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[a](there.md)", []),
+        ("[a](there.md#two-words) ![b](there.md)", []),
+        ("[a](https://example.org/nowhere)", []),
+        ("`[a](gone.md)`\n```\n[a](gone.md)\n```\n", []),
+        ("[a](gone.md)", ["link to gone.md: there is no such file"]),
+        ("[a](there.md#three)", ["link to there.md#three: there is no such heading"]),
+    ],
+)
+def test_links(tmp_path: Path, text: str, found: list[str]) -> None:
+    (tmp_path / "there.md").write_text("# One\n\n## `Two` words\n", encoding="utf-8")
+    assert list(check.broken_links(tmp_path / "here.md", text)) == found
+
+
+def test_anchors_of_the_same_page(tmp_path: Path) -> None:
+    page = tmp_path / "here.md"
+    page.write_text("# One\n", encoding="utf-8")
+    assert list(check.broken_links(page, "[a](#one)")) == []
+    assert len(list(check.broken_links(page, "[a](#two)"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("# One\n", True),
+        ("# One\n```\n# no title\n```\n", True),
+        ("One\n", False),
+        ("\n# One\n", False),
+        ("# One\n\n# Two\n", False),
+    ],
+)
+def test_titles(text: str, right: bool) -> None:
+    assert (list(check.wrong_titles(text)) == []) is right
+
+
+@pytest.mark.parametrize(
+    ("block", "found"),
+    [
+        ("```console\n$ make test ARGS=-x  # all\nmake of it what you can\n```\n", 0),
+        ("```console\n$ make demo test SEEDS=3\nsome output\n```\n", 0),
+        ("```console\n$ make tests\n```\n", 1),
+        ("```sh\npython docs/check.py --write\n```\n", 0),
+        ("```sh\npython docs/czech.py\n```\n", 1),
+        ("```python\nmake = 1\n```\n", 0),
+    ],
+)
+def test_commands(block: str, found: int) -> None:
+    assert len(list(check.unknown_commands(block, check.make_targets()))) == found
+
+
+def test_guarantees_are_read_with_their_continuations(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        '"""A machine.\n\nGuarantees\n    XX-1  One thing,\n          and more of it.\n'
+        '    XX-2  Another.\n    X3  A third.\n\nText.\n"""\n',
+        encoding="utf-8",
+    )
+    assert check.guarantees(module, {"XX-2": ["tests/t.py"]}) == [
+        check.Guarantee("XX-1", "One thing, and more of it.", ()),
+        check.Guarantee("XX-2", "Another.", ("tests/t.py",)),
+        check.Guarantee("X3", "A third.", ()),
+    ]
+
+
+def test_every_guarantee_has_a_number_of_its_own() -> None:
+    numbers = [
+        guarantee.number
+        for path in (check.ROOT / "src").rglob("*.py")
+        for guarantee in check.guarantees(path, {})
+    ]
+    assert len(numbers) > 10
+    assert sorted(numbers) == sorted(set(numbers))
