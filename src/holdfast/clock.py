@@ -6,7 +6,6 @@ the wall clock serves only for stamping what people read.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Protocol
 
@@ -65,7 +64,7 @@ def check_timeout(timeout: float | None, what: str = "timeout") -> float | None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise UsageError(f"{what} {timeout!r}: seconds as a number, or None for no limit")
-    if math.isnan(timeout) or timeout < 0:
+    if not timeout >= 0:  # not a number is neither more nor less
         raise UsageError(f"{what} {timeout!r}: must be zero or more seconds, or None for no limit")
     return float(timeout) if timeout <= _TIMEOUT_MAX_S else None
 

@@ -1,0 +1,85 @@
+"""One tree of errors, by who must act; each is also the builtin that people already catch."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from holdfast import errors
+from holdfast.errors import (
+    HoldfastError,
+    InternalError,
+    LeaseLost,
+    PeerViolation,
+    Refused,
+    Step,
+    StoreUnavailable,
+    TimeoutExpired,
+    Unavailable,
+    UsageError,
+)
+
+EVERY: list[HoldfastError] = [
+    HoldfastError("m"),
+    UsageError("m"),
+    TimeoutExpired("m", waiting_for=("a", "b"), maybe_applied=True),
+    Unavailable("m", step=Step.TCP, address="h:1"),
+    StoreUnavailable("m", step=Step.RESOLVE, address="h:1", maybe_applied=True),
+    LeaseLost("m"),
+    Refused("m", step=Step.SECRET, address="h:1"),
+    PeerViolation("m", step=Step.HANDSHAKE, address="h:1"),
+    InternalError("m"),
+]
+
+
+def test_every_error_is_listed_here_and_in_the_tree_that_is_drawn() -> None:
+    exported = {getattr(errors, name) for name in errors.__all__}
+    kinds = {kind for kind in exported if issubclass(kind, Exception)}
+    assert kinds == {type(error) for error in EVERY}
+    assert errors.__doc__ is not None
+    assert all(kind.__name__ in errors.__doc__ for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (UsageError, ValueError),
+        (TimeoutExpired, TimeoutError),
+        (Unavailable, ConnectionError),
+        (StoreUnavailable, Unavailable),
+        (LeaseLost, Unavailable),
+        (Refused, PermissionError),
+        (PeerViolation, HoldfastError),
+        (InternalError, HoldfastError),
+    ],
+)
+def test_each_is_also_what_people_catch(kind: type[HoldfastError], builtin: type) -> None:
+    assert issubclass(kind, builtin)
+    assert issubclass(kind, HoldfastError)
+
+
+@pytest.mark.parametrize("error", EVERY, ids=lambda error: type(error).__name__)
+def test_each_survives_pickling_with_its_fields(error: HoldfastError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error) == "m"
+    assert vars(again) == vars(error)
+
+
+def test_fields_have_defaults() -> None:
+    assert TimeoutExpired("m").waiting_for == ()
+    assert not TimeoutExpired("m").maybe_applied
+    assert not StoreUnavailable("m").maybe_applied
+    assert Unavailable("m").step is Refused("m").step is PeerViolation("m").step is None
+    assert Unavailable("m").address == Refused("m").address == PeerViolation("m").address == ""
+
+
+def test_steps_are_in_the_order_in_which_they_are_taken() -> None:
+    assert [str(step) for step in Step] == [
+        "name resolution",
+        "TCP connection",
+        "handshake",
+        "protocol version",
+        "secret",
+    ]
