@@ -319,7 +319,7 @@ class FileStore(Store):
         if info is None or (info.st_size == 0 and stat.S_ISREG(info.st_mode)):
             if older is not None:
                 raise StoreUnavailable(f"{self._path}: was removed", address=self._path)
-            image = Image(uuid.uuid4().bytes, self._boot_id)
+            image = Image.empty(uuid.uuid4().bytes, self._boot_id)
             self._write_log(image)
         else:
             image = self._read_log()

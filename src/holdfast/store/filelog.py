@@ -169,9 +169,8 @@ def _decode_body(body: bytes) -> Record:
 class Image:
     """What a log says, fed with its records one after the other."""
 
-    def __init__(self, store_id: bytes = b"", boot_id: bytes = b"") -> None:
-        self.store_id = store_id
-        self.boot_id = boot_id
+    def __init__(self) -> None:
+        self.store_id = self.boot_id = b""
         self.now = 0.0
         self.keyspace = Keyspace()
         self._start: Start | None = None
@@ -179,6 +178,13 @@ class Image:
         self._items: list[SavedItem] = []
         self.complete = False
         """Whether the snapshot is there in whole."""
+
+    @classmethod
+    def empty(cls, store_id: bytes, boot_id: bytes) -> Image:
+        """Make the image of a new log."""
+        image = cls()
+        image.feed(Start(store_id, boot_id, now=0, revision=0, next_lease=1, leases=0, items=0))
+        return image
 
     def feed(self, record: Record) -> None:
         """Take the next record; PeerViolation if it cannot stand here."""

@@ -1,0 +1,83 @@
+"""The backends that the contract suite runs over. A new backend is one entry in `BACKENDS`.
+
+`serve` is entered once for all tests, for example to start a server. It gives a function that
+makes one empty shared space for each test; a space gives a function that opens one more client
+of itself. The suite closes the clients.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.store.file import FileStore
+from holdfast.store.memory import MemoryStore
+from holdfast.store.ops import KEY_BYTES_MAX
+from holdfast.store.prefix import PrefixStore
+from holdfast.store.store import Store
+
+Opener: TypeAlias = Callable[[], Store]
+Spaces: TypeAlias = Callable[[], AbstractContextManager[Opener]]
+Serve: TypeAlias = Callable[[Path], AbstractContextManager[Spaces]]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A kind of store, and where it may be weaker than the others."""
+
+    name: str
+    serve: Serve
+    min_ttl_s: float = 0.3
+    """The shortest lease that tests ask for; what the server grants may be longer."""
+    key_bytes_max: int = KEY_BYTES_MAX
+
+
+@contextmanager
+def memory(folder: Path) -> Iterator[Spaces]:
+    @contextmanager
+    def space() -> Iterator[Opener]:
+        with MemoryStore() as store:
+            yield lambda: store  # all clients are the one object
+
+    yield space
+
+
+@contextmanager
+def file(folder: Path) -> Iterator[Spaces]:
+    numbers = itertools.count()
+
+    @contextmanager
+    def space() -> Iterator[Opener]:
+        path = folder / f"store-{next(numbers)}"
+        yield lambda: FileStore(path)
+
+    yield space
+
+
+def under_prefix(prefix: str, serve: Serve) -> Serve:
+    """Views of another backend, with neighbours whose keys must not be seen."""
+
+    @contextmanager
+    def serve_views(folder: Path) -> Iterator[Spaces]:
+        with serve(folder) as spaces:
+
+            @contextmanager
+            def space() -> Iterator[Opener]:
+                with spaces() as open_inner, open_inner() as inner:
+                    inner.multi_set({"!before": b"", "~after": b"", prefix[:-1]: b""})
+                    yield lambda: PrefixStore(inner, prefix)
+
+            yield space
+
+    return serve_views
+
+
+BACKENDS = (
+    Backend("memory", memory),
+    Backend("prefix(memory)", under_prefix("job 1/é", memory), key_bytes_max=KEY_BYTES_MAX - 8),
+    Backend("file", file),
+)
