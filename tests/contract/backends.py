@@ -34,6 +34,8 @@ class Backend:
     min_ttl_s: float = 0.3
     """The shortest lease that tests ask for; what the server grants may be longer."""
     key_bytes_max: int = KEY_BYTES_MAX
+    is_view: bool = False
+    """Whether its clients are views of one store, which stays open when they are closed."""
 
 
 @contextmanager
@@ -78,6 +80,11 @@ def under_prefix(prefix: str, serve: Serve) -> Serve:
 
 BACKENDS = (
     Backend("memory", memory),
-    Backend("prefix(memory)", under_prefix("job 1/é", memory), key_bytes_max=KEY_BYTES_MAX - 8),
+    Backend(
+        "prefix(memory)",
+        under_prefix("job 1/é", memory),
+        key_bytes_max=KEY_BYTES_MAX - len("job 1/é".encode()),
+        is_view=True,
+    ),
     Backend("file", file),
 )
