@@ -111,6 +111,25 @@ def parse_counter(key: str, value: bytes) -> int:
     raise UsageError(f"add: key {key!r:.80} holds {value[:40]!r}, which is not a decimal integer")
 
 
+def added(key: str, value: bytes | None, amount: int) -> int:
+    """Return a counter's value after an `add`; UsageError if there is none or it is too large."""
+    total = amount + (0 if value is None else parse_counter(key, value))
+    if not INT_MIN <= total <= INT_MAX:
+        raise UsageError(f"add: key {key!r:.80} would become {total}, more than 64 bits hold")
+    return total
+
+
+def appended(key: str, value: bytes | None, more: bytes) -> bytes:
+    """Return a value after an `append`; UsageError if it would be too large."""
+    grown = (value or b"") + more
+    if len(grown) > VALUE_BYTES_MAX:
+        raise UsageError(
+            f"append: key {key!r:.80} would grow to {len(grown)} bytes, "
+            f"at most {VALUE_BYTES_MAX} are allowed"
+        )
+    return grown
+
+
 class Keyspace:
     """Keys, revisions and leases. Not thread-safe; performs no I/O."""
 
@@ -291,21 +310,14 @@ class Keyspace:
 
     def _add(self, key: str, amount: int) -> int:
         item = self._items.get(key)
-        total = amount + (parse_counter(key, item.value) if item else 0)
-        if not INT_MIN <= total <= INT_MAX:
-            raise UsageError(f"add: key {key!r:.80} would become {total}, more than 64 bits hold")
+        total = added(key, item.value if item else None, amount)
         self.revision += 1
         self._put(key, b"%d" % total, item.lease if item else None)
         return total
 
     def _append(self, key: str, value: bytes) -> int:
         item = self._items.get(key)
-        grown = (item.value if item else b"") + value
-        if len(grown) > VALUE_BYTES_MAX:
-            raise UsageError(
-                f"append: key {key!r:.80} would grow to {len(grown)} bytes, "
-                f"at most {VALUE_BYTES_MAX} are allowed"
-            )
+        grown = appended(key, item.value if item else None, value)
         self.revision += 1
         self._put(key, grown, item.lease if item else None)
         return len(grown)
