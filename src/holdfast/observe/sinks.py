@@ -38,6 +38,9 @@ _LEVELS = {
 
 _log = logging.getLogger("holdfast.observe")
 
+# A program that does not set up logging hears nothing of us; one that does hears everything.
+logging.getLogger("holdfast").addHandler(logging.NullHandler())
+
 
 class Sink(Protocol):
     """Takes events."""
