@@ -1,1 +1,66 @@
-"""Elastic jobs and RPC for Python that hold when machines don't."""
+"""Elastic jobs and RPC for Python that hold when machines don't.
+
+Layout, in reading order (◦ = pure); imports point up in this list, never down
+    errors.py ◦  every error, by who must act
+    ids.py ◦     names of things
+    clock.py     the only reader of clocks
+    env.py       the only reader of the environment
+    observe/     events, recorder, metrics, sinks
+    net/         addresses, frames, the handshake, transports, the reactor
+    store/       the shared key-value space and its backends
+    cli/         the command line
+    testing/     what tests of distributed programs need; nothing above imports it
+
+The names below are imported when they are first used, so `import holdfast` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.errors import HoldfastError
+    from holdfast.store.gather import all_gather, barrier
+    from holdfast.store.lease import LeaseKeeper
+    from holdfast.store.open import open_store, serve_store
+    from holdfast.store.prefix import PrefixStore
+    from holdfast.store.store import Store, Watch
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "HoldfastError",
+    "LeaseKeeper",
+    "PrefixStore",
+    "Store",
+    "Watch",
+    "__version__",
+    "all_gather",
+    "barrier",
+    "open_store",
+    "serve_store",
+]
+
+_HOMES = {
+    "HoldfastError": "holdfast.errors",
+    "LeaseKeeper": "holdfast.store.lease",
+    "PrefixStore": "holdfast.store.prefix",
+    "Store": "holdfast.store.store",
+    "Watch": "holdfast.store.store",
+    "all_gather": "holdfast.store.gather",
+    "barrier": "holdfast.store.gather",
+    "open_store": "holdfast.store.open",
+    "serve_store": "holdfast.store.open",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -40,11 +40,12 @@ R = TypeVar("R")
 class PrefixStore(Store):
     """The keys of `store` that begin with `prefix`, without it. Leases are the store's own.
 
-    Closing the view ends its watches and leaves the store open.
+    Closing the view ends its watches; it closes the store too if the view is its `owner`.
     """
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(self, store: Store, prefix: str, *, owner: bool = False) -> None:
         self._store = store
+        self._owner = owner
         self._prefix = check_key(prefix, "prefix")
         self.endpoint = f"{store.endpoint} under {prefix!r}"
         self._watches: set[_PrefixWatch] = set()
@@ -70,6 +71,8 @@ class PrefixStore(Store):
         self._closed = True
         for watch in tuple(self._watches):
             watch.close()
+        if self._owner:
+            self._store.close()
 
     def _check_open(self) -> None:
         if self._closed:

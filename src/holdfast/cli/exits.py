@@ -1,0 +1,43 @@
+"""What the command line's exit codes mean.
+
+    0    done
+    1    the key is not there
+    2    wrong use: the command must be changed
+    69   something is unavailable: trying again may help
+    70   a bug in holdfast
+    75   timed out
+    76   the other side broke the protocol, or does not speak it
+    77   refused: authentication or permission
+    130  interrupted
+
+Those from 69 to 77 are the ones that BSD's sysexits has for these cases.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import (
+    HoldfastError,
+    PeerViolation,
+    Refused,
+    TimeoutExpired,
+    Unavailable,
+    UsageError,
+)
+
+__all__ = ["BUG", "INTERRUPTED", "MISSING", "exit_code"]
+
+MISSING = 1
+BUG = 70
+INTERRUPTED = 130
+_CODES: tuple[tuple[type[HoldfastError], int], ...] = (
+    (UsageError, 2),
+    (TimeoutExpired, 75),
+    (Unavailable, 69),
+    (PeerViolation, 76),
+    (Refused, 77),
+)
+
+
+def exit_code(error: HoldfastError) -> int:
+    """Return the exit code for an error."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), BUG)
