@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from holdfast.store.etcd import EtcdStore
+from holdfast.store.etcd_server import EtcdServer
 from holdfast.store.file import FileStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.ops import KEY_BYTES_MAX
@@ -60,6 +62,19 @@ def file(folder: Path) -> Iterator[Spaces]:
     yield space
 
 
+@contextmanager
+def etcd(folder: Path) -> Iterator[Spaces]:
+    numbers = itertools.count()
+    with EtcdServer() as server:
+
+        @contextmanager
+        def space() -> Iterator[Opener]:
+            prefix = f"space-{next(numbers)}"
+            yield lambda: EtcdStore(server.addresses, prefix)
+
+        yield space
+
+
 def under_prefix(prefix: str, serve: Serve) -> Serve:
     """Views of another backend, with neighbours whose keys must not be seen."""
 
@@ -87,4 +102,5 @@ BACKENDS = (
         is_view=True,
     ),
     Backend("file", file),
+    Backend("etcd", etcd),
 )

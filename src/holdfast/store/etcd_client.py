@@ -176,7 +176,9 @@ class Retries:
         self._failures = 0
 
     def attempt(self) -> Deadline:
-        """Return the deadline of the next attempt."""
+        """Return the deadline of the next attempt; TimeoutExpired if there is no time for one."""
+        if self._deadline.passed():
+            raise TimeoutExpired(f"{self._what}: no time is left", maybe_applied=self.lost)
         rounds = min(self._failures // self._members, 10)
         return self._deadline.sooner(min(ATTEMPT_S * 2**rounds, _ATTEMPT_MAX_S))
 

@@ -41,7 +41,8 @@ HEAD_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 1 << 30
 _LINE_BYTES_MAX = 1024
 _READ_BYTES = 256 * 1024
-_TIMEOUT_MIN_S = 0.001  # a socket's timeout of 0 would mean "do not block"
+# A socket takes a timeout of 0 as "do not block", and refuses one of 10^12 years.
+_TIMEOUT_MIN_S, _TIMEOUT_MAX_S = 0.001, 1e6
 
 
 class NotSent(Unavailable):
@@ -376,7 +377,7 @@ class HttpConnection:
 
 def _timeout(deadline: Deadline) -> float | None:
     remaining = deadline.remaining()
-    return None if remaining is None else max(remaining, _TIMEOUT_MIN_S)
+    return None if remaining is None else min(max(remaining, _TIMEOUT_MIN_S), _TIMEOUT_MAX_S)
 
 
 def _silent(sock: socket.socket) -> bool:

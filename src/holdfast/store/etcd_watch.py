@@ -177,7 +177,8 @@ class EtcdWatch(Watch):
 
     def _next(self, deadline: Deadline) -> Change:
         remaining = deadline.remaining()
-        if not self._reading.acquire(timeout=-1 if remaining is None else remaining):
+        patience = threading.TIMEOUT_MAX if remaining is None else remaining
+        if not self._reading.acquire(timeout=min(patience, threading.TIMEOUT_MAX)):
             raise self._too_late("another thread reads it")
         try:
             return self._await_change(deadline)
