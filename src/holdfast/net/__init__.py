@@ -1,1 +1,15 @@
-"""holdfast net."""
+"""Sockets, frames and trust: everything between two processes, and nothing about what they say.
+
+Layout, in reading order:
+
+    address.py      addresses and endpoints as text, and back
+    frames.py       a length, then that many bytes, with a cap
+    auth.py         the handshake: both sides prove that they hold the same secret
+    secret.py       where the secret comes from, and that it shows nowhere
+    transport.py    what carries frames between two peers that trust each other
+    tcp.py          the client's side: connecting, each step named when it fails
+    inproc.py       the same inside one process
+    reactor.py      the server's side: one thread that serves thousands of sockets
+
+`address`, `frames` and `auth` are pure: they decide, and perform nothing.
+"""

@@ -21,6 +21,8 @@ __all__ = ["Address", "Endpoint", "is_loopback", "parse_address", "parse_endpoin
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?", re.ASCII)
+_PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
+_ZONE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 _HOST_MAX = 253
 
 
@@ -52,13 +54,15 @@ class Endpoint:
 
 def parse_address(text: str, default_port: int | None = None) -> Address:
     """Read `host:port` or `[v6]:port`; the port may be left out if there is a default."""
+    if not isinstance(text, str):
+        raise UsageError(f"address {text!r:.200}: must be a str, not {type(text).__name__}")
     host, port_text = _split_port(text)
     if port_text is None:
         if default_port is None:
             raise UsageError(f"address {text!r:.200}: a port is missing; write host:port")
         port = default_port
-    elif port_text.isascii() and port_text.isdigit() and int(port_text[:6]) <= 65535:
-        port = int(port_text[:6])
+    elif _PORT.fullmatch(port_text) and int(port_text) <= 65535:
+        port = int(port_text)
     else:
         raise UsageError(
             f"address {text!r:.200}: port {port_text!r:.20} must be a number from 0 to 65535"
@@ -99,7 +103,7 @@ def is_loopback(host: str) -> bool:
 def _split_port(text: str) -> tuple[str, str | None]:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
+        if not bracket or ":" not in host or (rest and not rest.startswith(":")):
             raise UsageError(f"address {text!r:.200}: an IPv6 address is written [::1]:29400")
         return host, rest[1:] if rest else None
     if text.count(":") > 1:
@@ -110,10 +114,13 @@ def _split_port(text: str) -> tuple[str, str | None]:
 
 def _check_host(host: str, text: str) -> None:
     if ":" in host:
+        plain, percent, zone = host.partition("%")
         try:
-            ipaddress.IPv6Address(host.partition("%")[0])
+            ipaddress.IPv6Address(plain)
         except ValueError:
             raise UsageError(f"address {text!r:.200}: {host!r:.80} is no IPv6 address") from None
+        if percent and not _ZONE.fullmatch(zone):
+            raise UsageError(f"address {text!r:.200}: zone {zone!r:.80} must be an interface")
     elif not host or len(host) > _HOST_MAX or not _HOST.fullmatch(host):
         raise UsageError(
             f"address {text!r:.200}: host {host!r:.80} must be a host name or an IP address"

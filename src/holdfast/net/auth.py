@@ -12,6 +12,7 @@ Rule 2: this file does no I/O; nonces are given.
 The key is derived from the job's secret and a context (the job and what is spoken afterwards),
 so a proof for one job or protocol is worthless for another. Every message has a fixed size, so a
 server holds at most 70 bytes of a stranger, and it hangs up at the first byte that is not ours.
+A handshake that has failed keeps nothing, and stays failed: a connection has one guess.
 
 Guarantees
     AU-1  No side is satisfied unless the other holds the key: `done` follows a checked proof.
@@ -25,8 +26,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from abc import ABC, abstractmethod
 
-from holdfast.errors import PeerViolation, Refused, Step
+from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
 
 __all__ = ["NONCE_BYTES", "VERSION", "ClientHandshake", "ServerHandshake", "derive_key"]
 
@@ -51,7 +53,7 @@ def _proof(key: bytes, label: bytes, hellos: bytes) -> bytes:
     return hmac.digest(key, label + b"\0" + hellos, hashlib.sha256)
 
 
-class _Handshake:
+class _Handshake(ABC):
     """What both sides share: the key, what has arrived, and whether it is over."""
 
     def __init__(self, key: bytes, nonce: bytes) -> None:
@@ -59,8 +61,25 @@ class _Handshake:
         self._nonce = nonce
         self._buffer = b""
         self._hellos = b""
+        self._failed = False
         self.done = False
         """True once the other side has proved itself (AU-1)."""
+
+    def receive(self, data: bytes) -> bytes:
+        """Take bytes; return bytes to send. Raise PeerViolation or Refused to hang up."""
+        if self._failed:
+            raise PeerViolation("the handshake has failed already", step=Step.HANDSHAKE)
+        self._buffer += data
+        try:
+            return self._advance()
+        except HoldfastError:
+            self._failed = True
+            self._buffer = b""
+            raise
+
+    @abstractmethod
+    def _advance(self) -> bytes:
+        """Go as far as what has arrived allows; return bytes to send."""
 
     def leftover(self) -> bytes:
         """Return what arrived after the handshake's last byte: it belongs to what follows."""
@@ -79,9 +98,7 @@ class ServerHandshake(_Handshake):
     farewell = b""
     """What to send before hanging up after an error, so that the peer can tell what was wrong."""
 
-    def receive(self, data: bytes) -> bytes:
-        """Take bytes; return bytes to send. Raise PeerViolation or Refused to hang up."""
-        self._buffer += data
+    def _advance(self) -> bytes:
         answer = b""
         if not self._hellos:
             if not self._buffer.startswith(MAGIC[: len(self._buffer)]):
@@ -125,9 +142,7 @@ class ClientHandshake(_Handshake):
         """Return the first bytes of the connection."""
         return _hello(_OK, self._nonce)
 
-    def receive(self, data: bytes) -> bytes:
-        """Take bytes; return bytes to send. Raise PeerViolation or Refused to hang up."""
-        self._buffer += data
+    def _advance(self) -> bytes:
         if not self._hellos:
             if not self._buffer.startswith(MAGIC[: len(self._buffer)]):
                 raise PeerViolation(
@@ -144,11 +159,13 @@ class ClientHandshake(_Handshake):
 
     def _prove(self, hello: bytes) -> bytes:
         version, status = hello[4], hello[5]
-        if version != VERSION or status != _OK:
+        if version != VERSION:
             raise PeerViolation(
                 f"the server speaks version {version} of the protocol, we speak {VERSION}",
                 step=Step.VERSION,
             )
+        if status != _OK:
+            raise PeerViolation("the server's greeting is malformed", step=Step.HANDSHAKE)
         self._hellos = self.greeting() + hello
         return _proof(self._key, b"client", self._hellos)
 

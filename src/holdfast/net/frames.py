@@ -10,17 +10,22 @@ import struct
 
 from holdfast.errors import PeerViolation, UsageError
 
-__all__ = ["FRAME_BYTES_MAX", "FrameDecoder", "encode_frame"]
+__all__ = ["FRAME_BYTES_MAX", "FrameDecoder", "check_frame", "encode_frame"]
 
 FRAME_BYTES_MAX = 32 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 _HEADER = _LENGTH.size
 
 
-def encode_frame(payload: bytes, cap: int = FRAME_BYTES_MAX) -> bytes:
-    """Return the payload with its length in front. UsageError if it exceeds the cap."""
+def check_frame(payload: bytes, cap: int = FRAME_BYTES_MAX) -> None:
+    """Raise UsageError if the payload exceeds the cap."""
     if len(payload) > cap:
         raise UsageError(f"message of {len(payload)} bytes: at most {cap} are allowed")
+
+
+def encode_frame(payload: bytes, cap: int = FRAME_BYTES_MAX) -> bytes:
+    """Return the payload with its length in front. UsageError if it exceeds the cap."""
+    check_frame(payload, cap)
     return _LENGTH.pack(len(payload)) + payload
 
 

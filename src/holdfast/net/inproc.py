@@ -7,6 +7,7 @@ from collections import deque
 
 from holdfast.clock import Deadline
 from holdfast.errors import Unavailable
+from holdfast.net.frames import check_frame
 
 __all__ = ["InprocTransport", "pair"]
 
@@ -31,6 +32,7 @@ class InprocTransport:
         self._closed = False
 
     def send(self, payload: bytes, deadline: Deadline) -> None:
+        check_frame(payload)
         with self._changed:
             self._check()
             self._other._arrived.append(payload)

@@ -7,15 +7,16 @@ locks; they must not block.
 Guarantees
     RE-1  A handler's error closes its own connection and no other.
     RE-2  `send` never blocks; a peer that does not read is dropped once OUTPUT_BYTES_MAX wait.
-    RE-3  `closed` is called exactly once for each handler, and nothing after it.
+    RE-3  `closed` is called exactly once for each handler, and nothing after it; nothing is
+          received after `Connection.close()`.
     RE-4  `close()` ends the thread and every socket within its bound. Idempotent.
     RE-5  Running out of descriptors pauses accepting instead of spinning.
+    RE-6  A connection that is closing ends within FLUSH_WITHIN_S, whether its peer reads or not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import heapq
 import logging
 import selectors
@@ -35,8 +36,12 @@ __all__ = ["OUTPUT_BYTES_MAX", "Connection", "Handler", "Reactor", "Timer"]
 OUTPUT_BYTES_MAX = 64 * 1024 * 1024
 READ_BYTES = 256 * 1024
 ACCEPT_PAUSE_S = 0.1
+COMPLAIN_EVERY_S = 1.0
+FLUSH_WITHIN_S = 5.0
 CLOSE_WITHIN_S = 5.0
 BACKLOG = 4096  # the kernel cuts it to net.core.somaxconn
+
+_TIMERS_KEPT = 1024  # so few that sweeping out the cancelled ones is not worth it
 
 _log = logging.getLogger("holdfast.net")
 
@@ -56,15 +61,19 @@ class Handler(Protocol):
 class Timer:
     """A callback that is due; `cancel()` takes it back."""
 
-    __slots__ = ("callback", "cancelled")
+    __slots__ = ("callback",)
 
     def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback = callback
-        self.cancelled = False
+        self.callback: Callable[[], None] | None = callback
+
+    @property
+    def cancelled(self) -> bool:
+        """Say whether `cancel()` was called."""
+        return self.callback is None
 
     def cancel(self) -> None:
-        """Make sure that the callback is not called (any more). Idempotent."""
-        self.cancelled = True
+        """Make sure that the callback is not called (any more), and let go of it. Idempotent."""
+        self.callback = None
 
 
 class Connection:
@@ -118,12 +127,13 @@ class Connection:
         return self._out_bytes
 
     def close(self, reason: str = "closed here") -> None:
-        """Close once everything queued is sent. Idempotent."""
+        """Close once everything queued is sent, which the peer can delay only so long (RE-6)."""
         if self._handler is None or self._closing is not None:
             return
         if self._out:
             self._closing = reason
             self._reactor._watch(self, selectors.EVENT_WRITE)
+            self._reactor.call_later(FLUSH_WITHIN_S, lambda: self._finish(reason))
         else:
             self._finish(reason)
 
@@ -159,7 +169,7 @@ class Connection:
 
     def _read(self) -> None:
         handler = self._handler
-        if handler is None:
+        if handler is None or self._closing is not None:  # since this batch of events was taken
             return
         try:
             data = self._socket.recv(READ_BYTES)
@@ -184,6 +194,7 @@ class Connection:
         if handler is None:
             return
         self._out.clear()
+        self._out_bytes = 0
         self._reactor._forget(self)
         self._socket.close()
         try:
@@ -209,6 +220,8 @@ class Reactor:
         self._soon: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._timer_numbers = count()
+        self._sweep_at = _TIMERS_KEPT
+        self._complain_at = 0.0
         self._connections: set[Connection] = set()
         self._listeners: list[socket.socket] = []
         self._stopping = False
@@ -263,8 +276,16 @@ class Reactor:
         """Run the callback after a delay, unless it is cancelled first."""
         timer = Timer(callback)
         due = self._clock.monotonic() + delay_s
+        if len(self._timers) >= self._sweep_at:
+            self._sweep_timers()
         heapq.heappush(self._timers, (due, next(self._timer_numbers), timer))
         return timer
+
+    def _sweep_timers(self) -> None:
+        """Drop the cancelled ones, so that they never outnumber the others by much."""
+        self._timers = [entry for entry in self._timers if not entry[2].cancelled]
+        heapq.heapify(self._timers)
+        self._sweep_at = max(_TIMERS_KEPT, 2 * len(self._timers))
 
     def _run(self) -> None:
         try:
@@ -277,10 +298,10 @@ class Reactor:
                         if events & selectors.EVENT_WRITE and target._handler is not None:
                             target._flush()
                     else:
-                        target()
+                        self._guard(target)
                 if self._timers:
                     self._run_timers()
-                while self._soon:
+                for _ in range(len(self._soon)):  # what these add comes after the next events
                     self._guard(self._soon.popleft())
         finally:
             self._shut()
@@ -294,9 +315,11 @@ class Reactor:
 
     def _run_timers(self) -> None:
         now = self._clock.monotonic()
+        due = []
         while self._timers and self._timers[0][0] <= now:
-            timer = heapq.heappop(self._timers)[2]
-            if not timer.cancelled:
+            due.append(heapq.heappop(self._timers)[2])
+        for timer in due:
+            if timer.callback is not None:
                 self._guard(timer.callback)
 
     def _guard(self, callback: Callable[[], None]) -> None:
@@ -311,21 +334,36 @@ class Reactor:
                 sock, peer = listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._pause_accepting(listener, make, error)
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:  # most likely out of descriptors
+                self._pause_accepting(listener, make, error)
                 return
-            sock.setblocking(False)
-            _tune(sock)
-            connection = Connection(self, sock, f"{peer[0]}:{peer[1]}")
+            try:
+                self._adopt(sock, str(Address(*peer[:2])), make)
+            except Exception:  # RE-1
+                _log.exception("a connection from %s could not be served", peer[0])
+                sock.close()
+
+    def _adopt(self, sock: socket.socket, peer: str, make: Callable[[Connection], Handler]) -> None:
+        sock.setblocking(False)
+        _tune(sock)
+        connection = Connection(self, sock, peer)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+        try:
             connection._handler = make(connection)
-            self._connections.add(connection)
-            self._selector.register(sock, selectors.EVENT_READ, connection)
+        except BaseException:
+            self._selector.unregister(sock)
+            raise
+        self._connections.add(connection)
 
     def _pause_accepting(
         self, listener: socket.socket, make: Callable[[Connection], Handler], error: OSError
     ) -> None:
-        _log.error("cannot accept connections for now: %s", error.strerror)
+        now = self._clock.monotonic()
+        if now >= self._complain_at:  # strangers can provoke this: they must not fill the log
+            self._complain_at = now + COMPLAIN_EVERY_S
+            _log.error("cannot accept connections for now: %s", error.strerror)
         self._selector.unregister(listener)
         self.call_later(
             ACCEPT_PAUSE_S,
@@ -356,6 +394,8 @@ class Reactor:
     def _shut(self) -> None:
         for connection in list(self._connections):
             connection._finish("the server is closing")
+        self._timers.clear()
+        self._soon.clear()
         for listener in self._listeners:
             listener.close()
         self._selector.close()
@@ -381,15 +421,18 @@ def _bind(address: Address) -> socket.socket:
         )[0]
     except OSError as error:
         raise UsageError(f"cannot listen on {address}: {error.strerror}") from None
-    sock = socket.socket(family, kind, proto)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(where)
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
-    except OSError as error:
-        sock.close()
-        raise UsageError(f"cannot listen on {address}: {error.strerror}") from None
+    except UnicodeError:  # a label that is empty or too long
+        raise UsageError(f"cannot listen on {address}: not a host name") from None
+    with contextlib.ExitStack() as undo:
+        try:
+            sock = undo.enter_context(socket.socket(family, kind, proto))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(where)
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+        except OSError as error:
+            raise UsageError(f"cannot listen on {address}: {error.strerror}") from None
+        undo.pop_all()
     return sock

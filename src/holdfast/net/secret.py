@@ -8,12 +8,13 @@ user of the machine is still refused.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
 from pathlib import Path
 
-from holdfast.errors import Refused, UsageError
+from holdfast.errors import HoldfastError, Refused, UsageError
 from holdfast.net.auth import derive_key
 
 __all__ = ["SECRET_BYTES_MIN", "Secret", "new_secret", "read_secret_file", "user_secret"]
@@ -71,12 +72,12 @@ def user_secret(state_dir: Path) -> Secret:
     Safe when many processes do this at once: the file appears whole or not at all.
     """
     path = state_dir / "secret"
-    try:
-        if not os.path.lexists(path):
+    if not os.path.lexists(path):
+        try:
             _create(path)
-        return _read(path, forbidden=stat.S_IRWXG | stat.S_IRWXO, flags=os.O_NOFOLLOW)
-    except OSError as error:
-        raise Refused(f"secret file {path}: {error.strerror}") from None
+        except OSError as error:
+            raise Refused(f"secret file {path}: {error.strerror}") from None
+    return _read(path, forbidden=stat.S_IRWXG | stat.S_IRWXO, flags=os.O_NOFOLLOW)
 
 
 def _create(path: Path) -> None:
@@ -93,25 +94,36 @@ def _create(path: Path) -> None:
 
 
 def _read(path: Path, forbidden: int, flags: int) -> Secret:
+    # Not waiting: a FIFO in the file's place must not hold us up.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     except OSError as error:
+        symlink = error.errno == errno.ELOOP
+        why = "must not be a symbolic link" if symlink else error.strerror
+        raise Refused(f"secret file {path}: {why}") from None
+    try:
+        _check_private(path, os.fstat(fd), forbidden)
+        data = os.read(fd, _FILE_BYTES_MAX + 1)
+    except HoldfastError:
+        raise
+    except OSError as error:
         raise Refused(f"secret file {path}: {error.strerror}") from None
-    with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise Refused(f"secret file {path}: must be a regular file")
-        if found.st_uid not in (os.geteuid(), 0):
-            raise Refused(f"secret file {path}: belongs to user {found.st_uid}, not to you")
-        if found.st_mode & forbidden:
-            mode = stat.S_IMODE(found.st_mode)
-            raise Refused(
-                f"secret file {path}: mode {mode:04o} lets others at it; run chmod 600 on it"
-            )
-        text = file.read(_FILE_BYTES_MAX + 1).strip()
-    if not SECRET_BYTES_MIN <= len(text) <= _FILE_BYTES_MAX:
+    finally:
+        os.close(fd)
+    text = data.strip()
+    if len(data) > _FILE_BYTES_MAX or len(text) < SECRET_BYTES_MIN:
         raise Refused(
-            f"secret file {path}: holds {len(text)} bytes, "
-            f"{SECRET_BYTES_MIN} to {_FILE_BYTES_MAX} are allowed"
+            f"secret file {path}: must hold {SECRET_BYTES_MIN} to {_FILE_BYTES_MAX} bytes"
         )
     return Secret(text)
+
+
+def _check_private(path: Path, found: os.stat_result, forbidden: int) -> None:
+    """Refuse a file that somebody else could have read or written."""
+    if not stat.S_ISREG(found.st_mode):
+        raise Refused(f"secret file {path}: must be a regular file")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise Refused(f"secret file {path}: belongs to user {found.st_uid}, not to you")
+    if found.st_mode & forbidden:
+        mode = stat.S_IMODE(found.st_mode)
+        raise Refused(f"secret file {path}: mode {mode:04o} lets others at it; run chmod 600 on it")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
 import struct
 import threading
+from typing import TypeAlias
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, PeerViolation, Refused, Step, Unavailable
@@ -22,56 +24,71 @@ TCP_WITHIN_S = 10.0
 _READ_BYTES = 256 * 1024
 _TICK_S = 1.0
 
-_Where = tuple[
-    socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
-]
+_SocketAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+_Where: TypeAlias = tuple[socket.AddressFamily, _SocketAddress]
 
 
 def resolve(address: Address, deadline: Deadline) -> list[_Where]:
     """Return the socket addresses of a host, within the deadline. Unavailable names the step."""
+    with contextlib.suppress(OSError, UnicodeError):
+        return _look_up(address, socket.AI_NUMERICHOST)  # asks no name server
     found: list[_Where] = []
-    failure: list[str] = []
+    why = "no answer in time"
 
     def look_up() -> None:
+        nonlocal why
         try:
-            for family, _, _, _, where in socket.getaddrinfo(
-                address.host, address.port, type=socket.SOCK_STREAM
-            ):
-                found.append((family, where))
+            found.extend(_look_up(address, 0))
         except OSError as error:
-            failure.append(error.strerror or str(error))
+            why = error.strerror or str(error)
+        except UnicodeError:  # a label that is empty or too long
+            why = "not a host name"
 
-    if address.host[0].isdigit() or ":" in address.host:
-        look_up()  # numeric: no name server is asked
-    else:
-        # The system's resolver knows no deadline, so it gets a thread to be slow in.
-        thread = threading.Thread(target=look_up, name="holdfast-resolve", daemon=True)
-        thread.start()
-        thread.join(deadline.remaining())
+    # The system's resolver knows no deadline, so it gets a thread to be slow in.
+    thread = threading.Thread(target=look_up, name="holdfast-resolve", daemon=True)
+    thread.start()
+    thread.join(deadline.remaining())
     if found:
         return found
-    why = failure[0] if failure else "no answer in time"
     raise Unavailable(
         f"cannot resolve {address.host!r}: {why}", step=Step.RESOLVE, address=str(address)
     )
+
+
+def _look_up(address: Address, flags: int) -> list[_Where]:
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, where) for family, _, _, _, where in found]
 
 
 def open_socket(address: Address, deadline: Deadline) -> socket.socket:
     """Resolve and connect. Unavailable names the step that failed and the address tried."""
     why = ""
     for family, where in resolve(address, deadline):
-        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.settimeout(deadline.sooner(TCP_WITHIN_S).remaining())
-            sock.connect(where)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sock
-        except TimeoutError:
+            return _open_one(family, where, deadline.sooner(TCP_WITHIN_S))
+        except (TimeoutError, BlockingIOError):
             why = "no answer in time"
         except OSError as error:
             why = error.strerror or str(error)
-        sock.close()
     raise Unavailable(f"cannot connect to {address}: {why}", step=Step.TCP, address=str(address))
+
+
+def _open_one(
+    family: socket.AddressFamily, where: _SocketAddress, limit: Deadline
+) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(limit.remaining())
+        sock.connect(where)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Where nobody listens, the kernel may pick the target as our own port and connect the
+        # socket to itself, which would also keep the real server from binding it.
+        if sock.getsockname() == sock.getpeername():
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def shake_hands(sock: socket.socket, key: bytes, address: Address, deadline: Deadline) -> bytes:
@@ -152,6 +169,8 @@ class TcpTransport:
         if self._early:
             early, self._early = self._early, []
             return early
+        if self._closed:  # the descriptor's number may be another file's by now
+            raise self._lost("closed here")
         if wait_s < _TICK_S and not self._poll.poll(max(0.0, wait_s * 1000)):
             return []
         try:

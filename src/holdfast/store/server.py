@@ -182,6 +182,8 @@ class _Peer:
         self._handshake: ServerHandshake | None = ServerHandshake(
             server._key, os.urandom(NONCE_BYTES)
         )
+        # How far it came, should it fail to prove itself.
+        self._step = Step.HANDSHAKE
         self._decoder = FrameDecoder()
         connection.on_drained = self._drained
         self._patience = self._start_timer()
@@ -207,7 +209,7 @@ class _Peer:
         server._peers.pop(self.number, None)
         if self._handshake is not None:
             self._settle()
-            self._refuse(Step.HANDSHAKE, reason)
+            self._refuse(reason)
             return
         server._service.disconnect(self.number, server._now())
         server._perform()
@@ -227,13 +229,11 @@ class _Peer:
         try:
             answer = handshake.receive(data)
         except (PeerViolation, Refused) as error:
-            self._settle()
-            self._handshake = None
-            self._refuse(error.step or Step.HANDSHAKE, str(error))
+            self._step = error.step or Step.HANDSHAKE
             self.connection.send(handshake.farewell)
             raise
-        self.connection.send(answer)
         if not handshake.done:
+            self.connection.send(answer)
             return b""
         self._settle()
         self._handshake = None
@@ -242,6 +242,8 @@ class _Peer:
         server._sink.emit(
             ConnectionOpened(cause=self._cause(), at=server._now(), peer=self.connection.peer)
         )
+        # Last, because a peer that has gone meanwhile makes this close the connection.
+        self.connection.send(answer)
         return handshake.leftover()
 
     def _settle(self) -> None:
@@ -250,14 +252,14 @@ class _Peer:
         if self._patience is not None:
             self._patience.cancel()
 
-    def _refuse(self, step: Step, reason: str) -> None:
+    def _refuse(self, reason: str) -> None:
         server = self._server
         server._sink.emit(
             ConnectionRefused(
                 cause=self._cause(),
                 at=server._now(),
                 peer=self.connection.peer,
-                step=step,
+                step=self._step,
                 reason=reason,
             )
         )
