@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 TORCH := 2.13.0
 
 # How many simulated histories `make sim` runs.
@@ -81,15 +81,18 @@ clean:
 	python3-venv)" >&2; rm -rf .venv; exit 2; }
 
 .venv/.demo: pyproject.toml | .venv/bin/python
-	$(PIP) --editable .
+	@echo "installing holdfast into .venv"
+	@$(PIP) --editable .
 	@touch $@
 
 .venv/.lint: requirements/lint.txt .venv/.demo
-	$(PIP) --requirement requirements/lint.txt
+	@echo "installing ruff, mypy and import-linter into .venv"
+	@$(PIP) --requirement requirements/lint.txt
 	@touch $@
 
 # torch for CPU where an index or a folder of wheels offers it, else whatever torch there is.
 .venv/.test: requirements/test.txt .venv/.demo
-	$(PIP) torch==$(TORCH)+cpu 2>/dev/null || $(PIP) torch==$(TORCH)
-	$(PIP) --requirement requirements/test.txt
+	@echo "installing torch $(TORCH), etcd and pytest into .venv (a minute or more)"
+	@$(PIP) torch==$(TORCH)+cpu 2>/dev/null || $(PIP) torch==$(TORCH)
+	@$(PIP) --requirement requirements/test.txt
 	@touch $@
