@@ -19,6 +19,7 @@ middle of a request is closed; reads go on with a new one, writes raise with `ma
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -220,31 +221,26 @@ class C10dStore(Store):
     def _wait(self, keys: tuple[str, ...], deadline: Deadline) -> tuple[Entry, ...]:
         raw = tuple(map(_raw, keys))
         with self._lines.spare_lane() as lane:
-            while True:
-                done = not raw or self._wait_slice(lane, raw, deadline)
-                last = deadline.passed()
-                if done or last:
-                    values = self._read_at_last(lane, raw, deadline, last)
-                    missing = tuple(k for k, v in zip(keys, values, strict=True) if v is None)
-                    if not missing:
-                        return tuple(
-                            Entry(key, value, 0)
-                            for key, value in zip(keys, values, strict=True)
-                            if value is not None
-                        )
-                    if last:
-                        raise TimeoutExpired(
-                            f"wait: still missing {', '.join(map(repr, missing[:10]))}",
-                            waiting_for=missing,
-                        )
+            values = self._wait_all(lane, raw, deadline)
+        missing = tuple(key for key, value in zip(keys, values, strict=True) if value is None)
+        if missing:
+            raise TimeoutExpired(
+                f"wait: still missing {', '.join(map(repr, missing[:10]))}", waiting_for=missing
+            )
+        return tuple(Entry(key, value or b"", 0) for key, value in zip(keys, values, strict=True))
+
+    def _wait_all(
+        self, lane: Lane, raw: tuple[bytes, ...], deadline: Deadline
+    ) -> list[bytes | None]:
+        """Wait for keys and read them; None for each that is missing at the deadline."""
+        with contextlib.suppress(TimeoutExpired):
+            while not deadline.passed():
+                if self._wait_slice(lane, raw, deadline):
+                    values = self._read_all(lane, raw, deadline)
+                    if None not in values:
+                        return values
                     # Written and deleted since, or the name of a queue: look again, not too fast.
                     self._clock.sleep(deadline.sooner(RETRY_S).remaining() or 0.0)
-
-    def _read_at_last(
-        self, lane: Lane, raw: tuple[bytes, ...], deadline: Deadline, last: bool
-    ) -> list[bytes | None]:
-        if not last:
-            return self._read_all(lane, raw, deadline)
         try:
             return self._read_all(lane, raw, Deadline.after(GRACE_S, self._clock))
         except (Unavailable, TimeoutExpired):
