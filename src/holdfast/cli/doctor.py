@@ -18,8 +18,8 @@ from holdfast.errors import HoldfastError, Step, UsageError
 from holdfast.net.address import Address, Endpoint
 from holdfast.net.auth import VERSION
 from holdfast.net.tcp import open_socket, resolve, shake_hands
+from holdfast.store.messages import KEY_CONTEXT
 from holdfast.store.open import choose_secret, open_store, parse_store_endpoint
-from holdfast.store.server import KEY_CONTEXT
 
 if TYPE_CHECKING:
     _Subparsers = argparse._SubParsersAction[Any]

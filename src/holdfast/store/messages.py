@@ -24,6 +24,7 @@ from holdfast.store.ops import AnyOp, Change, Entry, check_key, check_prefix
 from holdfast.store.wire import Reader, decode_op, encode_op, put_entry, put_maybe, put_text
 
 __all__ = [
+    "KEY_CONTEXT",
     "Call",
     "Cancel",
     "Changed",
@@ -43,6 +44,9 @@ __all__ = [
     "decode_from_server",
     "encode",
 ]
+
+KEY_CONTEXT = "store"
+"""What the handshake's key is derived for: a proof for this protocol opens no other."""
 
 
 class Why(IntEnum):

@@ -7,6 +7,7 @@
     etcd-v2://host:port,…[/prefix] etcd, v2 keys API
     c10d://host:port               a store that torch hosts; no authentication
 
+An endpoint is checked whole before anything is done: no file, no socket comes of a wrong one.
 Only the module of the scheme that is used gets imported.
 """
 
@@ -14,18 +15,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from holdfast import env
 from holdfast.clock import check_timeout
-from holdfast.errors import UsageError
+from holdfast.errors import Refused, UsageError
 from holdfast.net.address import Address, Endpoint, is_loopback, parse_endpoint
 from holdfast.net.secret import Secret, read_secret_file, user_secret
+from holdfast.store.ops import check_prefix
 from holdfast.store.prefix import PrefixStore
-from holdfast.store.server import KEY_CONTEXT, StoreServer
 from holdfast.store.store import DEFAULT_TIMEOUT_S, Store
 
-__all__ = ["SCHEMES", "choose_secret", "open_store", "parse_store_endpoint", "serve_store"]
+__all__ = ["choose_secret", "open_store", "parse_store_endpoint", "serve_store"]
 
 
 def open_store(
@@ -41,15 +43,12 @@ def open_store(
     backends connect at their first operation. `secret` is for `tcp://` alone; without it
     HOLDFAST_SECRET or HOLDFAST_SECRET_FILE is used, and on loopback the user's own secret.
     """
+    checked_timeout = check_timeout(timeout)
     environment = environment or env.current()
-    text = endpoint if endpoint is not None else environment.store
-    if text is None:
-        raise UsageError("no store: give an endpoint, or set HOLDFAST_STORE")
-    where = parse_store_endpoint(text)
-    if where.options:
-        option = next(iter(where.options))
-        raise UsageError(f"endpoint {text!r:.200}: {where.scheme}:// has no option {option!r:.40}")
-    return SCHEMES[where.scheme](_Wish(where, secret, check_timeout(timeout), environment))
+    where = _place(endpoint, environment)
+    if secret is not None and where.scheme != "tcp":
+        raise UsageError(f"secret: {where.scheme}:// takes none; only tcp:// does")
+    return _OPENERS[where.scheme](_Wish(where, secret, checked_timeout, environment))
 
 
 def serve_store(
@@ -62,34 +61,49 @@ def serve_store(
 
     An address that other hosts can reach needs a secret that was given: UsageError otherwise.
     """
-    where = parse_store_endpoint(endpoint)
-    if where.scheme != "tcp" or where.path or where.options:
+    from holdfast.store.server import StoreServer
+
+    where = parse_endpoint(endpoint)
+    if where.scheme != "tcp" or len(where.addresses) != 1 or where.path or where.options:
         raise UsageError(f"endpoint {endpoint!r:.200}: to serve, write tcp://host:port")
-    address = _one_address(where)
+    address = where.addresses[0]
     server = StoreServer(address, choose_secret(address, secret, environment or env.current()))
     server.start()
     return server
 
 
 def parse_store_endpoint(text: str) -> Endpoint:
-    """Read an endpoint and check that its scheme is one of ours."""
-    scheme = text.partition("://")[0] if isinstance(text, str) and "://" in text else None
-    if scheme is not None and scheme not in SCHEMES:
+    """Read the endpoint of a store to open; UsageError unless it is all that its scheme takes."""
+    scheme, found, _ = text.partition("://") if isinstance(text, str) else ("", "", "")
+    if found and scheme not in _FORMS:
         raise UsageError(
             f"endpoint {text!r:.200}: scheme {scheme!r:.40} is unknown; "
-            f"known are {', '.join(SCHEMES)}"
+            f"known are {', '.join(_FORMS)}"
         )
-    return parse_endpoint(text)
+    where = parse_endpoint(text)
+    if where.options or not _fits(where):
+        raise UsageError(f"endpoint {text!r:.200}: write {_FORMS[scheme]}")
+    if any(address.port == 0 for address in where.addresses):
+        raise UsageError(f"endpoint {text!r:.200}: port 0 is for serving, not for opening")
+    if where.addresses:
+        where = replace(where, path=where.path.strip("/"))
+        check_prefix(where.path and where.path + "/")
+    return where
 
 
 def choose_secret(address: Address, secret: Secret | None, environment: env.Environment) -> Secret:
     """Return the secret for an address: the given one, the job's, or on loopback the user's."""
     if secret is not None:
+        if not isinstance(secret, Secret):
+            raise UsageError(f"secret: must be a Secret, not {type(secret).__name__}")
         return secret
     if environment.secret is not None:
-        return Secret(environment.secret.encode())
+        # As the shell gave it: the environment need not be UTF-8.
+        value = environment.secret.encode("utf-8", "surrogateescape")
+        return _from_variable("HOLDFAST_SECRET", lambda: Secret(value))
     if environment.secret_file is not None:
-        return read_secret_file(environment.secret_file)
+        path = environment.secret_file
+        return _from_variable("HOLDFAST_SECRET_FILE", lambda: read_secret_file(path))
     if not is_loopback(address.host):
         raise UsageError(
             f"tcp://{address} can be reached from other hosts, so the job's secret is needed: "
@@ -100,8 +114,53 @@ def choose_secret(address: Address, secret: Secret | None, environment: env.Envi
     return user_secret(environment.state_dir)
 
 
+def _from_variable(name: str, make: Callable[[], Secret]) -> Secret:
+    """Make a secret of a variable; what is wrong with it is for the user to change there."""
+    try:
+        return make()
+    except (UsageError, Refused) as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _place(endpoint: str | None, environment: env.Environment) -> Endpoint:
+    if endpoint is not None:
+        return parse_store_endpoint(endpoint)
+    if environment.store is None:
+        raise UsageError("no store: give an endpoint, or set HOLDFAST_STORE")
+    try:
+        return parse_store_endpoint(environment.store)
+    except UsageError as error:
+        raise UsageError(f"HOLDFAST_STORE: {error}") from None
+
+
+_FORMS = {
+    "memory": "memory://",
+    "file": "file:///absolute/path",
+    "tcp": "tcp://host:port or tcp://host:port/prefix",
+    "etcd": "etcd://host:port,… or etcd://host:port,…/prefix",
+    "etcd-v2": "etcd-v2://host:port,… or etcd-v2://host:port,…/prefix",
+    "c10d": "c10d://host:port",
+}
+
+
+def _fits(where: Endpoint) -> bool:
+    """Say whether an endpoint has the parts that its scheme takes."""
+    hosts = len(where.addresses)
+    match where.scheme:
+        case "memory":
+            return hosts == 0 and not where.path
+        case "file":
+            return hosts == 0 and where.path.strip("/") != ""
+        case "tcp":
+            return hosts == 1
+        case "c10d":
+            return hosts == 1 and not where.path
+        case _:
+            return hosts >= 1
+
+
 class _Wish(NamedTuple):
-    """What the opener of a scheme gets."""
+    """What the opener of a scheme gets; the endpoint fits the scheme."""
 
     where: Endpoint
     secret: Secret | None
@@ -109,79 +168,49 @@ class _Wish(NamedTuple):
     environment: env.Environment
 
 
-def _one_address(where: Endpoint) -> Address:
-    if len(where.addresses) != 1:
-        raise UsageError(f"endpoint {str(where)!r:.200}: {where.scheme}:// takes one host:port")
-    return where.addresses[0]
-
-
-def _some_addresses(where: Endpoint) -> tuple[Address, ...]:
-    if not where.addresses:
-        raise UsageError(
-            f"endpoint {str(where)!r:.200}: {where.scheme}:// takes host:port, or several with ','"
-        )
-    return where.addresses
-
-
-def _no_path(where: Endpoint) -> None:
-    if where.path:
-        raise UsageError(f"endpoint {str(where)!r:.200}: {where.scheme}:// takes no path")
-
-
 def _open_memory(wish: _Wish) -> Store:
     from holdfast.store.memory import MemoryStore
 
-    where = wish.where
-    if where.addresses:
-        raise UsageError(f"endpoint {str(where)!r:.200}: memory:// takes no host")
-    _no_path(where)
     return MemoryStore()
 
 
 def _open_file(wish: _Wish) -> Store:
     from holdfast.store.file import FileStore
 
-    where = wish.where
-    if where.addresses or not where.path.strip("/"):
-        raise UsageError(f"endpoint {str(where)!r:.200}: write file:///absolute/path")
-    return FileStore(where.path)
+    return FileStore(wish.where.path)
 
 
 def _open_tcp(wish: _Wish) -> Store:
     from holdfast.net.tcp import connect
     from holdfast.store.client import RemoteStore
+    from holdfast.store.messages import KEY_CONTEXT
 
-    where = wish.where
-    address = _one_address(where)
-    if address.port == 0:
-        raise UsageError(f"endpoint {str(where)!r:.200}: port 0 is for serving, not for opening")
+    address, prefix = wish.where.addresses[0], wish.where.path
     key = choose_secret(address, wish.secret, wish.environment).key(KEY_CONTEXT)
-
     store = RemoteStore(f"tcp://{address}", functools.partial(connect, address, key))
     store.connect(wish.timeout)
-    return PrefixStore(store, where.path + "/", owner=True) if where.path else store
+    return PrefixStore(store, prefix + "/", owner=True) if prefix else store
 
 
 def _open_etcd(wish: _Wish) -> Store:
     from holdfast.store.etcd import DEFAULT_PREFIX, EtcdStore
 
-    return EtcdStore(_some_addresses(wish.where), wish.where.path or DEFAULT_PREFIX)
+    return EtcdStore(wish.where.addresses, wish.where.path or DEFAULT_PREFIX)
 
 
 def _open_etcd_v2(wish: _Wish) -> Store:
     from holdfast.store.etcd_v2 import DEFAULT_PREFIX, EtcdV2Store
 
-    return EtcdV2Store(_some_addresses(wish.where), wish.where.path or DEFAULT_PREFIX)
+    return EtcdV2Store(wish.where.addresses, wish.where.path or DEFAULT_PREFIX)
 
 
 def _open_c10d(wish: _Wish) -> Store:
     from holdfast.store.c10d_client import C10dStore
 
-    _no_path(wish.where)
-    return C10dStore(_one_address(wish.where))
+    return C10dStore(wish.where.addresses[0])
 
 
-SCHEMES: dict[str, Callable[[_Wish], Store]] = {
+_OPENERS: dict[str, Callable[[_Wish], Store]] = {
     "memory": _open_memory,
     "file": _open_file,
     "tcp": _open_tcp,

@@ -34,11 +34,11 @@ from holdfast.observe.events import (
     ServerStopped,
 )
 from holdfast.observe.sinks import LogSink, Sink
+from holdfast.store.messages import KEY_CONTEXT
 from holdfast.store.service import Hangup, Send, Service, Status
 
-__all__ = ["HANDSHAKE_WITHIN_S", "KEY_CONTEXT", "STRANGERS_MAX", "StoreServer"]
+__all__ = ["HANDSHAKE_WITHIN_S", "STRANGERS_MAX", "StoreServer"]
 
-KEY_CONTEXT = "store"
 HANDSHAKE_WITHIN_S = 5.0
 STRANGERS_MAX = 1024
 CONGESTED_BYTES = 1024 * 1024

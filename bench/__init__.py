@@ -1,0 +1,13 @@
+"""Measurements, side by side with peers in one run. `make bench` runs them all.
+
+Layout, in reading order
+    __main__.py  which measurements there are; runs them, prints tables, writes JSON
+    subjects.py  what is measured: our backends, and torch's store where torch is installed
+    client.py    a process of clients that do one operation over and over
+    stores.py    operations a second, idle clients, wake-up latency, memory
+    imports.py   what importing costs
+    table.py     figures as text
+
+Every figure comes from processes of their own, so that no subject shares an interpreter lock with
+another. Subjects that are compared take turns. A timing is never asserted in a test.
+"""
