@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import env
 from holdfast.clock import check_timeout
@@ -26,6 +26,9 @@ from holdfast.net.secret import Secret, read_secret_file, user_secret
 from holdfast.store.ops import check_prefix
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import DEFAULT_TIMEOUT_S, Store
+
+if TYPE_CHECKING:
+    from holdfast.store.server import StoreServer
 
 __all__ = ["choose_secret", "open_store", "parse_store_endpoint", "serve_store"]
 
