@@ -119,10 +119,16 @@ def guarantees(path: Path, cited: dict[str, list[str]]) -> list[Guarantee]:
     ]
 
 
+def modules() -> list[Path]:
+    """Find the modules that promise something: all but those which check others."""
+    testing = ROOT / "src" / "holdfast" / "testing"
+    return sorted(p for p in (ROOT / "src").rglob("*.py") if testing not in p.parents)
+
+
 def citations() -> dict[str, list[str]]:
-    """Find which tests cite which guarantee by its number."""
+    """Find which tests, and which checkers that ship, cite which guarantee by its number."""
     cited: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "tests").rglob("*")):
+    for path in sorted([*ROOT.glob("tests/**/*"), *ROOT.glob("src/holdfast/testing/*.py")]):
         if path.suffix in {".py", ".txt"}:
             for number in set(_NUMBER.findall(path.read_text(encoding="utf-8"))):
                 cited.setdefault(number, []).append(path.relative_to(ROOT).as_posix())
@@ -133,7 +139,7 @@ def render_guarantees() -> str:
     """Return docs/guarantees.md as the source and the tests have it now."""
     cited = citations()
     parts = [INTRODUCTION]
-    for path in sorted((ROOT / "src").rglob("*.py")):
+    for path in modules():
         rows = guarantees(path, cited)
         if not rows:
             continue

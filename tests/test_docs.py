@@ -77,9 +77,7 @@ def test_guarantees_are_read_with_their_continuations(tmp_path: Path) -> None:
 
 def test_every_guarantee_has_a_number_of_its_own() -> None:
     numbers = [
-        guarantee.number
-        for path in (check.ROOT / "src").rglob("*.py")
-        for guarantee in check.guarantees(path, {})
+        guarantee.number for path in check.modules() for guarantee in check.guarantees(path, {})
     ]
     assert len(numbers) > 10
     assert sorted(numbers) == sorted(set(numbers))
