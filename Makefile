@@ -38,7 +38,7 @@ test: .venv/.test
 	$(BIN)/python -m pytest $(ARGS)
 
 cover: .venv/.test
-	$(BIN)/python -m coverage run -m pytest tests/unit --quiet $(ARGS)
+	$(BIN)/python -m coverage run -m pytest tests/unit tests/contract --quiet $(ARGS)
 	$(BIN)/python -m coverage report
 
 lint: .venv/.lint layers

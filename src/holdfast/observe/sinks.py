@@ -5,9 +5,9 @@
     MemorySink      a list, for tests
     FanOut          several sinks, each shielded from the failures of the others
 
-Events that strangers can provoke (`Event.provoked`) are logged at most once a second for each
-kind; the next line says how many were left out. So refusing a flood of connections does not
-become a flood of lines.
+Events that strangers can provoke (`Event.provoked`) are written at most once a second for each
+kind; the next line says how many were left out. So refusing a flood of connections fills neither
+a log nor a disk.
 
 Sinks may be called from several threads.
 """
@@ -67,6 +67,26 @@ class MemorySink:
         pass
 
 
+class _Limit:
+    """Decides which provoked events are written. Not thread-safe: its sink holds a lock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._next_at: dict[type[Event], float] = {}
+        self.left_out: dict[type[Event], int] = {}
+
+    def admit(self, event: Event) -> int | None:
+        """Return how many of its kind were left out since the last one, or None: leave it out."""
+        if not event.provoked:
+            return 0
+        now, kind = self._clock.monotonic(), type(event)
+        if now < self._next_at.get(kind, now):
+            self.left_out[kind] = self.left_out.get(kind, 0) + 1
+            return None
+        self._next_at[kind] = now + PROVOKED_INTERVAL_S
+        return self.left_out.pop(kind, 0)
+
+
 class LogSink:
     """Writes events to a logger, `logging.getLogger("holdfast")` if none is given."""
 
@@ -80,36 +100,29 @@ class LogSink:
         self._logger = logger or logging.getLogger("holdfast")
         self._as_json = as_json
         self._clock = clock
-        # Guards both dictionaries, which have one entry for each kind of provoked event.
+        # Guards the limit; not held while logging, which may block.
         self._lock = threading.Lock()
-        self._next_at: dict[type[Event], float] = {}
-        self._left_out: dict[type[Event], int] = {}
+        self._limit = _Limit(clock)
 
     def emit(self, event: Event) -> None:
         level = _LEVELS[event.level]
         if not self._logger.isEnabledFor(level):
             return
-        left_out = 0
-        if event.provoked:
-            with self._lock:
-                now, kind = self._clock.monotonic(), type(event)
-                if now < self._next_at.get(kind, now):
-                    self._left_out[kind] = self._left_out.get(kind, 0) + 1
-                    return
-                self._next_at[kind] = now + PROVOKED_INTERVAL_S
-                left_out = self._left_out.pop(kind, 0)
-        self._logger.log(level, "%s", self._line(event, left_out))
+        with self._lock:
+            left_out = self._limit.admit(event)
+        if left_out is not None:
+            self._logger.log(level, "%s", self._line(event, left_out))
 
     def close(self) -> None:
         """Say what was left out since the last line of each kind."""
         with self._lock:
-            left_out, self._left_out = self._left_out, {}
+            left_out, self._limit.left_out = self._limit.left_out, {}
         for kind, count in left_out.items():
             self._logger.log(_LEVELS[kind.level], "%d more %s left out", count, kind.__name__)
 
     def _line(self, event: Event, left_out: int) -> str:
         if self._as_json:
-            return _json(event, self._clock, left_out=left_out)
+            return _json(event, self._clock, left_out)
         return f"{event} ({left_out} more like it left out)" if left_out else str(event)
 
 
@@ -123,18 +136,22 @@ class FileSink:
     def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._path = path
         self._clock = clock
+        # Guards everything below, and keeps lines whole.
         self._lock = threading.Lock()
+        self._limit = _Limit(clock)
         self._file: TextIO | None = None
         self._closed = False
 
     def emit(self, event: Event) -> None:
-        line = _json(event, self._clock)
         with self._lock:
             if self._closed:
                 return
+            left_out = self._limit.admit(event)
+            if left_out is None:
+                return
             if self._file is None:
                 self._file = _open_private(self._path)
-            self._file.write(line + "\n")
+            self._file.write(_json(event, self._clock, left_out) + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -171,8 +188,8 @@ class FanOut:
                 _log.exception("%s failed while closing", type(sink).__name__)
 
 
-def _json(event: Event, clock: Clock, **extra: object) -> str:
-    return json.dumps({"time": clock.wall()} | event.to_dict() | extra)
+def _json(event: Event, clock: Clock, left_out: int) -> str:
+    return json.dumps({"time": clock.wall()} | event.to_dict() | {"left_out": left_out})
 
 
 def _open_private(path: Path) -> TextIO:

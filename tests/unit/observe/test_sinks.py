@@ -148,6 +148,18 @@ def test_the_file_has_one_json_object_a_line_at_once(tmp_path: Path, clock: Manu
     sink.close()
 
 
+def test_a_flood_of_refusals_does_not_fill_the_disk(tmp_path: Path, clock: ManualClock) -> None:
+    path = tmp_path / "events.jsonl"
+    sink = FileSink(path, clock)
+    for _ in range(1000):
+        sink.emit(REFUSED)
+    clock.advance(1.0)
+    sink.emit(REFUSED)
+    sink.close()
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [line["left_out"] for line in lines] == [0, 999]
+
+
 def test_the_file_is_this_users_only(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     sink = FileSink(path)
