@@ -59,7 +59,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    value: object = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value  # so that this is asked once
+    return value
 
 
 def __dir__() -> list[str]:

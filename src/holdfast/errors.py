@@ -1,14 +1,16 @@
 """Every error that holdfast raises, by who must act.
 
     HoldfastError
-    ├── UsageError        the caller must change the call            (also ValueError)
-    ├── TimeoutExpired    a deadline passed; .waiting_for says for what  (also TimeoutError)
-    ├── Unavailable       the environment failed; retrying may help  (also ConnectionError)
-    │   ├── StoreUnavailable   .maybe_applied says whether a write may have happened
-    │   └── LeaseLost     the lease expired or was revoked: take a new one
-    ├── Refused           authentication or permission
-    ├── PeerViolation     the other side broke the protocol
-    └── InternalError     a bug in holdfast; please report it
+    ├── UsageError (ValueError)           the caller must change the call
+    ├── TimeoutExpired (TimeoutError)     a deadline passed; .waiting_for says for what
+    ├── Unavailable (ConnectionError)     the environment failed; retrying may help
+    │   ├── StoreUnavailable              .maybe_applied: whether a write may have happened
+    │   └── LeaseLost                     the lease expired or was revoked: take a new one
+    ├── Refused (PermissionError)         authentication or permission
+    ├── PeerViolation                     the other side broke the protocol
+    └── InternalError                     a bug in holdfast; please report it
+
+The names in brackets are builtins that the error also is, so that `except TimeoutError` works.
 
 Errors carry fields, and no code ever parses their text. An error of connecting says at which
 `Step` it failed and which address was tried, because "connection failed" alone costs people hours.

@@ -32,6 +32,8 @@ _TOKEN_ALPHABET = string.ascii_lowercase + string.digits
 
 def run_id(text: str) -> RunId:
     """Check a job's name. It becomes part of file names and keys, so the alphabet is narrow."""
+    if not isinstance(text, str):
+        raise UsageError(f"run id {text!r:.80}: must be a str, not {type(text).__name__}")
     if not text or len(text) > RUN_ID_MAX or not _RUN_ID_CHARACTERS.issuperset(text):
         raise UsageError(
             f"run id {text[: RUN_ID_MAX + 1]!r}: 1 to {RUN_ID_MAX} letters, digits, "

@@ -1,8 +1,9 @@
 """The command line.
 
 Layout, in reading order (◦ = pure)
-    main.py     the arguments, and one clear line for every error
-    exits.py ◦  what the exit codes mean
-    store.py    `holdfast store`: serve a store, and use one from a shell
-    doctor.py   `holdfast doctor`: check a store's endpoint step by step
+    main.py       runs one command; one clear line for every error
+    arguments.py  what the commands' arguments have in common
+    exits.py ◦    what the exit codes mean
+    store.py      `holdfast store`: serve a store, and use one from a shell
+    doctor.py     `holdfast doctor`: check a store's endpoint step by step
 """

@@ -2,27 +2,30 @@
 
 A connection that fails somewhere costs people hours, so each step is tried alone and says what it
 found: the endpoint's form, the names, the ports, the handshake, the secret, the store's answer.
-The first step that fails ends the examination of that address.
+The first step that fails ends the examination of that address. Nothing is written to the store.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast import env
+from holdfast.cli.arguments import add_timeout, checked, one_line
 from holdfast.cli.exits import exit_code
-from holdfast.clock import SYSTEM_CLOCK, Deadline, check_timeout
-from holdfast.errors import HoldfastError, Step, UsageError
-from holdfast.net.address import Address, Endpoint
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import HoldfastError, Step
+from holdfast.net.address import Address
 from holdfast.net.auth import VERSION
+from holdfast.net.secret import Secret
 from holdfast.net.tcp import open_socket, resolve, shake_hands
 from holdfast.store.messages import KEY_CONTEXT
 from holdfast.store.open import choose_secret, open_store, parse_store_endpoint
 
 if TYPE_CHECKING:
-    _Subparsers = argparse._SubParsersAction[Any]
+    from holdfast.cli.arguments import Commands
 
 __all__ = ["add_command", "examine"]
 
@@ -35,48 +38,53 @@ _HINTS = {
 }
 
 
-def add_command(commands: _Subparsers) -> None:
+def add_command(commands: Commands) -> None:
     """Add `doctor`."""
     text = "check a store's endpoint step by step"
-    parser = commands.add_parser("doctor", help=text, description=text, allow_abbrev=False)
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="such as tcp://127.0.0.1:29400")
+    parser = commands.add_parser("doctor", help=text, description=text)
     parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="S", help="for each step (default: 10)"
+        "endpoint",
+        metavar="ENDPOINT",
+        type=checked(lambda text: str(parse_store_endpoint(text))),
+        help="such as tcp://127.0.0.1:29400",
     )
+    add_timeout(parser, "for each step")
     parser.set_defaults(run=_run)
 
 
 def _run(given: argparse.Namespace) -> int:
-    if check_timeout(given.timeout) is None:
-        raise UsageError(f"--timeout {given.timeout}: must be a finite number of seconds")
     failure = examine(given.endpoint, given.timeout, env.current(), print)
     return 0 if failure is None else exit_code(failure)
 
 
 def examine(
-    endpoint: str, timeout: float, environment: env.Environment, say: Callable[[str], None]
+    endpoint: str,
+    timeout: float | None,
+    environment: env.Environment,
+    say: Callable[[str], None],
 ) -> HoldfastError | None:
     """Check an endpoint step by step, saying each; return the failure that makes it unusable.
 
     Of several addresses some may fail: what counts is that the store answers.
     """
     where = parse_store_endpoint(endpoint)
+    secret = None
+    if where.scheme == "tcp":
+        secret = choose_secret(where.addresses[0], None, environment)
     report = _Report(say)
     report.passed("endpoint", str(where))
     for address in where.addresses:
         try:
-            _examine_address(where, address, timeout, environment, report)
+            _examine_address(address, secret, timeout, report)
         except HoldfastError as error:
             report.failed(error)
             if len(where.addresses) == 1:
                 return error
+    if where.scheme == "file" and not os.path.lexists(where.path):
+        report.passed("file", "does not exist yet; who uses it first makes it")
+        return None
     try:
-        with open_store(endpoint, timeout=timeout, environment=environment) as store:
-            started = SYSTEM_CLOCK.monotonic()
-            keys = store.count(timeout=timeout)
-            report.passed("store", f"answers in {_ms_since(started)}; keys: {keys}")
-    except UsageError:
-        raise
+        _examine_store(endpoint, timeout, environment, report)
     except HoldfastError as error:
         report.failed(error)
         return error
@@ -84,21 +92,25 @@ def examine(
 
 
 def _examine_address(
-    where: Endpoint,
-    address: Address,
-    timeout: float,
-    environment: env.Environment,
-    report: _Report,
+    address: Address, secret: Secret | None, timeout: float | None, report: _Report
 ) -> None:
     found = resolve(address, Deadline.after(timeout))
     report.passed(Step.RESOLVE, f"{address.host} is {', '.join(str(w[0]) for _, w in found)}")
     started = SYSTEM_CLOCK.monotonic()
     with open_socket(address, Deadline.after(timeout)) as sock:
         report.passed(Step.TCP, f"{address} in {_ms_since(started)}")
-        if where.scheme == "tcp":
-            key = choose_secret(address, None, environment).key(KEY_CONTEXT)
-            shake_hands(sock, key, address, Deadline.after(timeout))
+        if secret is not None:
+            shake_hands(sock, secret.key(KEY_CONTEXT), address, Deadline.after(timeout))
             report.passed(Step.HANDSHAKE, f"version {VERSION}; both sides hold the same secret")
+
+
+def _examine_store(
+    endpoint: str, timeout: float | None, environment: env.Environment, report: _Report
+) -> None:
+    with open_store(endpoint, timeout=timeout, environment=environment) as store:
+        started = SYSTEM_CLOCK.monotonic()
+        keys = store.count(timeout=timeout)
+        report.passed("store", f"answers in {_ms_since(started)}; keys: {keys}")
 
 
 def _ms_since(started: float) -> str:
@@ -112,10 +124,12 @@ class _Report:
         self._say = say
 
     def passed(self, step: str, text: str) -> None:
+        """Say what a step found."""
         self._say(f"ok    {step:<17}{text}")
 
     def failed(self, error: HoldfastError) -> None:
+        """Say at which step it went wrong, and what to look at."""
         step = getattr(error, "step", None)
-        self._say(f"FAIL  {step or 'store':<17}{error}")
+        self._say(f"FAIL  {step or 'store':<17}{one_line(str(error))}")
         if step in _HINTS:
             self._say(f"      {'':<17}{_HINTS[step]}")

@@ -5,6 +5,7 @@
     2    wrong use: the command must be changed
     69   something is unavailable: trying again may help
     70   a bug in holdfast
+    74   standard output cannot be written
     75   timed out
     76   the other side broke the protocol, or does not speak it
     77   refused: authentication or permission
@@ -24,10 +25,11 @@ from holdfast.errors import (
     UsageError,
 )
 
-__all__ = ["BUG", "INTERRUPTED", "MISSING", "exit_code"]
+__all__ = ["BUG", "INTERRUPTED", "MISSING", "NO_OUTPUT", "exit_code"]
 
 MISSING = 1
 BUG = 70
+NO_OUTPUT = 74
 INTERRUPTED = 130
 _CODES: tuple[tuple[type[HoldfastError], int], ...] = (
     (UsageError, 2),

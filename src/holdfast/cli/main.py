@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from holdfast import __version__
-from holdfast.cli.exits import INTERRUPTED, exit_code
+from holdfast.cli.arguments import Parser, one_line
+from holdfast.cli.exits import BUG, INTERRUPTED, NO_OUTPUT, exit_code
 from holdfast.errors import HoldfastError
 
 __all__ = ["main", "parser"]
@@ -16,40 +17,54 @@ __all__ = ["main", "parser"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. Raises SystemExit for --help and the like."""
-    arguments = parser().parse_args(argv)
+    if sys.stdout is None:  # closed by who started us: its number must not go to a socket
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
     try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
+        try:
+            arguments = parser().parse_args(argv)
+            code: int = arguments.run(arguments)
+            return code
+        finally:
+            sys.stdout.flush()  # here, where failing has an exit code
     except HoldfastError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+        _complain(str(error))
         return exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        _drop_output()
+        _complain(f"standard output: {error.strerror or error}")
+        return NO_OUTPUT
+    except Exception:
+        traceback.print_exc()
+        _complain("this is a bug in holdfast; please report it with the lines above")
+        return BUG
 
 
-class _Parser(argparse.ArgumentParser):
-    """Complains in one line; argparse would print its usage text first."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Make the parser of the whole command line."""
     from holdfast.cli import doctor, store
 
-    top = _Parser(
+    top = Parser(
         prog="holdfast",
         description="Elastic jobs and RPC for Python that hold when machines don't.",
-        allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     store.add_commands(commands)
     doctor.add_command(commands)
     return top
+
+
+def _complain(text: str) -> None:
+    print(f"holdfast: {one_line(text)}", file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Lead output nowhere: what is still buffered would fail once more when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

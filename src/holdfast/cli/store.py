@@ -1,6 +1,8 @@
 """`holdfast store`: serve a store, and use one from a shell.
 
-Values are taken and printed as they are: text from arguments, bytes to standard output.
+Values are taken and printed as they are: bytes from the arguments, bytes to standard output, with
+a line feed after them. Keys likewise, and they are UTF-8. Only `watch` escapes what it shows, so
+that each change is one line.
 """
 
 from __future__ import annotations
@@ -9,65 +11,85 @@ import argparse
 import logging
 import signal
 import sys
-import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cli.arguments import add_timeout, checked, one_line
 from holdfast.cli.exits import MISSING
+from holdfast.errors import UsageError
 from holdfast.store.open import open_store, serve_store
+from holdfast.store.ops import INT_MAX, INT_MIN, Change, check_key, check_prefix
 from holdfast.store.store import Store
 
 __all__ = ["add_commands"]
 
 if TYPE_CHECKING:
-    _Subparsers = argparse._SubParsersAction[Any]
+    from holdfast.cli.arguments import Commands
+
+_ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
-def add_commands(commands: _Subparsers) -> None:
+def add_commands(commands: Commands) -> None:
     """Add `store` and what stands below it."""
-    store = commands.add_parser("store", help="serve a store, or use one", allow_abbrev=False)
+    text = "serve a store, or use one"
+    store = commands.add_parser("store", help=text, description=text)
     verbs = store.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    serve = verbs.add_parser("serve", help="serve a store until interrupted", allow_abbrev=False)
+    text = "serve a store until interrupted or terminated"
+    serve = verbs.add_parser("serve", help=text, description=text)
     serve.add_argument(
         "endpoint",
+        metavar="ENDPOINT",
         nargs="?",
         default="tcp://127.0.0.1:29400",
         help="where to listen (default: %(default)s; port 0 picks a free one)",
     )
     serve.set_defaults(run=_serve)
 
-    _verb(verbs, "get", _get, "print a key's value; exit code 1 if there is none", "KEY")
-    _verb(verbs, "set", _set, "write a key", "KEY", "VALUE")
-    _verb(verbs, "add", _add, "add to a counter and print the sum", "KEY", "AMOUNT")
-    _verb(verbs, "append", _append, "append to a value and print its length", "KEY", "VALUE")
-    _verb(verbs, "delete", _delete, "remove a key; exit code 1 if there was none", "KEY")
-    _verb(verbs, "wait", _wait, "wait for a key and print its value", "KEY")
-    _verb(verbs, "list", _list, "print the keys that begin with a prefix", "PREFIX?")
-    _verb(verbs, "watch", _watch, "print changes of keys that begin with a prefix", "PREFIX?")
+    _verb(verbs, "get", _get, "print a key's value; exit code 1 if there is none", _KEY)
+    _verb(verbs, "set", _set, "write a key", _KEY, _VALUE)
+    _verb(verbs, "add", _add, "add to a counter and print the sum", _KEY, _AMOUNT)
+    _verb(verbs, "append", _append, "append to a value and print its length", _KEY, _VALUE)
+    _verb(verbs, "delete", _delete, "remove a key; exit code 1 if there was none", _KEY)
+    _verb(verbs, "wait", _wait, "wait for a key and print its value", _KEY)
+    _verb(verbs, "list", _list, "print the keys that begin with a prefix", _PREFIX)
+    _verb(verbs, "watch", _watch, "print keys with a prefix, and how they change", _PREFIX)
+
+
+def _amount(text: str) -> int:
+    try:
+        amount = int(text)
+    except ValueError:
+        amount = INT_MAX + 1
+    if not INT_MIN <= amount <= INT_MAX:
+        raise UsageError(f"{text!r:.80} must be an integer of 64 bits, signed")
+    return amount
+
+
+def _argument_bytes(text: str) -> bytes:
+    """Return an argument's bytes as the shell gave them."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+_Argument = dict[str, Any]
+_KEY: _Argument = {"dest": "key", "type": checked(check_key)}
+_VALUE: _Argument = {"dest": "value", "type": _argument_bytes}
+_AMOUNT: _Argument = {"dest": "amount", "type": checked(_amount)}
+_PREFIX: _Argument = {"dest": "prefix", "type": checked(check_prefix), "nargs": "?", "default": ""}
 
 
 def _verb(
-    verbs: _Subparsers,
+    verbs: Commands,
     name: str,
     act: Callable[[Store, argparse.Namespace], int],
     text: str,
-    *arguments: str,
+    *arguments: _Argument,
 ) -> None:
-    parser = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser = verbs.add_parser(name, help=text, description=text)
     for argument in arguments:
-        optional = argument.endswith("?")
-        dest = argument.rstrip("?").lower()
-        kind = int if dest == "amount" else str
-        if optional:
-            parser.add_argument(dest, metavar=dest.upper(), nargs="?", default="", type=kind)
-        else:
-            parser.add_argument(dest, metavar=dest.upper(), type=kind)
+        parser.add_argument(metavar=argument["dest"].upper(), **argument)
     parser.add_argument("--store", metavar="ENDPOINT", help="default: $HOLDFAST_STORE")
-    parser.add_argument(
-        "--timeout", type=float, default=10.0, metavar="S", help="seconds (default: %(default)g)"
-    )
+    add_timeout(parser, "that it may take")
 
     def run(given: argparse.Namespace) -> int:
         with open_store(given.store, timeout=given.timeout) as store:
@@ -78,22 +100,16 @@ def _verb(
 
 def _serve(given: argparse.Namespace) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    over = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        over.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    # Blocked before any thread starts, for all of them: only sigwait takes these signals.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     with serve_store(given.endpoint) as server:
         print(f"export HOLDFAST_STORE={server.endpoint}", flush=True)
-        over.wait()
+        signal.sigwait(_ENDING)
     return 0
 
 
-def _write(value: bytes) -> None:
-    sys.stdout.flush()
-    sys.stdout.buffer.write(value + b"\n")
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
 
 
 def _get(store: Store, given: argparse.Namespace) -> int:
@@ -105,7 +121,7 @@ def _get(store: Store, given: argparse.Namespace) -> int:
 
 
 def _set(store: Store, given: argparse.Namespace) -> int:
-    store.set(given.key, _argument_bytes(given.value), timeout=given.timeout)
+    store.set(given.key, given.value, timeout=given.timeout)
     return 0
 
 
@@ -115,7 +131,7 @@ def _add(store: Store, given: argparse.Namespace) -> int:
 
 
 def _append(store: Store, given: argparse.Namespace) -> int:
-    print(store.append(given.key, _argument_bytes(given.value), timeout=given.timeout))
+    print(store.append(given.key, given.value, timeout=given.timeout))
     return 0
 
 
@@ -130,18 +146,21 @@ def _wait(store: Store, given: argparse.Namespace) -> int:
 
 def _list(store: Store, given: argparse.Namespace) -> int:
     for entry in store.list_prefix(given.prefix, timeout=given.timeout):
-        print(entry.key)
+        _write(entry.key.encode())
     return 0
 
 
 def _watch(store: Store, given: argparse.Namespace) -> int:
     with store.watch(given.prefix, prefix=True, timeout=given.timeout) as watch:
         for change in watch:  # until interrupted
-            shown = "(deleted)" if change.value is None else repr(change.value)[2:-1]
-            print(f"{change.revision}\t{change.key}\t{shown}", flush=True)
+            _write(_shown(change).encode())
+            sys.stdout.flush()
     return 0
 
 
-def _argument_bytes(text: str) -> bytes:
-    """Return an argument's bytes as the shell gave them."""
-    return text.encode("utf-8", "surrogateescape")
+def _shown(change: Change) -> str:
+    words = [str(change.revision), "deleted" if change.value is None else "set"]
+    words.append(one_line(change.key))
+    if change.value is not None:
+        words.append(one_line(change.value.decode("utf-8", "backslashreplace")))
+    return "\t".join(words)

@@ -51,7 +51,7 @@ def open_store(
     where = _place(endpoint, environment)
     if secret is not None and where.scheme != "tcp":
         raise UsageError(f"secret: {where.scheme}:// takes none; only tcp:// does")
-    return _OPENERS[where.scheme](_Wish(where, secret, checked_timeout, environment))
+    return _SCHEMES[where.scheme].open(_Wish(where, secret, checked_timeout, environment))
 
 
 def serve_store(
@@ -78,14 +78,14 @@ def serve_store(
 def parse_store_endpoint(text: str) -> Endpoint:
     """Read the endpoint of a store to open; UsageError unless it is all that its scheme takes."""
     scheme, found, _ = text.partition("://") if isinstance(text, str) else ("", "", "")
-    if found and scheme not in _FORMS:
+    if found and scheme not in _SCHEMES:
         raise UsageError(
             f"endpoint {text!r:.200}: scheme {scheme!r:.40} is unknown; "
-            f"known are {', '.join(_FORMS)}"
+            f"known are {', '.join(_SCHEMES)}"
         )
     where = parse_endpoint(text)
     if where.options or not _fits(where):
-        raise UsageError(f"endpoint {text!r:.200}: write {_FORMS[scheme]}")
+        raise UsageError(f"endpoint {text!r:.200}: write {_SCHEMES[scheme].form}")
     if any(address.port == 0 for address in where.addresses):
         raise UsageError(f"endpoint {text!r:.200}: port 0 is for serving, not for opening")
     if where.addresses:
@@ -134,16 +134,6 @@ def _place(endpoint: str | None, environment: env.Environment) -> Endpoint:
         return parse_store_endpoint(environment.store)
     except UsageError as error:
         raise UsageError(f"HOLDFAST_STORE: {error}") from None
-
-
-_FORMS = {
-    "memory": "memory://",
-    "file": "file:///absolute/path",
-    "tcp": "tcp://host:port or tcp://host:port/prefix",
-    "etcd": "etcd://host:port,… or etcd://host:port,…/prefix",
-    "etcd-v2": "etcd-v2://host:port,… or etcd-v2://host:port,…/prefix",
-    "c10d": "c10d://host:port",
-}
 
 
 def _fits(where: Endpoint) -> bool:
@@ -213,11 +203,18 @@ def _open_c10d(wish: _Wish) -> Store:
     return C10dStore(wish.where.addresses[0])
 
 
-_OPENERS: dict[str, Callable[[_Wish], Store]] = {
-    "memory": _open_memory,
-    "file": _open_file,
-    "tcp": _open_tcp,
-    "etcd": _open_etcd,
-    "etcd-v2": _open_etcd_v2,
-    "c10d": _open_c10d,
+class _Scheme(NamedTuple):
+    """How the endpoints of a scheme are written, and what opens them."""
+
+    form: str
+    open: Callable[[_Wish], Store]
+
+
+_SCHEMES = {
+    "memory": _Scheme("memory://", _open_memory),
+    "file": _Scheme("file:///absolute/path", _open_file),
+    "tcp": _Scheme("tcp://host:port[/prefix]", _open_tcp),
+    "etcd": _Scheme("etcd://host:port,…[/prefix]", _open_etcd),
+    "etcd-v2": _Scheme("etcd-v2://host:port,…[/prefix]", _open_etcd_v2),
+    "c10d": _Scheme("c10d://host:port", _open_c10d),
 }
