@@ -87,6 +87,8 @@ class Journal:
         # By life of the server.
         self.calls: dict[int, list[Call]] = {}
         self.leases: dict[int, dict[LeaseId, LeaseLife]] = {}
+        # When the end of a lease was first asked for, by life of the server.
+        self.revokes: dict[tuple[int, LeaseId], int] = {}
         self.watches: list[WatchRecord] = []
         self.clients: list[ClientProgram] = []
         self.servers: list[ServerProgram] = []
@@ -116,6 +118,7 @@ class ServerProgram:
         self._rng = rng
         self._links: dict[int, Link] = {}
         self._wake: Timer | None = None
+        self._wake_at: float | None = None
         self._lease_of_key: dict[str, LeaseId] = {}
         journal.servers.append(self)
         journal.leases[self.service.incarnation] = self.leases
@@ -131,6 +134,10 @@ class ServerProgram:
     def entries(self) -> tuple[Entry, ...]:
         """Return what the store holds."""
         return self.service.keyspace.apply(ListPrefix(""), self._now())
+
+    def holding_leases(self) -> tuple[LeaseId, ...]:
+        """Return the leases on which a key hangs."""
+        return tuple(self._lease_of_key.values())
 
     def linked(self, link: Link) -> None:
         self._links[link.id] = link
@@ -166,14 +173,17 @@ class ServerProgram:
                         del self._links[effect.connection]
                         link.close()
         self._note_ends()
+        due = self.service.next_wake()
+        if due == self._wake_at:
+            return
         if self._wake is not None:
             self._wake.cancel()
-            self._wake = None
-        due = self.service.next_wake()
+        self._wake, self._wake_at = None, due
         if due is not None:
             self._wake = self._host.call_later(max(0.0, due - self._now()), self._tick)
 
     def _tick(self) -> None:
+        self._wake = self._wake_at = None
         self.service.tick(self._now())
         self._perform()
 
@@ -226,6 +236,7 @@ class Running:
     call: PendingCall[Any]
     op: AnyOp
     called: int
+    until: float
     then: Callable[[object], None]
     cancelled: int | None = None
 
@@ -268,8 +279,11 @@ class ClientProgram:
         """Begin a call; `then` gets its result, or an error, or UNKNOWN."""
         journal = self._journal
         journal.begun += 1
-        running = Running(self.session.begin(op), op, journal.moment(), then)
+        until = self.now() + timeout + 2 * _CANCEL_WITHIN_S
+        running = Running(self.session.begin(op), op, journal.moment(), until, then)
         self.running[running] = None
+        if isinstance(op, LeaseRevoke):
+            journal.revokes.setdefault((self.incarnation, op.lease), running.called)
         self.host.call_later(timeout, self._deadline, running)
         self._flush()
         self._settle()

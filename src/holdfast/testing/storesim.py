@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from holdfast.store.ops import Change, Entry, LeaseRevoke, ListPrefix, MultiGet, Set, Wait
+from holdfast.store.ops import Change, Entry, ListPrefix, MultiGet, Set, Wait
 from holdfast.testing.checkers import (
     UNKNOWN,
     Call,
@@ -46,6 +46,7 @@ from holdfast.testing.faultplan import (
     Fault,
     FaultPlan,
     Incident,
+    Partition,
     Pause,
     draw_partition,
     draw_pause,
@@ -60,7 +61,7 @@ from holdfast.testing.storeactors import (
     ServerProgram,
     is_loose,
 )
-from holdfast.testing.storeusers import PAIR, start_users
+from holdfast.testing.storeusers import PAIR, Manner, start_users
 
 __all__ = ["Report", "StorePlan", "check_validity", "draw_plan", "main", "run_seed", "run_seeds"]
 
@@ -76,13 +77,15 @@ class StorePlan:
     faults: FaultPlan
     clients: tuple[str, ...]
     work_s: float
+    users: Manner
     slow_readers: bool
     reconnect_within_s: float
 
     def __str__(self) -> str:
         return (
-            f"{len(self.clients)} clients at work for {self.work_s:.1f} s, reconnecting for "
-            f"{self.reconnect_within_s:.0f} s, slow readers: {self.slow_readers}\n{self.faults}"
+            f"{len(self.clients)} clients at work for {self.work_s:.1f} s, {self.users}, "
+            f"reconnecting for {self.reconnect_within_s:.0f} s, "
+            f"slow readers: {self.slow_readers}\n{self.faults}"
         )
 
 
@@ -121,7 +124,7 @@ def draw_plan(seed: int) -> StorePlan:
     clients = tuple(f"c{number}" for number in range(rng.randint(3, 8)))
     pairs = [(client, SERVER) for client in clients]
     work_s = rng.uniform(15.0, 30.0)
-    reconnect_within_s = 10.0
+    users, reconnect_within_s = Manner(think_s=1.2, patient=0.1), 10.0
     incidents: list[Incident] = []
     for _ in range(rng.choice((0, 0, 1, 2, 4))):
         incidents.append(draw_partition(rng, pairs, work_s, rng.choice((4.0, 15.0))))
@@ -138,10 +141,15 @@ def draw_plan(seed: int) -> StorePlan:
         again = rng.choice((None, at + rng.uniform(0.1, 5.0)))
         incidents.append(Crash(at, SERVER, again, rng.random() < 0.5))
     elif rng.random() < 0.04:
-        # One client is away for so long that the server forgets it, or nearly.
-        at, one = rng.uniform(0.0, work_s), rng.choice(clients)
-        incidents += [Break(at, one), Pause(at, at + rng.uniform(115.0, 140.0), one)]
-        work_s, reconnect_within_s = work_s + 150.0, 400.0
+        # The answers to one client are held up and lost; then it is away, patiently, for so long
+        # that the server forgets it, or nearly.
+        at, one = rng.uniform(4.0, work_s), rng.choice(clients)
+        incidents += [
+            Partition(at - 4.0, at + 1.0, SERVER, one, one_way=True),
+            Break(at, one),
+            Pause(at, at + rng.uniform(115.0, 140.0), one),
+        ]
+        work_s, users, reconnect_within_s = work_s + 150.0, Manner(8.0, 0.9), 400.0
     low = rng.uniform(0.0002, 0.002)
     faults = FaultPlan(
         latency_s=(low, low * rng.uniform(1.5, 30.0)),
@@ -150,7 +158,7 @@ def draw_plan(seed: int) -> StorePlan:
         incidents=tuple(incidents),
         calm_at=work_s,
     )
-    return StorePlan(faults, clients, work_s, rng.random() < 0.5, reconnect_within_s)
+    return StorePlan(faults, clients, work_s, users, rng.random() < 0.5, reconnect_within_s)
 
 
 def run_seed(seed: int, *, traced: bool = False) -> Report:
@@ -167,7 +175,7 @@ def run_seed(seed: int, *, traced: bool = False) -> Report:
             client = ClientProgram(
                 host, journal, sim.rng, reconnect_within_s=plan.reconnect_within_s
             )
-            start_users(client, users, plan.work_s)
+            start_users(client, users, plan.work_s, plan.users)
             return client
 
         network.add(name, make)
@@ -214,7 +222,7 @@ def _judge(journal: Journal, plan: StorePlan) -> None:
             seen.setdefault(incarnation, []).extend(_entries(call))
         for key, part in split_by_key(calls).items():
             if key.startswith(LEASED):
-                part.extend(_expiries(key, part, calls, journal, incarnation))
+                part.extend(_expiries(key, part, journal, incarnation))
             if text := check_key(part):
                 journal.fail(f"K1: key {key!r}: {text}")
         for call in calls:
@@ -225,10 +233,15 @@ def _judge(journal: Journal, plan: StorePlan) -> None:
     pauses = [one for one in plan.faults.incidents if isinstance(one, Pause)]
     asleep = sum(one.until - one.at for one in pauses if one.host == SERVER)
     for server in journal.servers:
+        # A lease that still holds a key at the end has not ended before that.
+        holding = server.holding_leases() if server.alive else ()
         for lease, life in server.leases.items():
             if life.revoked:
                 continue
-            if text := check_lease(life.ttl, life.renewals, life.ended, late_s=1.0 + asleep):
+            ended = life.ended
+            if ended is None and lease in holding:
+                ended = journal.sim.now
+            if text := check_lease(life.ttl, life.renewals, ended, late_s=1.0 + asleep):
                 journal.fail(f"K4: lease {lease}: {text}")
 
 
@@ -237,7 +250,8 @@ def _judge_end(client: ClientProgram, journal: Journal) -> None:
         client.crashed()
         return
     for running in client.running:
-        journal.fail(f"K5: {client.name}: {running.op} has no end")
+        if client.session.ready or running.until < journal.sim.now:
+            journal.fail(f"K5: {client.name}: {running.op} has no end")
     server = journal.servers[-1]
     bound_elsewhere = client.incarnation not in (0, server.service.incarnation)
     if client.session.lost is None and (bound_elsewhere or not server.alive):
@@ -257,19 +271,15 @@ def _entries(call: Call) -> Iterable[Entry]:
     return ()
 
 
-def _expiries(
-    key: str, part: list[Call], calls: list[Call], journal: Journal, incarnation: int
-) -> list[Call]:
+def _expiries(key: str, part: list[Call], journal: Journal, incarnation: int) -> list[Call]:
     """Return, for each lease that the key hung on, its end, from the first moment it may come."""
-    leases = journal.leases[incarnation]
     found = []
-    for lease in dict.fromkeys(c.op.lease for c in part if isinstance(c.op, Set)):
-        if lease is None:
-            continue
-        life = leases[lease]
-        due = bisect_left(journal.times, max(life.renewals) + life.ttl)
-        revokes = [c.called for c in calls if c.op == LeaseRevoke(lease)]
-        found.append(Call(SERVER, Expire(key, lease), UNKNOWN, min([due - 0.5, *revokes])))
+    for lease in dict.fromkeys(call.op.lease for call in part if isinstance(call.op, Set)):
+        if lease is not None:
+            life = journal.leases[incarnation][lease]
+            due = bisect_left(journal.times, max(life.renewals) + life.ttl) - 0.5
+            called = journal.revokes.get((incarnation, lease), due)
+            found.append(Call(SERVER, Expire(key, lease), UNKNOWN, min(due, called)))
     return found
 
 

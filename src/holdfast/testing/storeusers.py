@@ -12,6 +12,7 @@ the work is over. The keys are few, so that users meet:
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from holdfast.errors import HoldfastError
 from holdfast.ids import LeaseId
@@ -37,32 +38,43 @@ from holdfast.store.ops import (
 )
 from holdfast.testing.storeactors import LEASED, ClientProgram, WatchRecord
 
-__all__ = ["PAIR", "start_users"]
+__all__ = ["PAIR", "Manner", "start_users"]
 
 PAIR = ("p/a", "p/b")
 
 _WATCHES = (("v", True), ("n0", False), ("p/", True), (LEASED, True), ("w0", False), ("", True))
-_THINK_S = 1.0
 
 
-def start_users(client: ClientProgram, rng: random.Random, until: float) -> None:
-    """Put users to work at a client until a moment of the simulation."""
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How users behave: they pause for up to `think_s`; some calls are patient."""
+
+    think_s: float
+    patient: float
+    """The part of the calls that wait for minutes, where others wait for seconds."""
+
+
+def start_users(client: ClientProgram, rng: random.Random, until: float, manner: Manner) -> None:
+    """Put users to work at a client until a moment."""
     for number in range(rng.randint(1, 2)):
-        _Worker(client, rng, until, f"{client.name}.{number}")
+        _Worker(client, rng, until, manner, f"{client.name}.{number}")
     if rng.random() < 0.5:
-        _Holder(client, rng, until)
+        _Holder(client, rng, until, manner)
     for _ in range(rng.randint(0, 2)):
-        _Reader(client, rng, until)
+        _Reader(client, rng, until, manner)
 
 
 class _User:
     """What all users have in common."""
 
-    def __init__(self, client: ClientProgram, rng: random.Random, until: float) -> None:
+    def __init__(
+        self, client: ClientProgram, rng: random.Random, until: float, manner: Manner
+    ) -> None:
         self.client = client
         self.rng = rng
+        self.manner = manner
         self._until = until
-        self.pause(rng.uniform(0.0, _THINK_S))
+        self.pause(rng.uniform(0.0, manner.think_s))
 
     def pause(self, seconds: float) -> None:
         """Go on after some time, if the work is not over then."""
@@ -77,15 +89,18 @@ class _User:
         raise NotImplementedError
 
     def timeout(self) -> float:
-        """Choose how long to wait for an outcome: seldom so long that the server may forget."""
-        return 200.0 if self.rng.random() < 0.05 else self.rng.uniform(0.3, 15.0)
+        """Choose how long to wait for an outcome."""
+        patient = self.rng.random() < self.manner.patient
+        return 300.0 if patient else self.rng.uniform(0.3, 15.0)
 
 
 class _Worker(_User):
     """Reads and writes everything but leases."""
 
-    def __init__(self, client: ClientProgram, rng: random.Random, until: float, name: str) -> None:
-        super().__init__(client, rng, until)
+    def __init__(
+        self, client: ClientProgram, rng: random.Random, until: float, manner: Manner, name: str
+    ) -> None:
+        super().__init__(client, rng, until, manner)
         self._name = name
         self._number = 0
         self._last: dict[str, bytes | None] = {}
@@ -100,7 +115,7 @@ class _Worker(_User):
             self._last[op.key] = result.value
         # A user whose store is lost tries once more, and later, to see that it stays lost.
         lost = self.client.session.lost is not None
-        self.pause(self._until / 2 if lost else self.rng.uniform(0.0, _THINK_S))
+        self.pause(self._until / 2 if lost else self.rng.uniform(0.0, self.manner.think_s))
 
     def _value(self) -> bytes:
         """Make a value that nobody else writes."""
@@ -144,8 +159,10 @@ class _Worker(_User):
 class _Holder(_User):
     """Takes a lease, hangs a key on it, keeps it alive for a while, lets it go, takes another."""
 
-    def __init__(self, client: ClientProgram, rng: random.Random, until: float) -> None:
-        super().__init__(client, rng, until)
+    def __init__(
+        self, client: ClientProgram, rng: random.Random, until: float, manner: Manner
+    ) -> None:
+        super().__init__(client, rng, until, manner)
         self._lease: Lease | None = None
         self._renewals = 0
         self._sets = 0
@@ -184,8 +201,10 @@ class _Holder(_User):
 class _Reader(_User):
     """Watches, reading now and then; sometimes it ends the watch and opens another."""
 
-    def __init__(self, client: ClientProgram, rng: random.Random, until: float) -> None:
-        super().__init__(client, rng, until)
+    def __init__(
+        self, client: ClientProgram, rng: random.Random, until: float, manner: Manner
+    ) -> None:
+        super().__init__(client, rng, until, manner)
         self._record: WatchRecord | None = None
 
     def act(self) -> None:
@@ -197,4 +216,4 @@ class _Reader(_User):
             self._record = None
         else:
             self._record.read(rng.choice((1, 1000)))
-        self.pause(rng.uniform(0.0, 2.0 * _THINK_S))
+        self.pause(rng.uniform(0.0, 2.0 * self.manner.think_s))
