@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,22 @@ def test_a_flood_of_refusals_does_not_fill_the_disk(tmp_path: Path, clock: Manua
     sink.close()
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert [line["left_out"] for line in lines] == [0, 999]
+
+
+def test_lines_of_many_threads_stay_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    sink = FileSink(path)
+
+    def emit(number: int) -> None:
+        peer = f"{number}" * 2000
+        for _ in range(100):
+            sink.emit(ConnectionOpened(cause=CAUSE, at=0.0, peer=peer))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(emit, range(4)))
+    sink.close()
+    peers = [json.loads(line)["peer"][0] for line in path.read_text(encoding="utf-8").splitlines()]
+    assert sorted(peers) == sorted("0123" * 100)
 
 
 def test_the_file_is_this_users_only(tmp_path: Path) -> None:
