@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.etcd_server import EtcdServer
+from holdfast.store.etcd_v2 import EtcdV2Store
 from holdfast.store.file import FileStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.ops import KEY_BYTES_MAX
@@ -36,6 +37,8 @@ class Backend:
     min_ttl_s: float = 0.3
     """The shortest lease that tests ask for; what the server grants may be longer."""
     key_bytes_max: int = KEY_BYTES_MAX
+    atomic_multi_set: bool = True
+    """Whether `multi_set` writes all keys at one moment; etcd's v2 API has no transactions."""
     is_view: bool = False
     """Whether its clients are views of one store, which stays open when they are closed."""
 
@@ -75,6 +78,19 @@ def etcd(folder: Path) -> Iterator[Spaces]:
         yield space
 
 
+@contextmanager
+def etcd_v2(folder: Path) -> Iterator[Spaces]:
+    numbers = itertools.count()
+    with EtcdServer() as server:
+
+        @contextmanager
+        def space() -> Iterator[Opener]:
+            prefix = f"space-{next(numbers)}"
+            yield lambda: EtcdV2Store(server.addresses, prefix)
+
+        yield space
+
+
 def under_prefix(prefix: str, serve: Serve) -> Serve:
     """Views of another backend, with neighbours whose keys must not be seen."""
 
@@ -103,4 +119,5 @@ BACKENDS = (
     ),
     Backend("file", file),
     Backend("etcd", etcd),
+    Backend("etcd-v2", etcd_v2, atomic_multi_set=False),
 )

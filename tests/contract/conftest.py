@@ -22,6 +22,10 @@ class Space:
     def open(self) -> Store:
         return self._stack.enter_context(self._opener())
 
+    def needs_atomic_multi_set(self) -> None:
+        if not self.backend.atomic_multi_set:
+            pytest.skip(f"{self.backend.name} writes the keys of a multi_set one by one")
+
 
 @pytest.fixture(scope="session", params=BACKENDS, ids=lambda backend: backend.name)
 def backend(request: pytest.FixtureRequest) -> Backend:

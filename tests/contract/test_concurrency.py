@@ -93,8 +93,9 @@ def test_concurrent_appends_lose_nothing(space: Space) -> None:
     ids=["multi_get", "wait", "list_prefix"],
 )
 def test_several_keys_are_read_and_written_at_one_moment(
-    store: Store, other: Store, read: Callable[[Store], list[bytes]]
+    space: Space, store: Store, other: Store, read: Callable[[Store], list[bytes]]
 ) -> None:
+    space.needs_atomic_multi_set()
     store.multi_set({"a": b"0", "b": b"0"})
     with ThreadPoolExecutor() as pool:
         writer = pool.submit(

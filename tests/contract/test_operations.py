@@ -7,6 +7,7 @@ import pytest
 from holdfast.errors import TimeoutExpired, UsageError
 from holdfast.store.ops import INT_MAX, INT_MIN, Entry, Swap
 from holdfast.store.store import Store
+from tests.contract.conftest import Space
 
 
 def test_get_returns_none_for_a_missing_key_without_waiting(store: Store) -> None:
@@ -172,7 +173,8 @@ def test_multi_get_keeps_the_order_of_its_keys(store: Store) -> None:
     assert store.multi_get([]) == []
 
 
-def test_multi_set_writes_at_one_revision(store: Store, other: Store) -> None:
+def test_multi_set_writes_at_one_revision(space: Space, store: Store, other: Store) -> None:
+    space.needs_atomic_multi_set()
     revision = store.multi_set({"a": b"1", "b": b"2"})
     assert other.list_prefix() == [Entry("a", b"1", revision), Entry("b", b"2", revision)]
 

@@ -22,7 +22,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, LeaseLost, TimeoutExpired
 from holdfast.ids import LeaseId
 from holdfast.net.address import Address, Endpoint
-from holdfast.store.etcd_client import EtcdClient, Lane, backoff_s
+from holdfast.store.etcd_client import EtcdClient, Lane, backoff_s, still_missing
 from holdfast.store.etcd_gateway import (
     Gateway,
     Kv,
@@ -38,7 +38,8 @@ from holdfast.store.etcd_gateway import (
 )
 from holdfast.store.etcd_http import Lost, NoAnswer, NotSent
 from holdfast.store.etcd_lease import grant, is_alive, keep, revoke
-from holdfast.store.etcd_watch import REREAD_S, EtcdWatch, EventStream
+from holdfast.store.etcd_stream import EventStream
+from holdfast.store.etcd_watch import REREAD_S, EtcdWatch
 from holdfast.store.etcd_writer import RESERVED, Write, Writer
 from holdfast.store.keyspace import added, appended
 from holdfast.store.ops import (
@@ -166,7 +167,8 @@ class EtcdStore(Store):
                 return revision, [entry for entry in found if entry is not None]
 
         span = self._under(key) if prefix else (self._full(key), b"")
-        watch = EtcdWatch(self._client, key, span, self._key_of, snapshot, self._forget)
+        source = EventStream(self._client, [span], self._key_of)
+        watch = EtcdWatch(self._client, key, source, snapshot, self._forget)
         with self._lock:
             self._client.check_open()
             self._watches.add(watch)
@@ -249,7 +251,7 @@ class EtcdStore(Store):
                 with self._client.lane() as lane:
                     revision, entries = self._read_many(keys, lane, deadline)
             except TimeoutExpired:
-                raise _still_missing(missing) from None
+                raise still_missing(missing) from None
             missing = tuple(key for key, entry in zip(keys, entries, strict=True) if entry is None)
             if not missing:
                 return tuple(entry for entry in entries if entry is not None)
@@ -260,7 +262,7 @@ class EtcdStore(Store):
             except (NotSent, Lost):
                 self._client.pause(backoff_s(failures, self._client.rng), deadline)
             if deadline.passed():
-                raise _still_missing(missing)
+                raise still_missing(missing)
         raise AssertionError  # for mypy: the loop has no end
 
     def _await_events(self, keys: Iterable[str], revision: int, deadline: Deadline) -> None:
@@ -268,16 +270,18 @@ class EtcdStore(Store):
 
         NoAnswer when it is time to look again; NotSent or Lost if the stream fails.
         """
-        missing = {self._full(key) for key in keys}
+        missing = set(keys)
         limit = deadline.sooner(REREAD_S)
-        stream = EventStream(self._client)
+        ranges = [(self._full(key), b"") for key in sorted(missing)]
+        stream = EventStream(self._client, ranges, self._key_of)
         with self._lock:
             self._client.check_open()
             self._streams.add(stream)
         try:
-            stream.open([(key, b"") for key in sorted(missing)], revision, limit)
+            stream.open(revision, limit)
             while missing:
-                missing -= {event.key for event in stream.events(limit) if event.value is not None}
+                changes = stream.changes(limit)
+                missing -= {change.key for change in changes if change.value is not None}
         finally:
             with self._lock:
                 self._streams.discard(stream)
@@ -371,8 +375,3 @@ def _lease_lost(lease: LeaseId) -> LeaseLost:
 
 def _found(ok: bool, found: Entry | Kv | None) -> Swap:
     return Swap(ok, None, 0) if found is None else Swap(ok, found.value, found.revision)
-
-
-def _still_missing(keys: tuple[str, ...]) -> TimeoutExpired:
-    names = ", ".join(map(repr, keys[:10]))
-    return TimeoutExpired(f"wait: still missing {names:.500}", waiting_for=keys)

@@ -18,9 +18,19 @@ from typing import NoReturn
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import PeerViolation, StoreUnavailable, TimeoutExpired, Unavailable, UsageError
 from holdfast.net.address import Address
-from holdfast.store.etcd_http import HttpConnection, Lost, NoAnswer, NotSent, Reply, Request
+from holdfast.store.etcd_http import HttpConnection, Lost, NoAnswer, NotSent, Request
+from holdfast.store.etcd_reply import Reply
 
-__all__ = ["EtcdClient", "Lane", "Marker", "Retries", "backoff_s", "not_etcd"]
+__all__ = [
+    "ATTEMPT_S",
+    "EtcdClient",
+    "Lane",
+    "Marker",
+    "Retries",
+    "backoff_s",
+    "not_etcd",
+    "still_missing",
+]
 
 ATTEMPT_S = 5.0
 """How long a member may take to answer at first; twice as long in each later round."""
@@ -219,3 +229,9 @@ def not_etcd(reply: Reply, address: Address, api: str) -> PeerViolation:
     return PeerViolation(
         f"{address} does not serve {api}; it answers {_excerpt(reply)}", address=str(address)
     )
+
+
+def still_missing(keys: tuple[str, ...]) -> TimeoutExpired:
+    """Return the error for a wait whose keys did not all come in time."""
+    names = ", ".join(map(repr, keys[:10]))
+    return TimeoutExpired(f"wait: still missing {names:.500}", waiting_for=keys)

@@ -18,7 +18,8 @@ from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation, Refused, StoreUnavailable, UsageError
 from holdfast.net.address import Address
 from holdfast.store.etcd_client import EtcdClient, Lane, not_etcd
-from holdfast.store.etcd_http import Lost, NotSent, Reply, Request
+from holdfast.store.etcd_http import Lost, NotSent, Request
+from holdfast.store.etcd_reply import Reply
 
 __all__ = [
     "Code",

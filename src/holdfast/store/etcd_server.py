@@ -32,7 +32,8 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline, check_timeout
 from holdfast.errors import HoldfastError, TimeoutExpired, Unavailable, UsageError
 from holdfast.net.address import Address, Endpoint
 from holdfast.store import etcd_guard
-from holdfast.store.etcd_http import HttpConnection, Reply, Request
+from holdfast.store.etcd_http import HttpConnection, Request
+from holdfast.store.etcd_reply import Reply
 
 __all__ = ["EtcdServer", "find_binary"]
 
