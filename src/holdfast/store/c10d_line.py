@@ -45,8 +45,8 @@ class Line:
     """A connection that has shown that the server speaks torch's protocol.
 
     `send` and `read` raise TimeoutError at their deadline and Unavailable if the connection is
-    lost; after that, as after a PeerViolation, it is of no more use. Not thread-safe, except that
-    any thread may close it, which wakes whoever is in `read`.
+    lost; after that, as after a PeerViolation, it is of no more use. Used by one thread at a time,
+    except that any thread may call `wake`.
     """
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
@@ -107,10 +107,13 @@ class Line:
                 result: R = stop.value
                 return result
 
+    def wake(self) -> None:
+        """End the connection under whoever uses it; that one closes it."""
+        with contextlib.suppress(OSError):  # over already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that is in recv
         self._socket.close()
 
     def _receive(self, deadline: Deadline) -> bytes:
@@ -160,7 +163,8 @@ class Lines:
         self._clock = clock
         self._guard = threading.Lock()  # of all that follows
         self._spare: list[Lane] = []
-        self._open: set[Line] = set()
+        self._idle: set[Line] = set()
+        self._busy: set[Line] = set()
         self._met = False
         self._closed = False
 
@@ -198,15 +202,19 @@ class Lines:
                 keep = not self._spare and not self._closed
                 if keep:
                     self._spare.append(lane)
+                elif lane.line is not None:
+                    self._idle.discard(lane.line)
             if not keep and lane.line is not None:
-                self._hang_up(lane.line)
+                lane.line.close()
 
     def close(self) -> None:
         """Close every connection; calls that are under way end with UsageError. Idempotent."""
         with self._guard:
             self._closed = True
-            lines, self._open = self._open, set()
-        for line in lines:
+            for line in self._busy:
+                line.wake()
+            idle, self._idle = self._idle, set()
+        for line in idle:
             line.close()
 
     def check_open(self) -> None:
@@ -215,17 +223,17 @@ class Lines:
             raise UsageError(f"the store {self._endpoint} is closed")
 
     def _talk(self, lane: Lane, talk: Callable[[Line], R], deadline: Deadline, write: bool) -> R:
-        line = lane.line or self._connect(deadline)
-        lane.line = None
+        line, lane.line = lane.line or self._connect(deadline), None
+        self._begin(line)
         try:
             result = talk(line)
         except BaseException as error:
-            self._hang_up(line)
+            self._end(line, failed=True)
             self.check_open()
             if isinstance(error, TimeoutError):
                 raise self._too_late(deadline, write) from None
             raise
-        lane.line = line
+        lane.line = self._end(line, failed=False)
         return result
 
     def _connect(self, deadline: Deadline) -> Line:
@@ -235,28 +243,34 @@ class Lines:
             if deadline.passed():
                 raise TimeoutExpired(f"{self._endpoint}: no time was left to connect")
             try:
-                return self._keep(Line.open(self._address, deadline))
+                line = Line.open(self._address, deadline)
             except Unavailable as error:
                 remaining = deadline.remaining()
                 if self._met or (remaining is not None and remaining < RETRY_S):
                     raise self._unavailable(error, write=False) from None
-            self._clock.sleep(RETRY_S)
+                self._clock.sleep(RETRY_S)
+            else:
+                self._met = True
+                return line
 
-    def _keep(self, line: Line) -> Line:
+    def _begin(self, line: Line) -> None:
         with self._guard:
-            self._met = True
-            closed = self._closed
-            if not closed:
-                self._open.add(line)
-        if closed:  # meanwhile, by another thread
-            line.close()
-            self.check_open()
-        return line
-
-    def _hang_up(self, line: Line) -> None:
-        with self._guard:
-            self._open.discard(line)
+            self._idle.discard(line)
+            if not self._closed:
+                self._busy.add(line)
+                return
         line.close()
+        self.check_open()
+
+    def _end(self, line: Line, *, failed: bool) -> Line | None:
+        """Give a line back; return it if it can be used again."""
+        with self._guard:
+            self._busy.discard(line)
+            if not failed and not self._closed:
+                self._idle.add(line)
+                return line
+        line.close()
+        return None
 
     def _unavailable(self, error: Unavailable, write: bool) -> StoreUnavailable:
         return StoreUnavailable(
