@@ -54,7 +54,7 @@ types: .venv/.test .venv/.lint
 	$(BIN)/mypy
 
 layers: .venv/.lint
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 docs: .venv/.demo
 	$(BIN)/python docs/check.py --write

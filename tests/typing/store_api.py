@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from holdfast.errors import HoldfastError, StoreUnavailable, TimeoutExpired, UsageError
+import holdfast
+from holdfast import (
+    HoldfastError,
+    LeaseKeeper,
+    PrefixStore,
+    Store,
+    Watch,
+    all_gather,
+    barrier,
+    open_store,
+    serve_store,
+)
+from holdfast.errors import StoreUnavailable, TimeoutExpired, UsageError
 from holdfast.ids import LeaseId
-from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import Add, Change, Entry, Get, Lease, Op, Swap, Wait
-from holdfast.store.prefix import PrefixStore
 from holdfast.store.server import StoreServer
-from holdfast.store.store import Store, Watch
 
 
 def reading(store: Store) -> None:
@@ -44,6 +53,15 @@ def leasing(store: Store) -> None:
     assert_type(store.revoke_lease(lease), bool)
     store.set("k", b"v", lease=lease)
 
+    with LeaseKeeper(store, ttl=5.0) as keeper:
+        assert_type(keeper.lease, Lease)
+        assert_type(keeper.lost, bool)
+
+
+def meeting(store: Store) -> None:
+    barrier(store, "round-1", rank=0, world_size=2)
+    assert_type(all_gather(store, "round-2", 0, 2, b"mine", timeout=5), list[bytes])
+
 
 def watching(store: Store) -> None:
     with store.watch("jobs/", prefix=True) as watch:
@@ -59,6 +77,8 @@ def opening() -> None:
         assert_type(store, Store)
         view: Store = PrefixStore(store, "mine/")
         view.close()
+    assert_type(holdfast.open_store("memory://", timeout=None), Store)
+    assert_type(holdfast.__version__, str)
 
 
 def failing(store: Store) -> tuple[str, ...]:
