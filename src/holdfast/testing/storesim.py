@@ -23,6 +23,7 @@ import argparse
 import hashlib
 import random
 import sys
+import traceback
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -180,8 +181,12 @@ def run_seed(seed: int, *, traced: bool = False) -> Report:
 
         network.add(name, make)
     network.start()
-    sim.run(plan.work_s + CALM_S)
-    _judge(journal, plan)
+    try:
+        sim.run(plan.work_s + CALM_S)
+        _judge(journal, plan)
+    except Exception:
+        # Whatever a machine raises is found by this seed, and must be shown with it.
+        journal.fail(traceback.format_exc())
     return Report(seed, plan, journal.failures, sim.trace, network.faults, _counts(journal))
 
 
