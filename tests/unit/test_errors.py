@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+import re
 
 import pytest
 
@@ -33,12 +35,26 @@ EVERY: list[HoldfastError] = [
 ]
 
 
-def test_every_error_is_listed_here_and_in_the_tree_that_is_drawn() -> None:
+def drawn_tree() -> dict[str, tuple[str, ...]]:
+    """Read the tree in the module's docstring: name -> the names of its bases, ours first."""
+    found: dict[str, tuple[str, ...]] = {"HoldfastError": ("Exception",)}
+    above = ["HoldfastError"]
+    for line in (errors.__doc__ or "").splitlines():
+        twig = re.match(r"    ((?:│   )*)[├└]── (\w+)(?: \((\w+)\))?", line)
+        if twig:
+            depth = len(twig[1]) // 4
+            del above[depth + 1 :]
+            found[twig[2]] = (above[depth], *filter(None, [twig[3]]))
+            above.append(twig[2])
+    return found
+
+
+def test_every_error_is_listed_here_and_the_tree_is_drawn_as_it_is() -> None:
     exported = {getattr(errors, name) for name in errors.__all__}
     kinds = {kind for kind in exported if issubclass(kind, Exception)}
     assert kinds == {type(error) for error in EVERY}
-    assert errors.__doc__ is not None
-    assert all(kind.__name__ in errors.__doc__ for kind in kinds)
+    real = {kind.__name__: tuple(base.__name__ for base in kind.__bases__) for kind in kinds}
+    assert drawn_tree() == real
 
 
 @pytest.mark.parametrize(
@@ -65,6 +81,7 @@ def test_each_survives_pickling_with_its_fields(error: HoldfastError) -> None:
     assert type(again) is type(error)
     assert str(again) == str(error) == "m"
     assert vars(again) == vars(error)
+    assert vars(copy.copy(error)) == vars(error)
 
 
 def test_fields_have_defaults() -> None:

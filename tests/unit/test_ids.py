@@ -24,6 +24,14 @@ def test_bad_run_ids_are_refused_with_what_is_allowed(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("given", [None, 7, b"job", ["a"]])
+def test_a_run_id_is_text(given: object) -> None:
+    with pytest.raises(
+        UsageError, match=r"^run id .*: must be a str, not (NoneType|int|bytes|list)$"
+    ):
+        run_id(given)  # type: ignore[arg-type]
+
+
 def test_a_run_id_is_no_hidden_file() -> None:
     with pytest.raises(UsageError, match="must not begin with '.'"):
         run_id(".hidden")

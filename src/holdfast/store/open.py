@@ -77,14 +77,15 @@ def serve_store(
 
 def parse_store_endpoint(text: str) -> Endpoint:
     """Read the endpoint of a store to open; UsageError unless it is all that its scheme takes."""
-    scheme, found, _ = text.partition("://") if isinstance(text, str) else ("", "", "")
+    scheme, found, rest = text.partition("://") if isinstance(text, str) else ("", "", "")
     if found and scheme not in _SCHEMES:
         raise UsageError(
             f"endpoint {text!r:.200}: scheme {scheme!r:.40} is unknown; "
             f"known are {', '.join(_SCHEMES)}"
         )
-    where = parse_endpoint(text)
-    if where.options or not _fits(where):
+    # A relative file name would be taken for a host that lacks its port.
+    relative = scheme == "file" and not rest.startswith("/")
+    if relative or (where := parse_endpoint(text)).options or not _fits(where):
         raise UsageError(f"endpoint {text!r:.200}: write {_SCHEMES[scheme].form}")
     if any(address.port == 0 for address in where.addresses):
         raise UsageError(f"endpoint {text!r:.200}: port 0 is for serving, not for opening")

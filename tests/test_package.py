@@ -1,0 +1,57 @@
+"""`import holdfast` offers what it says, and finds each name at its first use."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+
+def names_for_type_checkers() -> dict[str, str]:
+    """Read the imports that only mypy sees: name -> module."""
+    tree = ast.parse(Path(holdfast.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    return {
+        alias.name: node.module or ""
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_all_the_lazy_names_and_the_type_checkers_imports_agree() -> None:
+    assert names_for_type_checkers() == holdfast._HOMES
+    assert set(holdfast.__all__) == {*holdfast._HOMES, "__version__"}
+    assert holdfast.__all__ == sorted(holdfast.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(holdfast._HOMES))
+def test_each_name_is_the_one_of_its_home(name: str) -> None:
+    home = importlib.import_module(holdfast._HOMES[name])
+    assert getattr(holdfast, name) is getattr(home, name)
+    assert name in home.__all__
+
+
+def test_a_star_import_and_dir_give_all() -> None:
+    found: dict[str, object] = {}
+    exec("from holdfast import *", found)
+    assert set(holdfast.__all__) <= found.keys()
+    assert set(holdfast.__all__) <= set(dir(holdfast))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'holdfast' has no attribute 'stroe'$"):
+        holdfast.stroe  # noqa: B018
+
+
+def test_a_name_is_asked_for_once() -> None:
+    code = "import holdfast; holdfast.Store; print('Store' in vars(holdfast))"
+    shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert shown == "True\n"
