@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -44,9 +45,12 @@ Dial = Callable[[Deadline], Transport]
 RECONNECT_WITHIN_S = 10.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.01, 1.0
 CANCEL_WITHIN_S = 1.0
+SEND_WITHIN_S = 30.0
 _READ_S = 1.0
+_DOUBLINGS_MAX = 10
 
 R = TypeVar("R")
+Done = Callable[[], bool]
 
 
 class RemoteStore(Store):
@@ -64,19 +68,20 @@ class RemoteStore(Store):
         self._dial = dial
         self._clock = clock
         self._rng = rng or random.SystemRandom()
+        self._closed = False
         self._begin_life()
+        _living.add(self)
 
     def _begin_life(self) -> None:
-        inherited: Transport | None = getattr(self, "_transport", None)
-        if inherited is not None:
-            inherited.release()
-        self._process = os.getpid()
-        self._closed = False
+        """Make the parts that belong to one process."""
         self._session = Session(new_session_id(self._rng), self.endpoint)
-        # Guards everything; notified when the driver stops driving or something was settled.
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()  # guards everything
         # True while some thread reads, connects or pauses on behalf of all.
         self._driven = False
+        # Threads that wait while another one drives: what for, and how to wake them.
+        self._waiting: dict[threading.Condition, Done] = {}
+        # True while some thread sends, without the lock, what there is to send.
+        self._sending = False
         self._transport: Transport | None = None
         # About connecting: since when we are connected or not, how often we tried since the last
         # good connection, when to try again, and what failed last.
@@ -92,43 +97,45 @@ class RemoteStore(Store):
         Refused and PeerViolation at once; StoreUnavailable, naming the step, at the deadline.
         """
         deadline = Deadline.after(timeout, self._clock)
-        with self._changed:
+        with self._lock:
+            self._check_open()
             if not self._drive(lambda: self._session.ready, deadline):
                 raise self._apart(f"no store at {self.endpoint} in time", maybe=False)
 
     # The backend.
 
     def _perform(self, op: Op[R], deadline: Deadline) -> R:
-        if self._process != os.getpid():
-            self._begin_life()  # CL-3
-        with self._changed:
+        with self._lock:
             self._check_open()
             call = self._session.begin(op)
-            self._flush(deadline)
-            if not self._drive(lambda: call.done, deadline):
-                self._give_up(call)
+            try:
+                self._flush(deadline)
+                if not self._drive(lambda: call.done, deadline):
+                    self._give_up(call)
+            except BaseException:  # interrupted, say: nobody waits for it any more
+                self._session.cancel(call)
+                self._session.abandon(call)
+                raise
             return call.outcome()
 
     def _open_watch(self, key: str, prefix: bool, deadline: Deadline) -> Watch:
-        if self._process != os.getpid():
-            self._begin_life()  # CL-3
-        with self._changed:
+        with self._lock:
             self._check_open()
             state = self._session.open_watch(key, prefix)
-            self._flush(deadline)
-            if not self._drive(lambda: state.synced, deadline):
+            try:
+                self._flush(deadline)
+                if not self._drive(lambda: state.synced, deadline):
+                    raise self._late(f"watch of {key!r:.80}", maybe=False)
+            except BaseException:
                 self._session.close_watch(state)
-                raise self._apart(f"watch of {key!r:.80} did not open in time", maybe=False)
+                raise
             return _RemoteWatch(self, state)
 
     def _close(self) -> None:
-        if self._process != os.getpid():
-            return  # what there is to close is the parent's
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._session.lose(f"the store {self.endpoint} was closed here")
             transport, self._transport = self._transport, None
-            self._changed.notify_all()
+            self._wake()
         if transport is not None:
             transport.close()
 
@@ -148,86 +155,131 @@ class RemoteStore(Store):
             maybe_applied=maybe,
         )
 
+    def _late(self, what: str, *, maybe: bool) -> HoldfastError:
+        """Make the error for something that the server did not answer in time, or never got."""
+        if self._transport is None:
+            return self._apart(f"{what} at {self.endpoint} did not end in time", maybe=maybe)
+        return TimeoutExpired(f"{what} at {self.endpoint}: no answer in time", maybe_applied=maybe)
+
     def _give_up(self, call: PendingCall[R]) -> None:
         """End a call whose deadline has passed: settle it after all, or raise."""
         op = call.op
         if isinstance(op, Wait) and self._session.ready:
-            grace = Deadline.after(CANCEL_WITHIN_S, self._clock)
+            grace = Deadline.after(CANCEL_WITHIN_S, self._clock)  # CL-1
             self._session.cancel(call)
             self._flush(grace)
             if self._drive(lambda: call.done, grace):
                 return
         maybe = self._session.abandon(call)
-        name = type(op).__name__.lower()
-        if self._transport is None:
-            raise self._apart(f"{name} at {self.endpoint} did not end in time", maybe=maybe)
-        if isinstance(op, Wait):
+        if isinstance(op, Wait) and self._transport is not None:
             raise missing_keys(op.keys)
-        raise TimeoutExpired(f"{name} at {self.endpoint}: no answer in time", maybe_applied=maybe)
+        raise self._late(type(op).__name__.lower(), maybe=maybe)
 
-    def _drive(self, done: Callable[[], bool], deadline: Deadline) -> bool:
+    def _drive(self, done: Done, deadline: Deadline) -> bool:
         """Let things happen until `done()`; False at the deadline. Raise if the store is lost."""
-        while not done():
-            if self._session.lost is not None:
+        try:
+            while not done():
                 self._check_open()
-                raise StoreUnavailable(self._session.lost, address=self.endpoint)
-            if deadline.passed():
-                return False
-            if self._driven:
-                self._changed.wait(deadline.remaining())
-                continue
-            self._driven = True
-            try:
-                if self._transport is None:
-                    self._reconnect(deadline)
+                if self._session.lost is not None:
+                    raise StoreUnavailable(self._session.lost, address=self.endpoint)
+                if deadline.passed():
+                    return False
+                if self._driven:
+                    self._follow(done, deadline)
                 else:
-                    self._read(self._transport, deadline)
-            finally:
-                self._driven = False
-                self._changed.notify_all()
-        return True
+                    self._driven = True
+                    try:
+                        self._step(deadline)
+                    finally:
+                        self._driven = False
+            return True
+        finally:
+            if self._waiting and not self._driven:  # whoever leaves hands over
+                next(iter(self._waiting)).notify()
+
+    def _follow(self, done: Done, deadline: Deadline) -> None:
+        """Wait while another thread drives, until it has what we want, or hands over."""
+        turn = threading.Condition(self._lock)
+        self._waiting[turn] = done
+        try:
+            turn.wait(deadline.remaining())
+        finally:
+            del self._waiting[turn]
+
+    def _wake(self) -> None:
+        """Wake the threads that have what they wait for, or will not get it."""
+        over = self._closed or self._session.lost is not None
+        for turn, done in self._waiting.items():
+            if over or done():
+                turn.notify()
+
+    def _step(self, deadline: Deadline) -> None:
+        if self._transport is None:
+            self._reconnect(deadline)
+        else:
+            self._read(self._transport, deadline)
+        if self._waiting:
+            self._wake()
 
     def _read(self, transport: Transport, deadline: Deadline) -> None:
         remaining = deadline.remaining()
-        wait_s = _READ_S if remaining is None else min(_READ_S, remaining)
+        wait_s = _READ_S if remaining is None or remaining > _READ_S else remaining
         frames: list[bytes] = []
-        failure: HoldfastError | None = None
-        self._changed.release()
+        failure: HoldfastError | None = _INTERRUPTED
+        self._lock.release()
         try:
             frames = transport.receive(wait_s)
+            failure = None
         except (Unavailable, PeerViolation) as error:
             failure = error
         finally:
-            self._changed.acquire()
+            self._lock.acquire()
+            if failure is not None:
+                self._disconnected(transport, failure)
         if self._transport is not transport:
             return  # closed meanwhile
         now = self._clock.monotonic()
         try:
             for payload in frames:
                 self._session.receive(payload, now)
-        except PeerViolation as error:
-            failure = error
-        if failure is None and not self._session.tick(now):
-            failure = Unavailable(f"{self.endpoint} is silent", address=self.endpoint)
-        if failure is not None:
-            self._disconnected(failure)
-        else:
-            self._flush(deadline)
+            if not frames and not self._session.tick(now):
+                raise Unavailable(f"{self.endpoint} is silent", address=self.endpoint)
+        except (Unavailable, PeerViolation) as error:
+            self._disconnected(transport, error)
+        if self._session.lost is not None:
+            self._drop(transport)
+        self._flush(deadline)
 
     def _flush(self, deadline: Deadline) -> None:
-        transport = self._transport
-        if transport is None:
+        """Send what there is to send, unless another thread is at it: it sends this as well."""
+        if self._sending:
             return
+        limit = deadline if deadline.at is not None else deadline.sooner(SEND_WITHIN_S)
+        self._sending = True
         try:
-            for payload in self._session.take_output():
-                transport.send(payload, deadline)
-        except Unavailable as error:
-            self._disconnected(error)
+            while self._transport is not None and (frames := self._session.take_output()):
+                self._send(self._transport, frames, limit)
+        finally:
+            self._sending = False
 
-    def _disconnected(self, failure: HoldfastError) -> None:
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.close()
+    def _send(self, transport: Transport, frames: list[bytes], deadline: Deadline) -> None:
+        failure: HoldfastError | None = _INTERRUPTED
+        self._lock.release()  # a peer that does not read stops this thread only
+        try:
+            for payload in frames:
+                transport.send(payload, deadline)
+            failure = None
+        except Unavailable as error:
+            failure = error
+        finally:
+            self._lock.acquire()
+            if failure is not None:
+                self._disconnected(transport, failure)
+
+    def _disconnected(self, transport: Transport, failure: HoldfastError) -> None:
+        if self._transport is not transport:
+            return  # known already, or closed
+        self._drop(transport)
         self._session.disconnected()
         now = self._clock.monotonic()
         if now - self._connected_at > PAUSE_MAX_S:
@@ -236,33 +288,39 @@ class RemoteStore(Store):
         self._failure = failure
         self._pause(now)
 
+    def _drop(self, transport: Transport) -> None:
+        self._transport = None
+        transport.close()
+
     def _pause(self, now: float) -> None:
         """Decide when to connect next: at once after a good connection, then ever later."""
-        pause = min(PAUSE_MAX_S, PAUSE_MIN_S * 2**self._tries) if self._tries else 0.0
+        doublings = min(self._tries, _DOUBLINGS_MAX)
+        pause = min(PAUSE_MAX_S, PAUSE_MIN_S * 2**doublings) if self._tries else 0.0
         self._retry_at = now + pause * self._rng.uniform(0.5, 1.0)
         self._tries += 1
 
     def _reconnect(self, deadline: Deadline) -> None:
-        pause = self._retry_at - self._clock.monotonic()
-        if pause > 0:
-            self._changed.wait(deadline.sooner(pause).remaining())
-            return
-        transport: Transport | None = None
-        failure: HoldfastError | None = None
-        self._changed.release()
-        try:
-            transport = self._dial(deadline)
-        except HoldfastError as error:
-            failure = error
-        finally:
-            self._changed.acquire()
         now = self._clock.monotonic()
-        if failure is not None:
-            self._not_connected(failure, now)
-        elif transport is not None and self._closed:
-            transport.close()
+        if now < self._retry_at:
+            self._follow(lambda: False, deadline.sooner(self._retry_at - now))
+            return
+        if now - self._retry_at > RECONNECT_WITHIN_S:  # nobody has tried: being apart begins now
+            self._apart_since, self._tries = now, 0
+        found: Transport | HoldfastError
+        self._lock.release()
+        try:
+            found = self._dial(deadline)
+        except HoldfastError as error:
+            found = error
+        finally:
+            self._lock.acquire()
+        now = self._clock.monotonic()
+        if isinstance(found, HoldfastError):
+            self._not_connected(found, now)
+        elif self._closed:
+            found.close()
         else:
-            self._transport = transport
+            self._transport = found
             self._connected_at = now
             self._session.connected(now)
             self._flush(deadline)
@@ -281,6 +339,23 @@ class RemoteStore(Store):
             )
 
 
+_INTERRUPTED = Unavailable("the connection was given up: its thread was interrupted")
+"""The failure of a connection on which an exception of somebody else left half a frame."""
+
+_living: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for store in tuple(_living):  # CL-3
+        inherited = store._transport
+        store._begin_life()
+        if inherited is not None:
+            inherited.release()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class _RemoteWatch(Watch):
     def __init__(self, store: RemoteStore, state: WatchState) -> None:
         self._store = store
@@ -290,7 +365,7 @@ class _RemoteWatch(Watch):
 
     def _next(self, deadline: Deadline) -> Change:
         store, state = self._store, self._state
-        with store._changed:
+        with store._lock:
             if not store._drive(lambda: bool(state.pending) or self._over(), deadline):
                 raise TimeoutExpired(
                     f"watch: no change of {state.key!r:.80} in time", waiting_for=(state.key,)
@@ -305,9 +380,9 @@ class _RemoteWatch(Watch):
 
     def close(self) -> None:
         store = self._store
-        with store._changed:
-            if not self._over():
+        with store._lock:
+            over, self._closed = self._over(), True
+            store._wake()
+            if not over:
                 self._session.close_watch(self._state)
                 store._flush(Deadline.after(CANCEL_WITHIN_S, store._clock))
-            self._closed = True
-            store._changed.notify_all()

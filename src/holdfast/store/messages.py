@@ -16,15 +16,17 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias, assert_never
+from typing import NamedTuple, TypeAlias, assert_never
 
 from holdfast.errors import PeerViolation
 from holdfast.ids import SessionId
 from holdfast.store.ops import AnyOp, Change, Entry, check_key, check_prefix
-from holdfast.store.wire import Reader, decode_op, encode_op, put_entry, put_maybe, put_text
+from holdfast.store.wire import Reader, decode_op, encode_op, put_entries, put_maybe, put_text
 
 __all__ = [
+    "CALLS_MAX",
     "KEY_CONTEXT",
+    "WATCHES_MAX",
     "Call",
     "Cancel",
     "Changed",
@@ -48,6 +50,12 @@ __all__ = [
 KEY_CONTEXT = "store"
 """What the handshake's key is derived for: a proof for this protocol opens no other."""
 
+CALLS_MAX = 4096
+"""How many calls of a client may be unsettled at one time."""
+
+WATCHES_MAX = 4096
+"""How many watches a client may have open."""
+
 
 class Why(IntEnum):
     """Why a call failed, when the store itself is well."""
@@ -69,8 +77,10 @@ class Hello:
     floor: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+# Call and Reply are made for every call, so they are the kind of record that is cheapest to make.
+
+
+class Call(NamedTuple):
     """Ask for an operation. All calls numbered below `ack` are settled at the client."""
 
     number: int
@@ -114,8 +124,7 @@ class Welcome:
     resumed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """A call's result, as `wire.py` encodes it."""
 
     number: int
@@ -164,7 +173,7 @@ _HELLO = struct.Struct(">BQQQ")
 _WATCH = struct.Struct(">BI")
 _WELCOME = struct.Struct(">BQB")
 _FAILURE = struct.Struct(">BQB")
-_SNAPSHOT = struct.Struct(">BIBQI")
+_SNAPSHOT = struct.Struct(">BIBQ")
 _CHANGED = struct.Struct(">BIQ")
 _COUNT = struct.Struct(">I")
 
@@ -196,8 +205,7 @@ def encode(message: FromClient | FromServer) -> bytes:
             parts.append(_COUNT.pack(len(keys)))
             return b"".join(parts + [put_text(key) for key in keys])
         case Snapshot(watch, last, revision, entries):
-            head = _SNAPSHOT.pack(20, watch, last, revision, len(entries))
-            return head + b"".join(map(put_entry, entries))
+            return _SNAPSHOT.pack(20, watch, last, revision) + put_entries(entries)
         case Pong():
             return b"\x16"
         case _:
@@ -206,12 +214,13 @@ def encode(message: FromClient | FromServer) -> bytes:
 
 def decode_from_client(data: bytes) -> FromClient:
     """Decode what a client sent; PeerViolation for anything that `encode` cannot give."""
+    if data[:1] == b"\x02" and len(data) >= _CALL.size:  # the common case, by the shortest way
+        _, number, ack = _CALL.unpack_from(data)
+        return Call(number, ack, decode_op(data, _CALL.size))
     r = Reader(data)
     kind = r.u8()
     message: FromClient
     match kind:
-        case 2:
-            return Call(r.u64(), r.u64(), decode_op(data, _CALL.size))
         case 1:
             message = Hello(SessionId(r.u64()), r.u64(), r.u64())
         case 3:
@@ -224,34 +233,32 @@ def decode_from_client(data: bytes) -> FromClient:
         case 6:
             message = Ping()
         case _:
-            raise PeerViolation(f"message kind {kind} is unknown")
+            raise PeerViolation(f"message kind {kind} is unknown, or cut short")
     r.end()
     return message
 
 
 def decode_from_server(data: bytes) -> FromServer:
     """Decode what a server sent; PeerViolation for anything that `encode` cannot give."""
+    if data[:1] == b"\x12" and len(data) >= _NUMBERED.size:  # as above
+        return Reply(_NUMBERED.unpack_from(data)[1], data[_NUMBERED.size :])
     r = Reader(data)
     kind = r.u8()
     message: FromServer
     match kind:
-        case 18:
-            return Reply(r.u64(), r.rest())
         case 17:
             message = Welcome(r.u64(), r.flag())
         case 19:
             message = Failure(r.u64(), _why(r.u8()), r.long_text(), r.texts())
         case 20:
-            watch, last, revision = r.u32(), r.flag(), r.u64()
-            entries = tuple(r.entry() for _ in range(r.count()))
-            message = Snapshot(watch, last, revision, entries)
+            message = Snapshot(r.u32(), r.flag(), r.u64(), r.entries())
         case 21:
             watch, revision = r.u32(), r.u64()
             message = Changed(watch, Change(r.text(), r.maybe(), revision))
         case 22:
             message = Pong()
         case _:
-            raise PeerViolation(f"message kind {kind} is unknown")
+            raise PeerViolation(f"message kind {kind} is unknown, or cut short")
     r.end()
     return message
 

@@ -5,13 +5,14 @@ time, and performs its effects.
 
 Guarantees
     SS-1  A byte of a peer reaches the codec only after the peer has proved itself.
-    SS-2  A peer that has not done so within HANDSHAKE_WITHIN_S is dropped, and at most
-          STRANGERS_MAX of them are held: the oldest makes room.
+    SS-2  A peer that has not done so and said Hello within HANDSHAKE_WITHIN_S is dropped, and at
+          most STRANGERS_MAX unproved ones are held: the oldest makes room.
     SS-3  A client that breaks the protocol loses its connection; the others do not notice.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from itertools import count
@@ -68,9 +69,9 @@ class StoreServer:
         # Peers that have not proved themselves yet, the oldest first.
         self._strangers: dict[int, _Peer] = {}
         self._numbers = count(1)
-        # The moment for which the machine's timer is set.
-        self._wake_at: float | None = None
+        # The machine's timer, and the moment for which it is set.
         self._wake: Timer | None = None
+        self._wake_at = math.inf
 
     @property
     def endpoint(self) -> str:
@@ -157,17 +158,15 @@ class StoreServer:
 
     def _set_timer(self) -> None:
         due = self._service.next_wake()
-        if due == self._wake_at:
-            return
+        if due is None or due >= self._wake_at or self._reactor is None:
+            return  # a timer that comes too early costs less than setting it anew each time
         if self._wake is not None:
             self._wake.cancel()
-            self._wake = None
         self._wake_at = due
-        if due is not None and self._reactor is not None:
-            self._wake = self._reactor.call_later(max(0.0, due - self._now()), self._tick)
+        self._wake = self._reactor.call_later(max(0.0, due - self._now()), self._tick)
 
     def _tick(self) -> None:
-        self._wake = self._wake_at = None
+        self._wake_at = math.inf
         self._service.tick(self._now())
         self._perform()
 
@@ -186,13 +185,14 @@ class _Peer:
         self._step = Step.HANDSHAKE
         self._decoder = FrameDecoder()
         connection.on_drained = self._drained
+        # Runs out unless the peer says its first word in time.
         self._patience = self._start_timer()
 
     def _start_timer(self) -> Timer | None:
         reactor = self._server._reactor
         if reactor is None:  # the server is closing
             return None
-        return reactor.call_later(HANDSHAKE_WITHIN_S, lambda: self.drop("silent in the handshake"))
+        return reactor.call_later(HANDSHAKE_WITHIN_S, lambda: self.drop("silent for too long"))
 
     def received(self, data: bytes) -> None:
         if self._handshake is not None:
@@ -200,15 +200,21 @@ class _Peer:
             if not data:
                 return
         server = self._server
-        for payload in self._decoder.feed(data):
-            server._service.receive(self.number, payload, server._now())
-        server._perform()
+        now = server._now()
+        try:
+            for payload in self._decoder.feed(data):
+                server._service.receive(self.number, payload, now)
+                if self._patience is not None:
+                    self._calm()
+        finally:
+            server._perform()  # what came before a violation counts, for the others too (SS-3)
 
     def closed(self, reason: str) -> None:
         server = self._server
         server._peers.pop(self.number, None)
+        self._calm()
         if self._handshake is not None:
-            self._settle()
+            server._strangers.pop(self.number, None)
             self._refuse(reason)
             return
         server._service.disconnect(self.number, server._now())
@@ -221,8 +227,7 @@ class _Peer:
 
     def drop(self, reason: str) -> None:
         """Hang up on a stranger."""
-        if self._handshake is not None:
-            self.connection.close(reason)
+        self.connection.close(reason)
 
     def _greet(self, handshake: ServerHandshake, data: bytes) -> bytes:
         """Take bytes of the handshake; return what came after it."""
@@ -235,9 +240,9 @@ class _Peer:
         if not handshake.done:
             self.connection.send(answer)
             return b""
-        self._settle()
-        self._handshake = None
         server = self._server
+        server._strangers.pop(self.number, None)
+        self._handshake = None
         server._service.connect(self.number)
         server._sink.emit(
             ConnectionOpened(cause=self._cause(), at=server._now(), peer=self.connection.peer)
@@ -246,11 +251,11 @@ class _Peer:
         self.connection.send(answer)
         return handshake.leftover()
 
-    def _settle(self) -> None:
-        """Stop counting this peer as a stranger."""
-        self._server._strangers.pop(self.number, None)
+    def _calm(self) -> None:
+        """Stop counting this peer's time."""
         if self._patience is not None:
             self._patience.cancel()
+            self._patience = None
 
     def _refuse(self, reason: str) -> None:
         server = self._server

@@ -8,10 +8,10 @@ Rule 2: this file does no I/O and reads no clock. The shell feeds it what happen
 Theory. A client is a session, which outlives its connections. Its calls are numbered. A write's
 answer is kept until the client says (by `ack`) that it has it, so a write that is sent again after
 a lost connection is answered from there and performed once; a read is simply performed again. A
-wait is parked with the set of its
-missing keys and answered when that set is empty. A watch belongs to a connection: a client that
-comes back opens it anew and gets the whole state again. The server's life has a random number,
-its incarnation: a client that finds another one knows that the keys it wrote are gone.
+wait is parked with the set of its missing keys and answered when that set is empty. Parked waits
+and watches end with their connection: a client that comes back asks for them anew. The server's
+life has a random number, its incarnation: a client that finds another one knows that the keys it
+wrote are gone.
 
 Guarantees
     SV-1  A write is performed at most once for each (session, number), however often it arrives.
@@ -21,7 +21,8 @@ Guarantees
     SV-5  A watch gets the state at one revision, then every later change, in order; while its
           connection is congested, changes to a key are merged and the newest is kept.
     SV-6  Memory for a client is bounded: CALLS_MAX unsettled calls, WATCHES_MAX watches; a
-          session without a connection is forgotten after LINGER_S.
+          session without a connection is forgotten after LINGER_S, or earlier if more than
+          LINGERING_MAX of them linger. A client whose session was forgotten is told so.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from holdfast.ids import SessionId
 from holdfast.net.frames import FRAME_BYTES_MAX
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.messages import (
+    CALLS_MAX,
+    WATCHES_MAX,
     Call,
     Cancel,
     Changed,
@@ -55,11 +58,10 @@ from holdfast.store.ops import WRITES, AnyOp, Change, Get, ListPrefix, Wait
 from holdfast.store.pending import Pending
 from holdfast.store.wire import encode_result
 
-__all__ = ["CALLS_MAX", "LINGER_S", "WATCHES_MAX", "Effect", "Hangup", "Send", "Service", "Status"]
+__all__ = ["LINGERING_MAX", "LINGER_S", "Effect", "Hangup", "Send", "Service", "Status"]
 
-CALLS_MAX = 4096
-WATCHES_MAX = 4096
 LINGER_S = 120.0
+LINGERING_MAX = 16_384
 SNAPSHOT_BYTES = 1024 * 1024
 
 
@@ -107,7 +109,9 @@ class _Session:
     id: SessionId
     # Every write numbered below is settled at the client.
     floor: int
-    connection: int | None = None
+    # False while the client may not know yet that an older session of its was forgotten.
+    resumable: bool
+    connection: int = 0
     # Encoded answers to writes that the client may ask for again.
     answers: dict[int, bytes] = field(default_factory=dict)
     parked: dict[int, _Parked] = field(default_factory=dict)
@@ -169,9 +173,10 @@ class Service:
                 raise PeerViolation("the first message must be Hello")
             self._hello(conn, message)
             return
+        session.resumable = True  # it speaks, so it has read a Welcome
         match message:
             case Call():
-                self._call(session, message, now)
+                self._call(session, message.number, message.ack, message.op, now)
             case Cancel(number):
                 self._cancel(session, number)
             case WatchOpen():
@@ -187,15 +192,11 @@ class Service:
 
     def disconnect(self, connection: int, now: float) -> None:
         """Hear that a connection is over. Its session stays for LINGER_S."""
-        conn = self._connections.pop(connection, None)
-        if conn is None:
-            return
-        for watch in list(conn.watches):
-            self._close_watch(conn, watch)
-        session = conn.session
-        if session is not None and session.connection == connection:
-            session.connection = None
+        session = self._detach(connection)
+        if session is not None:
             self._lingering[session.id] = now + LINGER_S
+            if len(self._lingering) > LINGERING_MAX:
+                self._forget(next(iter(self._lingering)))
 
     def congest(self, connection: int) -> None:
         """Hear that a connection's peer does not keep up: merge its changes from now on."""
@@ -219,7 +220,7 @@ class Service:
         for session_id, at in list(self._lingering.items()):
             if at > now:
                 break
-            self._forget(self._sessions[session_id])
+            self._forget(session_id)
 
     def next_wake(self) -> float | None:
         """Return when `tick` is due, or None if nothing is."""
@@ -235,14 +236,15 @@ class Service:
         return effects
 
     def status(self) -> Status:
-        """Return a snapshot of the numbers."""
+        """Return a snapshot of the numbers. Any thread may ask: the copies are made at once."""
+        sessions, connections = list(self._sessions.values()), list(self._connections.values())
         return Status(
             keys=len(self.keyspace),
             revision=self.keyspace.revision,
-            sessions=len(self._sessions),
-            connections=len(self._connections),
-            waits=sum(len(session.parked) for session in self._sessions.values()),
-            watches=sum(len(conn.watches) for conn in self._connections.values()),
+            sessions=len(sessions),
+            connections=len(connections),
+            waits=sum(len(session.parked) for session in sessions),
+            watches=sum(len(conn.watches) for conn in connections),
             calls=self._calls,
         )
 
@@ -250,37 +252,37 @@ class Service:
 
     def _hello(self, conn: _Connection, hello: Hello) -> None:
         session = self._sessions.get(hello.session)
-        resumed = session is not None and hello.incarnation == self.incarnation
-        if session is None or not resumed:
-            if session is not None:  # the same id from another life: a clean start
-                self._forget(session)
-            session = self._sessions[hello.session] = _Session(hello.session, hello.floor)
-        if session.connection is not None:  # SV-3
+        resumed = session is not None and session.resumable
+        if session is None:
+            # A client that has met this life had a session here, which is forgotten. Until it
+            # knows, by a Welcome that may get lost, every Welcome must tell it.
+            resumable = hello.incarnation != self.incarnation
+            session = _Session(hello.session, hello.floor, resumable)
+            self._sessions[hello.session] = session
+        elif session.id not in self._lingering:  # SV-3
             self._effects.append(Hangup(session.connection, "the client connected anew"))
-            self._orphan(session.connection)
-        session.connection = conn.id
+            self._detach(session.connection)
         self._lingering.pop(session.id, None)
+        session.connection = conn.id
         conn.session = session
         self._settle(session, hello.floor)
-        for number in list(session.parked):  # the client asks again for those it still wants
-            self._unpark(session, number)
         self._send(conn.id, encode(Welcome(self.incarnation, resumed)))
 
-    def _orphan(self, connection: int) -> None:
-        """Cut a connection off from its session and its watches; the shell will close it."""
+    def _detach(self, connection: int) -> _Session | None:
+        """End a connection, with its watches and parked waits; return whose it was."""
         conn = self._connections.pop(connection, None)
-        if conn is not None:
-            for watch in list(conn.watches):
-                self._close_watch(conn, watch)
+        if conn is None:
+            return None  # taken over, or never introduced
+        for watch in list(conn.watches):
+            self._close_watch(conn, watch)
+        if conn.session is not None:
+            for number in list(conn.session.parked):
+                self._unpark(conn.session, number)
+        return conn.session
 
-    def _forget(self, session: _Session) -> None:
-        for number in list(session.parked):
-            self._unpark(session, number)
-        if session.connection is not None:
-            self._effects.append(Hangup(session.connection, "the session was forgotten"))
-            self._orphan(session.connection)
-        self._lingering.pop(session.id, None)
-        del self._sessions[session.id]
+    def _forget(self, session_id: SessionId) -> None:
+        del self._lingering[session_id]
+        del self._sessions[session_id]
 
     def _settle(self, session: _Session, floor: int) -> None:
         """Forget what the client no longer asks for."""
@@ -292,44 +294,43 @@ class Service:
 
     # Calls.
 
-    def _call(self, session: _Session, call: Call, now: float) -> None:
-        self._settle(session, call.ack)
-        write = isinstance(call.op, WRITES)
+    def _call(self, session: _Session, number: int, ack: int, op: AnyOp, now: float) -> None:
+        self._settle(session, ack)
+        write = isinstance(op, WRITES)
         if write:  # SV-1
-            if call.number < session.floor:
+            if number < session.floor:
                 return  # a late copy of a write that is settled
-            answer = session.answers.get(call.number)
-            if answer is not None:
-                self._answer(session, answer)
+            known = session.answers.get(number)
+            if known is not None:
+                self._send(session.connection, known)
                 return
-        elif call.number in session.parked:
+        elif number in session.parked:
             return  # a copy of a wait that still waits
         if len(session.answers) + len(session.parked) >= CALLS_MAX:
             raise PeerViolation(f"more than {CALLS_MAX} unsettled calls")
         self._calls += 1
-        if isinstance(call.op, Wait) and self._park(session, call.number, call.op, now):
+        if isinstance(op, Wait) and self._park(session, number, op, now):
             return
-        answer = self._perform(call.number, call.op, now)
+        answer = self._perform(number, op, now)
         if write:
-            session.answers[call.number] = answer
-        self._answer(session, answer)
+            session.answers[number] = answer
+        self._send(session.connection, answer)
         self._publish()
 
     def _perform(self, number: int, op: AnyOp, now: float) -> bytes:
         try:
-            answer = encode(Reply(number, encode_result(op, self.keyspace.apply(op, now))))
+            return self._reply(number, op, self.keyspace.apply(op, now))
         except UsageError as error:
             return encode(Failure(number, Why.USAGE, str(error)))
         except LeaseLost as error:
             return encode(Failure(number, Why.LEASE_LOST, str(error)))
+
+    def _reply(self, number: int, op: AnyOp, result: object) -> bytes:
+        answer = encode(Reply(number, encode_result(op, result)))
         if len(answer) > FRAME_BYTES_MAX:
             text = f"the answer would take {len(answer)} bytes, at most {FRAME_BYTES_MAX} fit"
             return encode(Failure(number, Why.USAGE, text))
         return answer
-
-    def _answer(self, session: _Session, payload: bytes) -> None:
-        if session.connection is not None:
-            self._send(session.connection, payload)
 
     # Waits.
 
@@ -359,7 +360,8 @@ class Service:
         parked = self._unpark(session, number)
         if parked is not None:
             missing = tuple(key for key in parked.op.keys if key in parked.missing)
-            self._answer(session, encode(Failure(number, Why.CANCELLED, "cancelled", missing)))
+            # Without a text it is no longer than the call was, so it fits into a frame.
+            self._send(session.connection, encode(Failure(number, Why.CANCELLED, "", missing)))
 
     # Watches.
 
@@ -422,8 +424,8 @@ class Service:
             entries = None if parked.missing else self.keyspace.ready(parked.op.keys)
             if entries is not None:  # None: gone again by a change that is told next
                 self._unpark(parked.session, parked.number)
-                result = encode_result(parked.op, entries)
-                self._answer(parked.session, encode(Reply(parked.number, result)))
+                answer = self._reply(parked.number, parked.op, entries)
+                self._send(parked.session.connection, answer)
 
     def _tell_watches(self, watches: dict[_Watch, None], change: Change) -> None:
         payloads: dict[int, bytes] = {}  # clients tend to use the same few watch numbers

@@ -37,6 +37,8 @@ from holdfast.errors import (
 from holdfast.ids import SessionId
 from holdfast.net.frames import FRAME_BYTES_MAX
 from holdfast.store.messages import (
+    CALLS_MAX,
+    WATCHES_MAX,
     Call,
     Cancel,
     Changed,
@@ -61,7 +63,10 @@ from holdfast.store.wire import decode_result
 __all__ = ["SILENCE_S", "PendingCall", "Session", "WatchState", "missing_keys"]
 
 SILENCE_S = 5.0
-"""After this long without a word from the server, ask; after twice, give up the connection."""
+"""After this long without a word from the server, ask; as long again, and the connection is dead.
+
+Only a client that listens notices silence, so it asks before it judges.
+"""
 
 R = TypeVar("R")
 
@@ -121,9 +126,9 @@ class Session:
         self._next_watch = 1
         self._watches: dict[int, WatchState] = {}
         self._output: list[bytes] = []
-        # When the server last said something; and whether we have asked since.
+        # When the server last said something; and when we asked it to, if we wait for that.
         self._heard_at = 0.0
-        self._asked = False
+        self._asked_at: float | None = None
         self.lost: str | None = None
         """Why the session is lost, or None while it is not."""
 
@@ -134,6 +139,9 @@ class Session:
         call = PendingCall(op, self._next_number)
         if self.lost is not None:
             self._fail(call, StoreUnavailable(self.lost, address=self._endpoint))
+            return call
+        if len(self._calls) >= CALLS_MAX:
+            self._fail(call, UsageError(f"more than {CALLS_MAX} calls at one time"))
             return call
         self._next_number += 1
         self._calls[call.number] = cast("PendingCall[object]", call)
@@ -156,6 +164,8 @@ class Session:
 
     def open_watch(self, key: str, prefix: bool) -> WatchState:
         """Begin a watch; it is `synced` once its first state has arrived."""
+        if len(self._watches) >= WATCHES_MAX:
+            raise UsageError(f"more than {WATCHES_MAX} watches at one time")
         watch = WatchState(self._next_watch, key, prefix, Pending(key, prefix))
         self._next_watch += 1
         self._watches[watch.id] = watch
@@ -185,7 +195,7 @@ class Session:
         """Hear of a new, authenticated connection."""
         self._phase = _Phase.GREETING
         self._output.clear()
-        self._heard_at, self._asked = now, False
+        self._heard_at = self._asked_at = now
         self._say(Hello(self._id, self._incarnation, self._floor()))
 
     def disconnected(self) -> None:
@@ -196,8 +206,10 @@ class Session:
 
     def receive(self, payload: bytes, now: float) -> None:
         """Take one frame. PeerViolation means: drop the connection."""
-        self._heard_at, self._asked = now, False
+        self._heard_at, self._asked_at = now, None
         message = decode_from_server(payload)
+        if self._phase is _Phase.GREETING and not isinstance(message, Welcome):
+            raise PeerViolation("the first message must be Welcome")
         match message:
             case Reply(number, result):
                 self._replied(number, result)
@@ -220,10 +232,10 @@ class Session:
         """Let time pass; False means that the server is silent and the connection is dead."""
         if self._phase is _Phase.APART or self._phase is _Phase.LOST:
             return True
-        if now - self._heard_at >= 2 * SILENCE_S:
-            return False
-        if now - self._heard_at >= SILENCE_S and not self._asked and self.ready:
-            self._asked = True
+        if self._asked_at is not None:
+            return now - self._asked_at < SILENCE_S
+        if now - self._heard_at >= SILENCE_S:
+            self._asked_at = now
             self._say(Ping())
         return True
 

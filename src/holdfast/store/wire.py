@@ -27,7 +27,7 @@ __all__ = [
     "decode_result",
     "encode_op",
     "encode_result",
-    "put_entry",
+    "put_entries",
     "put_maybe",
     "put_text",
 ]
@@ -41,6 +41,7 @@ _U64 = struct.Struct(">Q")
 _I64 = struct.Struct(">q")
 _F64 = struct.Struct(">d")
 _NONE = 0xFFFFFFFF
+_ENTRY_BYTES_MIN = 14
 
 
 class Reader:
@@ -112,27 +113,27 @@ class Reader:
         number = self.u64()
         return LeaseId(number) if number else None
 
-    def count(self, least: int = 2) -> int:
-        """Read a count of things that take `least` bytes at least.
+    def count(self, least: int, most: int = _NONE) -> int:
+        """Read a count of things, at most `most`, that take `least` bytes at least.
 
         A count that cannot be true is refused before anything is allocated for it.
         """
         number = self.u32()
-        if least * number > len(self._data) - self._at:
-            raise PeerViolation(f"a message announces {number} items that it cannot hold")
+        if number > most or least * number > len(self._data) - self._at:
+            raise PeerViolation(f"a message announces {number} items, more than it may hold")
         return number
 
     def texts(self) -> tuple[str, ...]:
-        return tuple(self.text() for _ in range(self.count()))
+        return tuple(self.text() for _ in range(self.count(2, ops.KEYS_PER_CALL_MAX)))
 
     def entry(self) -> Entry:
         return Entry(self.text(), self.value(), self.u64())
 
+    def entries(self) -> tuple[Entry, ...]:
+        return tuple(self.entry() for _ in range(self.count(_ENTRY_BYTES_MIN)))
+
     def maybe_entry(self) -> Entry | None:
         return self.entry() if self.flag() else None
-
-    def rest(self) -> bytes:
-        return self.raw(len(self._data) - self._at)
 
     def end(self) -> None:
         if self._at != len(self._data):
@@ -162,13 +163,17 @@ def _lease(lease: LeaseId | None) -> bytes:
     return _U64.pack(lease or 0)
 
 
-def put_entry(entry: Entry) -> bytes:
-    """Encode one entry."""
+def _entry(entry: Entry) -> bytes:
     return put_text(entry.key) + _value(entry.value) + _U64.pack(entry.revision)
 
 
 def _maybe_entry(entry: Entry | None) -> bytes:
-    return b"\0" if entry is None else b"\1" + put_entry(entry)
+    return b"\0" if entry is None else b"\1" + _entry(entry)
+
+
+def put_entries(entries: tuple[Entry, ...]) -> bytes:
+    """Encode entries, their count first."""
+    return _U32.pack(len(entries)) + b"".join(map(_entry, entries))
 
 
 def _pairs(items: tuple[tuple[str, bytes], ...]) -> bytes:
@@ -176,7 +181,7 @@ def _pairs(items: tuple[tuple[str, bytes], ...]) -> bytes:
 
 
 def _read_pairs(r: Reader) -> tuple[tuple[str, bytes], ...]:
-    return tuple((r.text(), r.value()) for _ in range(r.count()))
+    return tuple((r.text(), r.value()) for _ in range(r.count(6, ops.KEYS_PER_CALL_MAX)))
 
 
 # For each operation: its code, how to write it, how to read it, how to write its result, how to
@@ -200,8 +205,8 @@ _ROWS: dict[type[AnyOp], _Row] = {
         2,
         lambda op: _texts(op.keys),
         lambda r: ops.Wait(r.texts()),
-        lambda found: _U32.pack(len(found)) + b"".join(map(put_entry, found)),
-        lambda r: tuple(r.entry() for _ in range(r.count())),
+        put_entries,
+        Reader.entries,
     ),
     ops.Set: (
         3,
@@ -245,7 +250,7 @@ _ROWS: dict[type[AnyOp], _Row] = {
         lambda op: _texts(op.keys),
         lambda r: ops.MultiGet(r.texts()),
         lambda found: _U32.pack(len(found)) + b"".join(map(_maybe_entry, found)),
-        lambda r: tuple(r.maybe_entry() for _ in range(r.count(least=1))),
+        lambda r: tuple(r.maybe_entry() for _ in range(r.count(1, ops.KEYS_PER_CALL_MAX))),
     ),
     ops.MultiSet: (
         9,
@@ -265,8 +270,8 @@ _ROWS: dict[type[AnyOp], _Row] = {
         11,
         lambda op: put_text(op.prefix),
         lambda r: ops.ListPrefix(r.text()),
-        lambda found: _U32.pack(len(found)) + b"".join(map(put_entry, found)),
-        lambda r: tuple(r.entry() for _ in range(r.count())),
+        put_entries,
+        Reader.entries,
     ),
     ops.LeaseGrant: (
         12,
