@@ -82,8 +82,10 @@ def _open_one(
         sock.connect(where)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Where nobody listens, the kernel may pick the target as our own port and connect the
-        # socket to itself, which would also keep the real server from binding it.
+        # socket to itself, which would also keep the real server from binding it. Closed without
+        # lingering, it leaves the port free at once.
         if sock.getsockname() == sock.getpeername():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("@ii", 1, 0))
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     except BaseException:
         sock.close()
