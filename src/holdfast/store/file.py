@@ -327,6 +327,7 @@ class FileStore(Store):
                 raise StoreUnavailable(
                     f"{self._path}: was replaced by another store", address=self._path
                 )
+        image.keyspace.take_changes()  # told as a whole, not step by step
         if older is not None:
             self._publish(image.keyspace.changes_since(older.keyspace))
         self._image = image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -129,13 +130,14 @@ def test_too_many_items_are_refused() -> None:
 
 def test_wrong_arguments_reach_no_backend() -> None:
     store: Any = ScriptedStore()
-    for call, message in (
+    calls: list[tuple[Callable[[], object], str]] = [
         (lambda: store.multi_set([("k", b"")]), "must be a mapping"),
         (lambda: store.add("k", 1.5), r"amount 1\.5: must be an int"),
         (lambda: store.add("k", 1 << 63), "must fit in 64 bits"),
         (lambda: store.keep_lease(7), "lease 7: must be what grant_lease returned"),
         (lambda: store.set("k", b"", timeout=-1), "timeout -1"),
-    ):
+    ]
+    for call, message in calls:
         with pytest.raises(UsageError, match=message):
             call()
     assert store.asked == []
