@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from holdfast.net.address import Address
+from holdfast.net.secret import new_secret
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.etcd_server import EtcdServer
 from holdfast.store.etcd_v2 import EtcdV2Store
 from holdfast.store.file import FileStore
 from holdfast.store.memory import MemoryStore
+from holdfast.store.open import open_store
 from holdfast.store.ops import KEY_BYTES_MAX
 from holdfast.store.prefix import PrefixStore
+from holdfast.store.server import StoreServer
 from holdfast.store.store import Store
 
 Opener: TypeAlias = Callable[[], Store]
@@ -61,6 +65,18 @@ def file(folder: Path) -> Iterator[Spaces]:
     def space() -> Iterator[Opener]:
         path = folder / f"store-{next(numbers)}"
         yield lambda: FileStore(path)
+
+    yield space
+
+
+@contextmanager
+def tcp(folder: Path) -> Iterator[Spaces]:
+    secret = new_secret()
+
+    @contextmanager
+    def space() -> Iterator[Opener]:
+        with StoreServer(Address("127.0.0.1", 0), secret) as server:
+            yield lambda: open_store(server.endpoint, secret=secret)
 
     yield space
 
@@ -118,6 +134,13 @@ BACKENDS = (
         is_view=True,
     ),
     Backend("file", file),
+    Backend("tcp", tcp),
+    Backend(
+        "prefix(tcp)",
+        under_prefix("job 1/é", tcp),
+        key_bytes_max=KEY_BYTES_MAX - len("job 1/é".encode()),
+        is_view=True,
+    ),
     Backend("etcd", etcd),
     Backend("etcd-v2", etcd_v2, atomic_multi_set=False),
 )
