@@ -208,7 +208,7 @@ def test_a_wait_that_expires_says_what_was_missing(
 ) -> None:
     store.set("there", b"1")
     with pytest.raises(TimeoutExpired) as caught:
-        store.wait(["there", "gone", "off"], timeout=0.2)
+        store.wait(["there", "gone", "off"], timeout=0.5)
     assert caught.value.waiting_for == ("gone", "off")
     torch(server, "set", "gone", "2")
     assert store.wait(["there", "gone"]) == [b"1", b"2"]
@@ -228,7 +228,7 @@ def test_a_queue_of_torch_is_no_key(torch: Torch, server: int, store: C10dStore)
     torch(server, "queue_push", "q", "x")
     assert store.get("q") is None
     with pytest.raises(TimeoutExpired) as caught:
-        store.wait(["q"], timeout=0.3)
+        store.wait(["q"], timeout=0.5)
     assert caught.value.waiting_for == ("q",)
     assert torch(server, "queue_pop", "q") == "x"
 

@@ -145,7 +145,8 @@ def waits_are_woken_by_every_kind_of_write() -> None:
         lambda: store.queue_push("wake5", "v"),
     ]
     done = [in_thread(partial(waiter.wait, [f"wake{n}"])) for n, waiter in enumerate(waiters)]
-    time.sleep(0.1)  # so that most waits really wait; the outcome does not depend on it
+    for _ in range(500):  # so that most waits really wait; the outcome does not depend on it
+        store.add("pause", 1)
     for write in writes:
         write()
     assert [result() for result in done] == [None] * 6

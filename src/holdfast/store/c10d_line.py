@@ -223,6 +223,8 @@ class Lines:
             raise UsageError(f"the store {self._endpoint} is closed")
 
     def _talk(self, lane: Lane, talk: Callable[[Line], R], deadline: Deadline, write: bool) -> R:
+        if deadline.passed():
+            raise TimeoutExpired(f"{self._endpoint}: no time was left")
         line, lane.line = lane.line or self._connect(deadline), None
         self._begin(line)
         try:
@@ -240,8 +242,6 @@ class Lines:
         """Open a connection; wait for a server that nobody has met yet, as torch's clients do."""
         while True:
             self.check_open()
-            if deadline.passed():
-                raise TimeoutExpired(f"{self._endpoint}: no time was left to connect")
             try:
                 line = Line.open(self._address, deadline)
             except Unavailable as error:

@@ -161,8 +161,6 @@ class _Visitor:
         self._over = False
 
     def received(self, data: bytes) -> None:
-        if self._over:
-            return
         try:
             self._parser.feed(data)
             # Sending may end this connection, if its peer does not read.

@@ -264,7 +264,7 @@ def test_waits_do_not_hold_up_other_calls(door: C10dDoor, store: C10dStore) -> N
 def test_a_wait_that_expires_says_what_was_missing(door: C10dDoor, store: C10dStore) -> None:
     store.set("there", b"")
     with pytest.raises(TimeoutExpired, match="'gone'") as caught:
-        store.wait(["there", "gone"], timeout=0.05)
+        store.wait(["there", "gone"], timeout=0.5)
     assert caught.value.waiting_for == ("gone",)
     with pytest.raises(TimeoutExpired) as caught:
         store.wait(["there", "gone"], timeout=0)
@@ -279,7 +279,7 @@ def test_a_wait_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     with ScriptedServer(server) as listener, C10dStore(listener.address) as store:
         with pytest.raises(TimeoutExpired):
-            store.wait(["k"], timeout=0.2)
+            store.wait(["k"], timeout=0.5)
         assert server.asked.count(c10d.Wait((b"/k",))) > 2
         # This server wakes nobody; the next renewal finds the key.
         waiter = threading.Thread(target=lambda: found.extend(store.wait(["k"])))
@@ -332,21 +332,29 @@ def test_a_wait_that_is_answered_wrongly_is_a_violation(
         assert store.get("k") == b""
 
 
+def only_pings(request: c10d.Request, reply: bytes) -> bytes:
+    return reply if isinstance(request, c10d.Ping) else b""
+
+
 def test_a_server_that_falls_silent_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c10d_client, "WAIT_SLICE_S", 0.01)
     monkeypatch.setattr(c10d_client, "REPLY_WITHIN_S", 0.05)
-    monkeypatch.setattr(c10d_client, "GRACE_S", 0.05)
-
-    def change(request: c10d.Request, reply: bytes) -> bytes:
-        return reply if isinstance(request, c10d.Ping) else b""
-
-    with ScriptedServer(Server(change)) as server, C10dStore(server.address) as store:
+    with ScriptedServer(Server(only_pings)) as server, C10dStore(server.address) as store:
         with pytest.raises(StoreUnavailable, match="silent"):
             store.wait(["k"], timeout=None)
         with pytest.raises(StoreUnavailable, match="silent"):
             store.get("k", timeout=None)
+
+
+def test_a_wait_that_expires_at_a_silent_server_misses_every_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(c10d_client, "GRACE_S", 0.05)
+    with ScriptedServer(Server(only_pings)) as server, C10dStore(server.address) as store:
         with pytest.raises(TimeoutExpired) as caught:
-            store.wait(["k", "x"], timeout=0.02)
+            store.get("k", timeout=0.5)
+        with pytest.raises(TimeoutExpired) as caught:
+            store.wait(["k", "x"], timeout=0.5)
         assert caught.value.waiting_for == ("k", "x")
 
 
@@ -362,6 +370,16 @@ def test_a_wait_goes_on_over_a_new_connection(monkeypatch: pytest.MonkeyPatch) -
     with ScriptedServer(Server(change)) as server, C10dStore(server.address) as store:
         store.set("k", b"v")
         assert store.wait(["k"]) == [b"v"]
+
+
+def test_a_queue_of_torch_is_no_key(door: C10dDoor, store: C10dStore) -> None:
+    with Peer(door.address) as peer:
+        peer.say(c10d.QueuePush(b"/q", b"x"))
+        peer.sync()
+    assert store.get("q") is None
+    with pytest.raises(TimeoutExpired) as caught:
+        store.wait(["q"], timeout=0.5)
+    assert caught.value.waiting_for == ("q",)
 
 
 def test_closing_ends_a_wait(door: C10dDoor) -> None:
@@ -441,7 +459,7 @@ def test_a_write_that_cannot_connect_has_not_happened() -> None:
     with socket.create_server(LOOPBACK) as free:
         address = LOOPBACK._replace(port=free.getsockname()[1])
     with C10dStore(address) as store, pytest.raises(StoreUnavailable) as caught:
-        store.add("n", 1, timeout=0.05)
+        store.add("n", 1, timeout=0.5)
     assert not caught.value.maybe_applied
 
 
@@ -482,7 +500,7 @@ def test_a_silent_server_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with ScriptedServer(serve) as server, C10dStore(server.address) as store:
         with pytest.raises(StoreUnavailable, match="silent") as caught:
-            store.set("k", b"v", timeout=0.3)
+            store.set("k", b"v", timeout=0.5)
         assert not caught.value.maybe_applied
 
 

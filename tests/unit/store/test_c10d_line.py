@@ -289,10 +289,27 @@ def test_a_server_that_never_comes_is_unavailable_at_the_deadline() -> None:
     with socket.create_server(LOOPBACK) as free:
         address = Address("127.0.0.1", free.getsockname()[1])
     with pytest.raises(StoreUnavailable) as caught:
-        lines_to(address).use(Lane(), ping, Deadline.after(0.25), write=True)
+        lines_to(address).use(Lane(), ping, Deadline.after(0.5), write=True)
     assert caught.value.step is Step.TCP
-    with pytest.raises(TimeoutExpired):
-        lines_to(address).use(Lane(), ping, Deadline.after(0.0), write=True)
+
+
+def test_a_handshake_that_outlasts_the_deadline_names_the_step() -> None:
+    with ScriptedServer(until_closed) as server:
+        with pytest.raises(StoreUnavailable, match="silent") as caught:
+            lines_to(server.address).use(Lane(), ping, Deadline.after(0.5), write=True)
+        assert caught.value.step is Step.HANDSHAKE
+        assert not caught.value.maybe_applied
+
+
+def test_without_time_nothing_is_sent(door: C10dDoor) -> None:
+    lines, lane = lines_to(door.address), Lane()
+    lines.use(lane, ping, soon(), write=True)
+    line = lane.line
+    with pytest.raises(TimeoutExpired) as caught:
+        lines.use(lane, ping, Deadline.after(0.0), write=True)
+    assert not caught.value.maybe_applied
+    assert lane.line is line
+    lines.close()
 
 
 def test_a_busy_lane_is_waited_for_until_the_deadline(door: C10dDoor) -> None:
