@@ -184,31 +184,28 @@ class Retries:
         self._deadline = deadline
         self._members = members
         self._failures = 0
+        self._failure: Unavailable | None = None
 
     def attempt(self) -> Deadline:
-        """Return the deadline of the next attempt; TimeoutExpired if there is no time for one."""
+        """Return the deadline of the next attempt; raise if there is no time for one."""
         if self._deadline.passed():
-            raise TimeoutExpired(f"{self._what}: no time is left", maybe_applied=self.lost)
+            self.give_up(self._failure or NoAnswer("no time to ask"))
         rounds = min(self._failures // self._members, 10)
         return self._deadline.sooner(min(ATTEMPT_S * 2**rounds, _ATTEMPT_MAX_S))
 
     def failed(self, error: Unavailable) -> None:
-        """Take note of a failure; raise what the caller should see if the deadline has passed.
+        """Take note of a failure. Pauses after each round over the members.
 
-        Pauses once in each round over the members.
+        Raises what the caller should see if the deadline has passed.
         """
         self.lost = self.lost or (self._writes and isinstance(error, Lost))
         self._failures += 1
-        if self._failures % self._members == 0:
-            self._pause(self._failures // self._members, error)
-        elif self._deadline.passed():
-            self.give_up(error)
-
-    def _pause(self, rounds: int, why: Unavailable) -> None:
+        self._failure = error
         if self._deadline.passed():
-            self.give_up(why)
-        delay = backoff_s(rounds, self._client.rng)
-        self._client.pause(delay, self._deadline)
+            self.give_up(error)
+        rounds, member = divmod(self._failures, self._members)
+        if member == 0:
+            self._client.pause(backoff_s(rounds, self._client.rng), self._deadline)
 
     def give_up(self, why: Unavailable) -> NoReturn:
         """Raise the typed error for the last failure."""
