@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_command", "examine"]
 
-_HINTS = {
+_HINTS: dict[str, str] = {
     Step.RESOLVE: "is the name right, and known to this machine's name servers or /etc/hosts?",
     Step.TCP: "is the server running there, and does a firewall let this port through?",
     Step.HANDSHAKE: "is it a holdfast store that listens there, or something else?",
@@ -77,7 +77,7 @@ def examine(
         try:
             _examine_address(address, secret, timeout, report)
         except HoldfastError as error:
-            report.failed(error)
+            report.failed(getattr(error, "step", None) or "address", error)
             if len(where.addresses) == 1:
                 return error
     if where.scheme == "file" and not os.path.lexists(where.path):
@@ -86,7 +86,7 @@ def examine(
     try:
         _examine_store(endpoint, timeout, environment, report)
     except HoldfastError as error:
-        report.failed(error)
+        report.failed("store", error)
         return error
     return None
 
@@ -127,9 +127,8 @@ class _Report:
         """Say what a step found."""
         self._say(f"ok    {step:<17}{text}")
 
-    def failed(self, error: HoldfastError) -> None:
-        """Say at which step it went wrong, and what to look at."""
-        step = getattr(error, "step", None)
-        self._say(f"FAIL  {step or 'store':<17}{one_line(str(error))}")
+    def failed(self, step: str, error: HoldfastError) -> None:
+        """Say what went wrong, and what to look at."""
+        self._say(f"FAIL  {step:<17}{one_line(str(error))}")
         if step in _HINTS:
             self._say(f"      {'':<17}{_HINTS[step]}")

@@ -101,10 +101,13 @@ def _verb(
 def _serve(given: argparse.Namespace) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     # Blocked before any thread starts, for all of them: only sigwait takes these signals.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    with serve_store(given.endpoint) as server:
-        print(f"export HOLDFAST_STORE={server.endpoint}", flush=True)
-        signal.sigwait(_ENDING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        with serve_store(given.endpoint) as server:
+            print(f"export HOLDFAST_STORE={server.endpoint}", flush=True)
+            signal.sigwait(_ENDING)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
 
 
