@@ -5,7 +5,10 @@ In reading order:
     leaks.py       what was left behind: threads, open files, processes, temporary files
     transcript.py  stories of a machine as text files that are replayed and rewritten
     plugin.py      the pytest plugin: leak checks, --rewrite, --sim-seeds
+    faultplan.py   what will go wrong in a simulated run, as data
     network.py     a simulated network with faults: one seed, one heap of events, virtual time
     checkers.py    are the histories of clients linearizable? do watches and leases keep word?
-    storesim.py    store clients and a server in that network, checked over many seeds
+    storeactors.py a store's server and clients as programs of that network
+    storeusers.py  what the users of these clients do
+    storesim.py    many of them together, judged over many seeds
 """

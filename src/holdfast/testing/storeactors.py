@@ -34,7 +34,17 @@ from holdfast.store.session import PendingCall, Session, WatchState
 from holdfast.testing.checkers import UNKNOWN, Call
 from holdfast.testing.network import Host, Link, Simulation, Timer
 
-__all__ = ["ClientProgram", "Journal", "LeaseLife", "Running", "ServerProgram", "WatchRecord"]
+__all__ = [
+    "LEASED",
+    "SERVER",
+    "ClientProgram",
+    "Journal",
+    "LeaseLife",
+    "Running",
+    "ServerProgram",
+    "WatchRecord",
+    "is_loose",
+]
 
 SERVER = "server"
 LEASED = "l/"
