@@ -30,7 +30,7 @@ from abc import ABC, abstractmethod
 
 from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
 
-__all__ = ["NONCE_BYTES", "VERSION", "ClientHandshake", "ServerHandshake", "derive_key"]
+__all__ = ["NONCE_BYTES", "VERSION", "ClientHandshake", "Key", "ServerHandshake", "derive_key"]
 
 MAGIC = b"HFST"
 VERSION = 1
@@ -40,9 +40,20 @@ _PROOF_BYTES = 32
 _OK, _REFUSED = 0, 1
 
 
-def derive_key(secret: bytes, context: str) -> bytes:
+class Key(bytes):
+    """A derived key. It opens what the secret opens, so it does not show in messages either."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<Key>"
+
+    __str__ = __repr__
+
+
+def derive_key(secret: bytes, context: str) -> Key:
     """Return the key of one context: what is spoken, and in which job."""
-    return hmac.digest(secret, b"holdfast key 1\0" + context.encode(), hashlib.sha256)
+    return Key(hmac.digest(secret, b"holdfast key 1\0" + context.encode(), hashlib.sha256))
 
 
 def _hello(status: int, nonce: bytes) -> bytes:

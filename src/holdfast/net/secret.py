@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 
 from holdfast.errors import HoldfastError, Refused, UsageError
-from holdfast.net.auth import derive_key
+from holdfast.net.auth import Key, derive_key
 
 __all__ = ["SECRET_BYTES_MIN", "Secret", "new_secret", "read_secret_file", "user_secret"]
 
@@ -35,7 +35,7 @@ class Secret:
             )
         self._value = value
 
-    def key(self, context: str) -> bytes:
+    def key(self, context: str) -> Key:
         """Return the key that this secret gives in a context. See `auth.derive_key`."""
         return derive_key(self._value, context)
 

@@ -588,15 +588,3 @@ def test_ipv6_loopback_is_that_alone() -> None:
             assert handler.connection.peer == f"[::1]:{sock.getsockname()[1]}"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", server.address.port))
-
-
-def test_several_addresses_are_served_by_one_thread() -> None:
-    server = Server()
-    other = server.reactor.listen(LOOPBACK, server.make)
-    server.reactor.start()
-    try:
-        for address in (server.address, other):
-            with socket.create_connection(address, timeout=SOON) as sock:
-                echo(sock)
-    finally:
-        server.reactor.close()
