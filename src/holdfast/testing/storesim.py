@@ -324,13 +324,19 @@ def check_validity(reports: Sequence[Report]) -> str | None:
     return f"{len(reports)} runs were too easy to count: " + ", ".join(easy) if easy else None
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be 1 or more")
+    return int(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run seeds from the command line; 0 if no promise was broken and the runs count."""
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.storesim")
     parser.add_argument("--seed", type=int, help="run this one, and print its trace")
-    parser.add_argument("--seeds", type=int, default=1000, help="run so many (1000)")
+    parser.add_argument("--seeds", type=_positive, default=1000, help="run so many (1000)")
     parser.add_argument("--start", type=int, help="the first of them (fresh ones each time)")
-    parser.add_argument("--processes", type=int, default=2, help="on so many processes (2)")
+    parser.add_argument("--processes", type=_positive, default=2, help="on so many processes (2)")
     options = parser.parse_args(argv)
     write = sys.stdout.write
     if options.seed is not None:
