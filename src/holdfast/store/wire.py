@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, assert_never, cast
 
 from holdfast.errors import PeerViolation, UsageError
 from holdfast.ids import LeaseId
@@ -357,3 +357,5 @@ def _check(op: AnyOp) -> None:
             ops.check_ttl(op.ttl)
         case ops.LeaseKeep() | ops.LeaseRevoke():
             pass
+        case _:
+            assert_never(op)
