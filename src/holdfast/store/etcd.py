@@ -344,9 +344,7 @@ class EtcdStore(Store):
         """Replace a value by what `change` makes of it, keeping its lease; return the new one."""
         full = self._full(key)
         what = f"{verb} {key!r:.80}"
-        reply = self._gateway.read(lane, range_op(full), deadline, what)
-        with decoding():
-            found = next(iter(kvs_of(reply)), None)
+        found = self._find(full, lane, deadline, what)
         for tries in count(1):
             value = change(found.value if found else None)
             lease = found.lease if found else 0
@@ -356,11 +354,15 @@ class EtcdStore(Store):
             if written.ok:
                 return value
             found = written.found
-            if deadline.passed():
-                raise TimeoutExpired(f"{what}: others changed the key {tries} times in between")
-            if tries > 1:  # somebody else writes as well: do not all come back at once
-                self._client.pause(backoff_s(min(tries, 4), self._client.rng), deadline)
+            if tries > 1:  # what was found is of now; after a pause it would not be
+                self._client.give_way(tries, what, deadline)
+                found = self._find(full, lane, deadline, what)
         raise AssertionError  # for mypy: the loop has no end
+
+    def _find(self, full: bytes, lane: Lane, deadline: Deadline, what: str) -> Kv | None:
+        reply = self._gateway.read(lane, range_op(full), deadline, what)
+        with decoding():
+            return next(iter(kvs_of(reply)), None)
 
     def _check_lease(
         self, lease: LeaseId | None, lane: Lane, deadline: Deadline, what: str

@@ -32,11 +32,18 @@ __all__ = [
     "still_missing",
 ]
 
-ATTEMPT_S = 5.0
-"""How long a member may take to answer at first; twice as long in each later round."""
+ATTEMPT_S = 1.0
+"""How long a member may take to answer at first; twice as long in each later round.
+
+About as long as an election takes: a member whose leader died keeps its callers waiting for
+seconds, while the next one could serve them.
+"""
 _ATTEMPT_MAX_S = 40.0
 _PAUSE_FIRST_S = 0.01
 _PAUSE_MAX_S = 1.0
+# A write that nothing may have come before takes about a millisecond.
+_GIVE_WAY_FIRST_S = 0.002
+_GIVE_WAY_MAX_S = 0.05
 
 
 @dataclass(slots=True)
@@ -147,6 +154,12 @@ class EtcdClient:
         """Sleep, at most until the deadline; UsageError as soon as the store is closed."""
         self._closed.wait(deadline.sooner(seconds).remaining())
         self.check_open()
+
+    def give_way(self, tries: int, what: str, deadline: Deadline) -> None:
+        """Pause for a moment, when others change the same key; TimeoutExpired at the deadline."""
+        if deadline.passed():
+            raise TimeoutExpired(f"{what}: others changed the key {tries} times in between")
+        self.pause(self.rng.random() * min(_GIVE_WAY_FIRST_S * tries, _GIVE_WAY_MAX_S), deadline)
 
     def reopened(self) -> EtcdClient:
         """Return a client like this one that is open, for what is left to do after closing."""

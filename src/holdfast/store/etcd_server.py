@@ -231,13 +231,18 @@ class EtcdServer:
         """Kill one member with SIGKILL, and wait for its end. Its data stay."""
         self._stop(self._member(member))
 
-    def restart(self, member: int, timeout: float | None = START_WITHIN_S) -> None:
-        """Start a killed member again, and wait until it serves."""
-        found = self._member(member)
-        if found.process is not None:
-            raise UsageError(f"member {member} runs; kill it first")
-        self._spawn(found)
-        self._await_healthy([found], Deadline.after(check_timeout(timeout)))
+    def restart(self, *members: int, timeout: float | None = START_WITHIN_S) -> None:
+        """Start killed members again, and wait until all of them serve.
+
+        A single one of three never does: name two if two were killed.
+        """
+        found = [self._member(member) for member in members]
+        for member in found:
+            if member.process is not None:
+                raise UsageError(f"{member.name} runs; kill it first")
+        for member in found:
+            self._spawn(member)
+        self._await_healthy(found, Deadline.after(check_timeout(timeout)))
 
     # Parts.
 

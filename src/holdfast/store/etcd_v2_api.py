@@ -234,7 +234,9 @@ def ask(
     retries = client.retries(what, deadline, writes=writes)
     while True:
         try:
-            return exchange(client, lane, request, retries.attempt(), what)
+            # What cannot be repeated is given all the time there is.
+            limit = retries.attempt() if repeat else deadline
+            return exchange(client, lane, request, limit, what)
         except (NotSent, Lost) as error:
             if isinstance(error, Lost) and not repeat:
                 retries.lost = writes

@@ -11,7 +11,7 @@ from typing import assert_never
 from holdfast.clock import Deadline
 from holdfast.errors import LeaseLost, StoreUnavailable, TimeoutExpired, UsageError
 from holdfast.ids import LeaseId
-from holdfast.store.etcd_client import EtcdClient, Lane, backoff_s
+from holdfast.store.etcd_client import EtcdClient, Lane
 from holdfast.store.etcd_gateway import decoding
 from holdfast.store.etcd_http import Request
 from holdfast.store.etcd_v2_api import (
@@ -198,7 +198,7 @@ class Task:
             index = self._replace(op.key, old, op.desired, op.lease)
             if index is not None:
                 return Swap(True, op.desired, 0 if op.desired is None else index)
-            self._pause(tries)
+            self._client.give_way(tries, self._what, self._deadline)
         raise AssertionError  # for mypy: the loop has no end
 
     def _delete(self, key: str) -> bool:
@@ -208,7 +208,7 @@ class Task:
                 return False
             if self._replace(key, old, None, None) is not None:
                 return True
-            self._pause(tries)
+            self._client.give_way(tries, self._what, self._deadline)
         raise AssertionError  # for mypy: the loop has no end
 
     def _update(self, key: str, change: Callable[[bytes | None], bytes]) -> bytes:
@@ -217,7 +217,7 @@ class Task:
             value = change(old.value if old else None)
             if self._replace(key, old, value, old.lease if old else None) is not None:
                 return value
-            self._pause(tries)
+            self._client.give_way(tries, self._what, self._deadline)
         raise AssertionError  # for mypy: the loop has no end
 
     # Leases. These may all be repeated when an answer is lost.
@@ -272,13 +272,6 @@ class Task:
             writes=True,
             repeat=False,
         )
-
-    def _pause(self, tries: int) -> None:
-        """Let others go first who change the same key; TimeoutExpired at the deadline."""
-        if self._deadline.passed():
-            raise TimeoutExpired(f"{self._what}: others changed the key {tries} times in between")
-        if tries > 1:
-            self._client.pause(backoff_s(min(tries, 4), self._client.rng), self._deadline)
 
 
 def _lost(lease: LeaseId) -> LeaseLost:
