@@ -209,7 +209,7 @@ class _Event:
         self.index = index
         self.end = end  # the call's end if this is its beginning, and if it has one
         self.next: _Event | None = None
-        self.prev: _Event | None = None
+        self.prev: _Event = self
 
 
 def check_key(history: Iterable[Call]) -> str | None:
@@ -278,8 +278,7 @@ def _link(calls: list[Call]) -> tuple[_Event, set[_Event]]:
 def _take_out(event: _Event) -> None:
     for one in (event, event.end):
         if one is not None:
-            if one.prev is not None:
-                one.prev.next = one.next
+            one.prev.next = one.next
             if one.next is not None:
                 one.next.prev = one.prev
 
@@ -287,8 +286,7 @@ def _take_out(event: _Event) -> None:
 def _put_back(event: _Event) -> None:
     for one in (event.end, event):
         if one is not None:
-            if one.prev is not None:
-                one.prev.next = one
+            one.prev.next = one
             if one.next is not None:
                 one.next.prev = one
 

@@ -336,6 +336,10 @@ def test_a_long_history_with_many_unknown_writes_is_decided() -> None:
     assert check_key(calls) is not None
 
 
+def test_an_unknown_result_is_shown_as_such() -> None:
+    assert repr(lost("a", Get(K), 1)).endswith("result=UNKNOWN, called=1, returned=inf)")
+
+
 # Splitting.
 
 

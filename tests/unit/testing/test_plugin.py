@@ -11,7 +11,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 
-OPTIONS = ("-p", "holdfast.testing.plugin", "-p", "no:cacheprovider", "-o", "leak_grace_s=0.1")
+OPTIONS = ("-p", "holdfast.testing.plugin", "-p", "no:cacheprovider", "-o", "leak_grace_s=0.3")
 
 
 def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
