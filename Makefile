@@ -37,8 +37,10 @@ demo: .venv/.demo
 test: .venv/.test
 	$(BIN)/python -m pytest $(ARGS)
 
+# Each pure file (pyproject.toml lists them) by its own tests.
+PURE := s|^ *"src/holdfast/\(\([a-z0-9_/]*/\)\{0,1\}\)\([a-z0-9_]*\)\.py",|tests/unit/\1test_\3.py|p
 cover: .venv/.test
-	$(BIN)/python -m coverage run -m pytest tests/unit tests/contract --quiet $(ARGS)
+	$(BIN)/python -m coverage run -m pytest --quiet $(ARGS) $$(sed -n '$(PURE)' pyproject.toml)
 	$(BIN)/python -m coverage report
 
 lint: .venv/.lint layers

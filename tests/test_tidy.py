@@ -75,7 +75,6 @@ SCRIPTS: dict[str, str] = {
 # Modules that another test file tests, because alone they do nothing that is worth a test.
 TESTED_BY: dict[str, str] = {
     "__main__.py": "tests/unit/cli/test_main.py",
-    "store/etcd_guard.py": "tests/unit/store/test_etcd_server.py",
 }
 
 # What `import holdfast` must not pull in: it is paid by every worker of every job.
