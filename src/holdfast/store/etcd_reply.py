@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, assert_never
 
 from holdfast.errors import PeerViolation
 
@@ -97,6 +97,8 @@ class ReplyParser:
                 if self._buffer:
                     raise PeerViolation("bytes after the end of a reply")
                 return False
+            case _:
+                assert_never(self._state)
 
     def _take_head(self) -> bool:
         end = self._buffer.find(b"\r\n\r\n")
