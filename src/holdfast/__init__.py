@@ -54,14 +54,16 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    import importlib
+if not TYPE_CHECKING:  # or type checkers would believe in any name
 
-    value: object = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value  # so that this is asked once
-    return value
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+        import importlib
+
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value  # so that this is asked once
+        return value
 
 
 def __dir__() -> list[str]:
