@@ -234,7 +234,7 @@ class RequestParser:
         make, readers = shape
         fields = []
         for read in readers:
-            fields.append((yield from read(self)))  # noqa: PERF401  # comprehensions cannot yield
+            fields.append((yield from read(self)))  # comprehensions cannot yield
         return make(*fields)
 
     def _claim(self, size: int) -> None:
@@ -264,13 +264,13 @@ class RequestParser:
     def _keys(self) -> Fields[tuple[bytes, ...]]:
         keys = []
         for _ in range((yield from self._count())):
-            keys.append((yield from self._key()))  # noqa: PERF401  # as above
+            keys.append((yield from self._key()))
         return tuple(keys)
 
     def _items(self) -> Fields[tuple[tuple[bytes, bytes], ...]]:
         items = []
         for _ in range((yield from self._count())):
-            items.append(((yield from self._key()), (yield from self._value())))  # noqa: PERF401
+            items.append(((yield from self._key()), (yield from self._value())))
         return tuple(items)
 
     def _u32(self) -> Fields[int]:

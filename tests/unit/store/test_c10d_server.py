@@ -84,11 +84,8 @@ def test_a_waiter_that_hangs_up_is_forgotten(door: C10dDoor, sink: QueueSink) ->
         waiter.say(c10d.Wait((b"/k",)))
         waiter.sync()
     sink.next(ConnectionClosed)
-    with Peer(door.address) as peer:
-        peer.say(c10d.Set(b"/k", b""), c10d.Delete(b"/k"))
-        assert peer.read(8) == encode_i64(1)
+    assert not door._space._waits
     assert door._space.used == 0
-    door._space.check_invariants()
 
 
 def test_doors_do_not_share_keys(door: C10dDoor) -> None:
