@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cover lint format types layers docs sim bench clean
+.PHONY: help demo test cover lint format types docs sim bench clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -43,10 +43,11 @@ cover: .venv/.test
 	$(BIN)/python -m coverage run -m pytest --quiet $(ARGS) $$(sed -n '$(PURE)' pyproject.toml)
 	$(BIN)/python -m coverage report
 
-lint: .venv/.lint layers
-	$(BIN)/python docs/check.py
+lint: .venv/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python docs/check.py
 
 format: .venv/.lint
 	$(BIN)/ruff check --fix .
@@ -54,9 +55,6 @@ format: .venv/.lint
 
 types: .venv/.test .venv/.lint
 	$(BIN)/mypy
-
-layers: .venv/.lint
-	$(BIN)/lint-imports --no-logo
 
 docs: .venv/.demo
 	$(BIN)/python docs/check.py --write
