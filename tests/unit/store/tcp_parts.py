@@ -205,15 +205,14 @@ class Proxy:
         data = b""
         with suppress(OSError):
             data = sock.recv(64 * 1024)
-        if sock in self._budgets:
-            data = data[: self._budgets[sock]]
-            self._budgets[sock] -= len(data)
-        try:
-            self._pairs[sock].sendall(data)
-        except OSError:
-            data = b""
-        if not data:
-            self._close(sock)
+        budget = self._budgets.get(sock, len(data))
+        with suppress(OSError):
+            self._pairs[sock].sendall(data[:budget])
+            if data and len(data) <= budget:
+                if sock in self._budgets:
+                    self._budgets[sock] -= len(data)
+                return
+        self._close(sock)
 
     def _close(self, sock: socket.socket) -> None:
         if sock in self._pairs:
