@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import random
+import re
 import resource
 import socket
 import struct
@@ -544,3 +545,19 @@ def test_the_secret_shows_neither_in_output_nor_in_the_command_line() -> None:
     for hidden in (CANARY.encode(), CANARY.encode().hex().encode(), key.hex().encode()):
         assert hidden not in output
     assert bytes.__repr__(key).encode() not in output
+
+
+# The list.
+
+
+def test_the_list_of_attempts_names_tests_that_exist() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "security.md").read_text(encoding="utf-8")
+    named = 0
+    for part in text.split("](../tests/")[1:]:
+        path, _, rest = part.partition(")")
+        source = (root / "tests" / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`(test_\w+)`", rest):
+            assert f"\ndef {name}(" in source, f"{path} has no {name}"
+            named += 1
+    assert named > 30

@@ -113,6 +113,16 @@ def test_many_processes_that_make_it_at_once_get_the_same(tmp_path: Path) -> Non
     assert os.listdir(state) == ["secret"]
 
 
+def test_who_looked_too_early_takes_what_another_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file appears between looking for it and making it."""
+    put(tmp_path / "secret")
+    monkeypatch.setattr(os.path, "lexists", lambda path: False)
+    assert user_secret(tmp_path).reveal() == CANARY
+    assert os.listdir(tmp_path) == ["secret"]
+
+
 def test_a_file_that_is_there_is_not_replaced(tmp_path: Path) -> None:
     put(tmp_path / "secret", b"  " + CANARY.encode() + b" \n")
     assert user_secret(tmp_path).reveal() == CANARY
