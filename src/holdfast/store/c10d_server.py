@@ -171,7 +171,7 @@ class _Visitor:
                     visitor = self._door._visitors.get(number)
                     if visitor is not None:
                         visitor._connection.send(reply)
-            if not self._over:
+            if not self._over and self._parser.held != self._held:
                 self._count(self._parser.held)
         except PeerViolation as violation:
             self._end(str(violation))  # now; the connection may live until its output is sent

@@ -80,6 +80,8 @@ def parse_decimal(value: bytes | bytearray) -> int:
 
     PeerViolation if there are no digits, or if the number does not fit in 64 bits.
     """
+    if value.isdigit() and len(value) < _DIGITS_MAX:
+        return int(value)  # what adding stores, nearly always
     found = _DECIMAL.match(value)
     sign, digits = found.groups() if found is not None else (b"", b"")
     if found is None or not found[0][-1:].isdigit():
