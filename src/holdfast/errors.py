@@ -3,10 +3,14 @@
     HoldfastError
     ├── UsageError (ValueError)           the caller must change the call
     ├── TimeoutExpired (TimeoutError)     a deadline passed; .waiting_for says for what
+    │   └── RendezvousTimedOut            no round came; the message says who was there
     ├── Unavailable (ConnectionError)     the environment failed; retrying may help
     │   ├── StoreUnavailable              .maybe_applied: whether a write may have happened
-    │   └── LeaseLost                     the lease expired or was revoked: take a new one
+    │   │   └── RendezvousLost            the store of the run is lost, and the run with it
+    │   ├── LeaseLost                     the lease expired or was revoked: take a new one
+    │   └── RendezvousClosed              the run is over for every node
     ├── Refused (PermissionError)         authentication or permission
+    │   └── Fenced                        a guard has changed: what you belonged to is over
     ├── PeerViolation                     the other side broke the protocol
     └── InternalError                     a bug in holdfast; please report it
 
@@ -22,11 +26,15 @@ from __future__ import annotations
 from enum import StrEnum
 
 __all__ = [
+    "Fenced",
     "HoldfastError",
     "InternalError",
     "LeaseLost",
     "PeerViolation",
     "Refused",
+    "RendezvousClosed",
+    "RendezvousLost",
+    "RendezvousTimedOut",
     "Step",
     "StoreUnavailable",
     "TimeoutExpired",
@@ -68,6 +76,10 @@ class TimeoutExpired(HoldfastError, TimeoutError):
         self.maybe_applied = maybe_applied
 
 
+class RendezvousTimedOut(TimeoutExpired):
+    """No round came in time; the message says who was there and who was missing."""
+
+
 class Unavailable(HoldfastError, ConnectionError):
     """The environment failed; retrying may help."""
 
@@ -99,6 +111,14 @@ class LeaseLost(Unavailable):
     """The lease expired or was revoked; its keys are gone. Take a new lease."""
 
 
+class RendezvousLost(StoreUnavailable):
+    """The store of the run cannot be used any more; the run is lost to this node."""
+
+
+class RendezvousClosed(Unavailable):
+    """The run is over for every node; the message says why."""
+
+
 class Refused(HoldfastError, PermissionError):
     """Authentication or permission failed; retrying the same will not help."""
 
@@ -106,6 +126,10 @@ class Refused(HoldfastError, PermissionError):
         super().__init__(message)
         self.step = step
         self.address = address
+
+
+class Fenced(Refused):
+    """A guarded write came too late: the key that guards it has changed. Nothing was written."""
 
 
 class PeerViolation(HoldfastError):

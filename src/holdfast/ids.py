@@ -11,13 +11,25 @@ from typing import NewType
 
 from holdfast.errors import UsageError
 
-__all__ = ["CauseId", "LeaseId", "RunId", "SessionId", "new_session_id", "new_token", "run_id"]
+__all__ = [
+    "CauseId",
+    "LeaseId",
+    "NodeId",
+    "RunId",
+    "SessionId",
+    "new_session_id",
+    "new_token",
+    "run_id",
+]
 
 CauseId = NewType("CauseId", str)
 """What set a chain of events in motion; every event and effect of the chain repeats it."""
 
 LeaseId = NewType("LeaseId", int)
 """A lease of a store, unique within that store's life."""
+
+NodeId = NewType("NodeId", str)
+"""One node of a run, for as long as it takes part."""
 
 RunId = NewType("RunId", str)
 """The name of one job."""

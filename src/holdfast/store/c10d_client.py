@@ -61,6 +61,7 @@ from holdfast.store.ops import (
     Delete,
     Entry,
     Get,
+    Guarded,
     LeaseGrant,
     LeaseKeep,
     LeaseRevoke,
@@ -139,6 +140,8 @@ class C10dStore(Store):
                 return tuple(entry for entry in entries if entry is not None)
             case LeaseGrant() | LeaseKeep() | LeaseRevoke():
                 raise self._refusal(LEASES)
+            case Guarded():
+                raise self._refusal("guarded writes; use a tcp:// store")
             case _:
                 assert_never(op)
 

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, assert_never, cast
 
-from holdfast.errors import InternalError, LeaseLost, UsageError
+from holdfast.errors import Fenced, InternalError, LeaseLost, UsageError
 from holdfast.ids import LeaseId
 from holdfast.store.ops import (
     INT_MAX,
@@ -41,6 +41,7 @@ from holdfast.store.ops import (
     Delete,
     Entry,
     Get,
+    Guarded,
     Lease,
     LeaseGrant,
     LeaseKeep,
@@ -100,6 +101,7 @@ class _Item:
 class _LeaseState:
     ttl: float
     ends_at: float
+    due: float
     keys: set[str] = field(default_factory=set)
 
 
@@ -137,8 +139,8 @@ class Keyspace:
         self.revision = 0
         self._items: dict[str, _Item] = {}
         self._leases: dict[LeaseId, _LeaseState] = {}
-        # One (end, lease) pair a lease, perhaps too early: keeping a lease alive costs O(1),
-        # and `expire` puts the pair back when it comes up before the lease's real end.
+        # Of each lease one (due, lease) pair that counts, perhaps too early: keeping a lease alive
+        # costs O(1), and `expire` puts the pair back when it comes up before the real end.
         self._ends: list[tuple[float, LeaseId]] = []
         self._next_lease = first_lease
         self._changes: list[Change] = []
@@ -148,7 +150,8 @@ class Keyspace:
     def apply(self, op: Op[R], now: float) -> R:
         """Perform one operation at `now` and return its result.
 
-        UsageError for a wrong use (a counter that is no number), LeaseLost for a dead lease;
+        UsageError for a wrong use (a counter that is no number), LeaseLost for a dead lease,
+        Fenced for a guard that does not hold;
         then nothing has changed. A `Wait` whose keys are not all there raises InternalError:
         ask `ready()` first.
         """
@@ -191,6 +194,11 @@ class Keyspace:
                 return self._keep(lease_id, now)
             case LeaseRevoke(lease_id):
                 return self._revoke(lease_id)
+            case Guarded(key, expected, guarded):
+                item = self._items.get(key)
+                if item is None or item.value != expected:
+                    raise Fenced(f"the guard {key!r:.80} has changed: the write came too late")
+                return self._apply(guarded, now)
             case _:
                 assert_never(op)
 
@@ -199,12 +207,20 @@ class Keyspace:
         while self._ends and self._ends[0][0] <= now:
             end, lease_id = heapq.heappop(self._ends)
             lease = self._leases.get(lease_id)
-            if lease is None:
-                continue  # revoked
+            if lease is None or lease.due != end:
+                continue  # revoked, or an earlier pair counts
             if lease.ends_at > end:  # kept alive since the pair was pushed
-                heapq.heappush(self._ends, (lease.ends_at, lease_id))
+                self._push_end(lease_id, lease)
             else:
                 self._drop_lease(lease_id)
+
+    def curtail(self, lease_id: LeaseId, at: float) -> None:
+        """Let a lease end at this moment, unless it ends before or is kept alive until then."""
+        lease = self._leases.get(lease_id)
+        if lease is not None and at < lease.ends_at:
+            lease.ends_at = at
+            if at < lease.due:
+                self._push_end(lease_id, lease)
 
     def next_expiry(self) -> float | None:
         """Return a moment before which no lease ends, or None if there is nothing to wait for."""
@@ -261,7 +277,7 @@ class Keyspace:
         keyspace = cls(snapshot.next_lease)
         keyspace.revision = snapshot.revision
         for saved in snapshot.leases:
-            keyspace._leases[saved.id] = _LeaseState(saved.ttl, saved.ends_at)
+            keyspace._leases[saved.id] = _LeaseState(saved.ttl, saved.ends_at, saved.ends_at)
             keyspace._ends.append((saved.ends_at, saved.id))
         heapq.heapify(keyspace._ends)
         for key, value, revision, lease in snapshot.items:
@@ -354,8 +370,8 @@ class Keyspace:
     def _grant(self, ttl: float, now: float) -> Lease:
         lease_id = LeaseId(self._next_lease)
         self._next_lease += 1
-        self._leases[lease_id] = _LeaseState(ttl, now + ttl)
-        heapq.heappush(self._ends, (now + ttl, lease_id))
+        lease = self._leases[lease_id] = _LeaseState(ttl, now + ttl, now + ttl)
+        self._push_end(lease_id, lease)
         return Lease(lease_id, ttl)
 
     def _keep(self, lease_id: LeaseId, now: float) -> float:
@@ -369,11 +385,15 @@ class Keyspace:
             return False
         self._drop_lease(lease_id)
         if len(self._ends) > 2 * len(self._leases) + _STALE_ENDS_MAX:
-            self._ends = [(lease.ends_at, ident) for ident, lease in self._leases.items()]
+            self._ends = [(lease.due, ident) for ident, lease in self._leases.items()]
             heapq.heapify(self._ends)
         return True
 
     # Parts.
+
+    def _push_end(self, lease_id: LeaseId, lease: _LeaseState) -> None:
+        lease.due = lease.ends_at
+        heapq.heappush(self._ends, (lease.due, lease_id))
 
     def _entry(self, key: str) -> Entry | None:
         item = self._items.get(key)

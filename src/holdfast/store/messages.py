@@ -63,6 +63,7 @@ class Why(IntEnum):
     USAGE = 1
     LEASE_LOST = 2
     CANCELLED = 3
+    FENCED = 4
 
 
 @dataclass(frozen=True, slots=True)

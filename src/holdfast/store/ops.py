@@ -19,6 +19,7 @@ __all__ = [
     "INT_MIN",
     "KEYS_PER_CALL_MAX",
     "KEY_BYTES_MAX",
+    "KEY_WRITES",
     "TTL_MAX_S",
     "VALUE_BYTES_MAX",
     "WRITES",
@@ -31,6 +32,8 @@ __all__ = [
     "Delete",
     "Entry",
     "Get",
+    "Guarded",
+    "KeyWrite",
     "Lease",
     "LeaseGrant",
     "LeaseKeep",
@@ -44,6 +47,7 @@ __all__ = [
     "Wait",
     "check_key",
     "check_keys",
+    "check_linger",
     "check_prefix",
     "check_ttl",
     "check_value",
@@ -185,9 +189,14 @@ class ListPrefix(Op[tuple[Entry, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant(Op[Lease]):
-    """Take a lease that lives for `ttl` seconds of the server's clock unless kept alive."""
+    """Take a lease that lives for `ttl` seconds of the server's clock unless kept alive.
+
+    With `linger`, a server that sees its clients' connections ends the lease that many seconds
+    after its holder's connection was closed and not made again.
+    """
 
     ttl: float
+    linger: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +211,18 @@ class LeaseRevoke(Op[bool]):
     """End a lease and delete its keys now; say whether it was alive."""
 
     lease: LeaseId
+
+
+KeyWrite: TypeAlias = Set | Add | CompareSet | Delete | Append | MultiSet
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded(Op[R_co]):
+    """Perform a write only if `key` holds `expected` at that moment; Fenced if it does not."""
+
+    key: str
+    expected: bytes
+    op: KeyWrite
 
 
 AnyOp: TypeAlias = (
@@ -219,9 +240,13 @@ AnyOp: TypeAlias = (
     | LeaseGrant
     | LeaseKeep
     | LeaseRevoke
+    | Guarded[object]
 )
 
-WRITES = (Set, Add, CompareSet, Delete, Append, MultiSet, LeaseGrant, LeaseKeep, LeaseRevoke)
+KEY_WRITES = (Set, Add, CompareSet, Delete, Append, MultiSet)
+"""The operations that change keys; these can be guarded."""
+
+WRITES = (*KEY_WRITES, LeaseGrant, LeaseKeep, LeaseRevoke, Guarded)
 """The operations that change something; for these, "did it happen?" is a question."""
 
 
@@ -287,3 +312,13 @@ def check_ttl(ttl: float) -> float:
             f"ttl {ttl!r:.80}: more than 0 and at most {TTL_MAX_S:g} seconds are allowed"
         )
     return float(ttl)
+
+
+def check_linger(linger: float | None) -> float | None:
+    """Return the time that a lease outlives its holder's connection: 0 s to a day, or None."""
+    if linger is None:
+        return None
+    number = isinstance(linger, (int, float)) and not isinstance(linger, bool)
+    if not number or not 0 <= linger <= TTL_MAX_S:
+        raise UsageError(f"linger {linger!r}: from 0 to {TTL_MAX_S:g} seconds are allowed, or None")
+    return float(linger)

@@ -19,6 +19,8 @@ from holdfast.store.ops import (
     Delete,
     Entry,
     Get,
+    Guarded,
+    KeyWrite,
     LeaseGrant,
     LeaseKeep,
     LeaseRevoke,
@@ -94,6 +96,8 @@ class PrefixStore(Store):
                 return replace(op, items=tuple((self._full(k), v) for k, v in op.items))
             case Count() | ListPrefix():
                 return replace(op, prefix=self._full(op.prefix))
+            case Guarded():
+                return replace(op, key=self._full(op.key), op=cast(KeyWrite, self._outward(op.op)))
             case LeaseGrant() | LeaseKeep() | LeaseRevoke():
                 return op
             case _:

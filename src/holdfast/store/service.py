@@ -23,6 +23,8 @@ Guarantees
     SV-6  Memory for a client is bounded: CALLS_MAX unsettled calls, WATCHES_MAX watches; a
           session without a connection is forgotten after LINGER_S, or earlier if more than
           LINGERING_MAX of them linger. A client whose session was forgotten is told so.
+    SV-7  A lease that was granted with `linger` ends that long after its client's connection was
+          lost, unless the client comes back before; then it has its whole time again.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, assert_never
 
-from holdfast.errors import LeaseLost, PeerViolation, UsageError
-from holdfast.ids import SessionId
+from holdfast.errors import Fenced, LeaseLost, PeerViolation, UsageError
+from holdfast.ids import LeaseId, SessionId
 from holdfast.net.frames import FRAME_BYTES_MAX
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.messages import (
@@ -54,7 +56,18 @@ from holdfast.store.messages import (
     decode_from_client,
     encode,
 )
-from holdfast.store.ops import WRITES, AnyOp, Change, Get, ListPrefix, Wait
+from holdfast.store.ops import (
+    WRITES,
+    AnyOp,
+    Change,
+    Get,
+    Lease,
+    LeaseGrant,
+    LeaseKeep,
+    LeaseRevoke,
+    ListPrefix,
+    Wait,
+)
 from holdfast.store.pending import Pending
 from holdfast.store.wire import encode_result
 
@@ -115,6 +128,8 @@ class _Session:
     # Encoded answers to writes that the client may ask for again.
     answers: dict[int, bytes] = field(default_factory=dict)
     parked: dict[int, _Parked] = field(default_factory=dict)
+    # Leases that end when the client's connection does, and how many seconds after it.
+    lingers: dict[LeaseId, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -171,7 +186,7 @@ class Service:
         if session is None:
             if not isinstance(message, Hello):
                 raise PeerViolation("the first message must be Hello")
-            self._hello(conn, message)
+            self._hello(conn, message, now)
             return
         session.resumable = True  # it speaks, so it has read a Welcome
         match message:
@@ -194,6 +209,8 @@ class Service:
         """Hear that a connection is over. Its session stays for LINGER_S."""
         session = self._detach(connection)
         if session is not None:
+            for lease, linger in session.lingers.items():
+                self.keyspace.curtail(lease, now + linger)
             self._lingering[session.id] = now + LINGER_S
             if len(self._lingering) > LINGERING_MAX:
                 self._forget(next(iter(self._lingering)))
@@ -250,7 +267,7 @@ class Service:
 
     # Sessions.
 
-    def _hello(self, conn: _Connection, hello: Hello) -> None:
+    def _hello(self, conn: _Connection, hello: Hello, now: float) -> None:
         session = self._sessions.get(hello.session)
         resumed = session is not None and session.resumable
         if session is None:
@@ -266,7 +283,17 @@ class Service:
         session.connection = conn.id
         conn.session = session
         self._settle(session, hello.floor)
+        self._revive(session, now)
         self._send(conn.id, encode(Welcome(self.incarnation, resumed)))
+
+    def _revive(self, session: _Session, now: float) -> None:
+        """Keep the leases alive that would have ended with the lost connection (SV-7)."""
+        for lease in list(session.lingers):
+            try:
+                self.keyspace.apply(LeaseKeep(lease), now)
+            except LeaseLost:
+                del session.lingers[lease]
+        self._publish()
 
     def _detach(self, connection: int) -> _Session | None:
         """End a connection, with its watches and parked waits; return whose it was."""
@@ -311,19 +338,26 @@ class Service:
         self._calls += 1
         if isinstance(op, Wait) and self._park(session, number, op, now):
             return
-        answer = self._perform(number, op, now)
+        answer = self._perform(session, number, op, now)
         if write:
             session.answers[number] = answer
         self._send(session.connection, answer)
         self._publish()
 
-    def _perform(self, number: int, op: AnyOp, now: float) -> bytes:
+    def _perform(self, session: _Session, number: int, op: AnyOp, now: float) -> bytes:
         try:
-            return self._reply(number, op, self.keyspace.apply(op, now))
+            result = self.keyspace.apply(op, now)
+            if isinstance(op, LeaseGrant) and isinstance(result, Lease) and op.linger is not None:
+                session.lingers[result.id] = op.linger
+            elif isinstance(op, LeaseRevoke):
+                session.lingers.pop(op.lease, None)
+            return self._reply(number, op, result)
         except UsageError as error:
             return encode(Failure(number, Why.USAGE, str(error)))
         except LeaseLost as error:
             return encode(Failure(number, Why.LEASE_LOST, str(error)))
+        except Fenced as error:
+            return encode(Failure(number, Why.FENCED, str(error)))
 
     def _reply(self, number: int, op: AnyOp, result: object) -> bytes:
         answer = encode(Reply(number, encode_result(op, result)))

@@ -27,6 +27,7 @@ from enum import Enum, auto
 from typing import Generic, TypeVar, assert_never, cast
 
 from holdfast.errors import (
+    Fenced,
     HoldfastError,
     LeaseLost,
     PeerViolation,
@@ -324,6 +325,8 @@ class Session:
                 self._fail(call, UsageError(failure.text))
             case Why.LEASE_LOST:
                 self._fail(call, LeaseLost(failure.text, address=self._endpoint))
+            case Why.FENCED:
+                self._fail(call, Fenced(failure.text, address=self._endpoint))
             case Why.CANCELLED:
                 self._fail(call, missing_keys(failure.keys))
             case _:

@@ -51,6 +51,7 @@ from holdfast.store.ops import (
     Wait,
     check_key,
     check_keys,
+    check_linger,
     check_prefix,
     check_ttl,
     check_value,
@@ -239,9 +240,20 @@ class Store(ABC):
 
     # Leases.
 
-    def grant_lease(self, ttl: float, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Lease:
-        """Take a lease: keys written with it vanish `ttl` seconds after it was last kept alive."""
-        return self._run(LeaseGrant(check_ttl(ttl)), timeout)
+    def grant_lease(
+        self,
+        ttl: float,
+        *,
+        linger: float | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+    ) -> Lease:
+        """Take a lease: keys written with it vanish `ttl` seconds after it was last kept alive.
+
+        With `linger`, a `tcp://` server ends it that many seconds after this client's connection
+        was closed and not made again: a process that dies is noticed at once. Other backends
+        know nothing of connections and go by `ttl` alone.
+        """
+        return self._run(LeaseGrant(check_ttl(ttl), check_linger(linger)), timeout)
 
     def keep_lease(self, lease: Lease, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> float:
         """Start the lease's time afresh and return it in seconds; LeaseLost if it is gone."""

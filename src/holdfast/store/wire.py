@@ -109,6 +109,11 @@ class Reader:
         size = self.u32()
         return None if size == _NONE else self.raw(size)
 
+    def linger(self) -> float | None:
+        """Read a duration that may be absent."""
+        seconds = self.f64()
+        return None if seconds == -1.0 else seconds
+
     def lease(self) -> LeaseId | None:
         number = self.u64()
         return LeaseId(number) if number else None
@@ -134,6 +139,10 @@ class Reader:
 
     def maybe_entry(self) -> Entry | None:
         return self.entry() if self.flag() else None
+
+    def rest(self) -> bytes:
+        """Read everything that is left."""
+        return self.raw(len(self._data) - self._at)
 
     def end(self) -> None:
         if self._at != len(self._data):
@@ -275,8 +284,8 @@ _ROWS: dict[type[AnyOp], _Row] = {
     ),
     ops.LeaseGrant: (
         12,
-        lambda op: _F64.pack(op.ttl),
-        lambda r: ops.LeaseGrant(r.f64()),
+        lambda op: _F64.pack(op.ttl) + _F64.pack(-1.0 if op.linger is None else op.linger),
+        lambda r: ops.LeaseGrant(r.f64(), r.linger()),
         lambda lease: _U64.pack(lease.id) + _F64.pack(lease.ttl),
         lambda r: Lease(LeaseId(r.u64()), r.f64()),
     ),
@@ -293,6 +302,14 @@ _ROWS: dict[type[AnyOp], _Row] = {
         lambda r: ops.LeaseRevoke(LeaseId(r.u64())),
         _U8.pack,
         Reader.flag,
+    ),
+    ops.Guarded: (
+        15,
+        lambda op: put_text(op.key) + _value(op.expected) + encode_op(op.op),
+        lambda r: ops.Guarded(r.text(), r.value(), _guardable(decode_op(r.rest()))),
+        # Its result is that of the write inside: see encode_result and decode_result.
+        bytes,
+        Reader.rest,
     ),
 }
 _ENCODE = {kind: (_U8.pack(row[0]), row[1]) for kind, row in _ROWS.items()}
@@ -321,13 +338,23 @@ def decode_op(data: bytes, at: int = 0) -> AnyOp:
     return op
 
 
+def _guardable(op: AnyOp) -> Any:
+    if not isinstance(op, ops.KEY_WRITES):
+        raise PeerViolation(f"{type(op).__name__} cannot be guarded")
+    return op
+
+
 def encode_result(op: Op[R], result: R) -> bytes:
     """Encode what an operation returned."""
+    if isinstance(op, ops.Guarded):
+        return encode_result(op.op, result)
     return _ROWS[cast("type[AnyOp]", type(op))][3](result)
 
 
 def decode_result(op: Op[R], data: bytes, at: int = 0) -> R:
     """Decode what an operation returned; it fills `data` from `at` on."""
+    if isinstance(op, ops.Guarded):
+        return cast(R, decode_result(op.op, data, at))
     reader = Reader(data, at)
     result = _ROWS[cast("type[AnyOp]", type(op))][4](reader)
     reader.end()
@@ -355,6 +382,10 @@ def _check(op: AnyOp) -> None:
             ops.check_prefix(op.prefix)
         case ops.LeaseGrant():
             ops.check_ttl(op.ttl)
+            ops.check_linger(op.linger)
+        case ops.Guarded():
+            ops.check_key(op.key)
+            ops.check_value(op.expected)
         case ops.LeaseKeep() | ops.LeaseRevoke():
             pass
         case _:

@@ -35,6 +35,7 @@ from holdfast.store.ops import (
     Delete,
     Entry,
     Get,
+    Guarded,
     LeaseGrant,
     LeaseKeep,
     LeaseRevoke,
@@ -338,6 +339,8 @@ def _parts(call: Call) -> list[tuple[KeyOp, object]]:
             if not isinstance(result, tuple):
                 return []
             return [(Get(key), entry) for key, entry in zip(keys, result, strict=True)]
+        case Guarded():
+            return _parts(replace(call, op=op.op))
         case ListPrefix() | Count() | LeaseGrant() | LeaseKeep() | LeaseRevoke():
             return []
         case _:

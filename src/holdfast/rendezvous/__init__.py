@@ -1,0 +1,16 @@
+"""Rendezvous: who is in this round of a run, and in which order.
+
+Layout, in reading order (◦ = pure)
+    model.py ◦       what nodes tell each other through the store, as versioned JSON
+    ranks.py ◦       who gets a place, and which rank
+    decide.py ◦      what becomes of a round: every decision with its reason
+    leadership.py ◦  what the leader knows
+    effects.py ◦     what a node wants done, and what it tells
+    machine.py ◦     one node: announces itself, leads or follows
+    session.py       a node at work: the machine's thread over a store
+    parameters.py ◦  what a user says
+    handler.py       what a user gets: `Rendezvous`, `Round`
+    port.py          a port held for the round's master
+    backends.py      c10d, static, etcd, etcd-v2, file
+    registry.py      backends by name, open to third parties
+"""

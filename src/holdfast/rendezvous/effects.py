@@ -1,0 +1,100 @@
+"""What a node's machine wants done, and what it tells: one closed union."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from holdfast.rendezvous.model import Progress, Record
+from holdfast.store.ops import AnyOp
+
+__all__ = [
+    "Closed",
+    "Counted",
+    "Effect",
+    "Explained",
+    "Follow",
+    "Left",
+    "Notice",
+    "Perform",
+    "RoundOver",
+    "RoundReady",
+    "StoreLost",
+    "TimedOut",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Perform:
+    """Perform this store operation, then call `done` or `failed`."""
+
+    op: AnyOp
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Watch all keys under this prefix from now on, instead of what was watched before."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReady:
+    """A round is complete and this node is in it, with this rank."""
+
+    record: Record
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOver:
+    """The round that this node works in is over."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Why this node waits, when that has changed."""
+
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The failure that this node reported is counted, or another one of its round was."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """No round came in time; the node has withdrawn."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The run is closed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The node has left the run; nothing of it is in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLost:
+    """The store cannot be used any more; the machine has stopped."""
+
+    reason: str
+
+
+Notice: TypeAlias = (
+    RoundReady | RoundOver | Explained | Counted | TimedOut | Closed | Left | StoreLost
+)
+Effect: TypeAlias = Perform | Follow | Notice

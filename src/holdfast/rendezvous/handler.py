@@ -1,0 +1,256 @@
+"""The rendezvous as its users see it: ask for a round, get a rank, a world and a store.
+
+    with create(parameters) as rendezvous:
+        here = rendezvous.next_round()
+        here.rank, here.world_size, here.store, here.master_address, here.master_port
+
+`Rendezvous` is what every backend offers, ours and those of third parties. `StoreRendezvous` is the
+one that works over any store.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline, check_timeout
+from holdfast.errors import (
+    RendezvousClosed,
+    RendezvousLost,
+    RendezvousTimedOut,
+    UsageError,
+)
+from holdfast.ids import RunId
+from holdfast.net.address import Address
+from holdfast.rendezvous.decide import Rules
+from holdfast.rendezvous.effects import RoundReady
+from holdfast.rendezvous.machine import Node
+from holdfast.rendezvous.model import Announcement, Keys, Member, Progress
+from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
+from holdfast.rendezvous.session import NodeSession
+from holdfast.store.fenced import FencedStore
+from holdfast.store.prefix import PrefixStore
+from holdfast.store.store import Store
+
+__all__ = ["Rendezvous", "Round", "StoreRendezvous"]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A complete round, as one of its members sees it.
+
+    `store` is shared by the members of this round alone. Once the round is over it refuses every
+    write with Fenced, so a node that comes late cannot disturb the rounds after it.
+    """
+
+    number: int
+    rank: int
+    world_size: int
+    store: Store
+    master_address: str
+    master_port: int
+    members: tuple[Member, ...]
+    reason: str
+
+
+class Rendezvous(ABC):
+    """What a backend offers to one node of a run."""
+
+    backend: str
+    run_id: RunId
+
+    @abstractmethod
+    def next_round(self, why: str = "", *, timeout: float | None = None) -> Round:
+        """Wait for the next round and return it; `why` says what ended the last one here.
+
+        The wait is bounded by the run's join timeout, and by `timeout` if that is shorter.
+        RendezvousTimedOut says who was there, RendezvousClosed that the run is over,
+        RendezvousLost that its store is.
+        """
+
+    @abstractmethod
+    def over(self) -> str | None:
+        """Return why the round that this node works in is over, or None while it is not."""
+
+    @abstractmethod
+    def nodes_waiting(self) -> int:
+        """Return how many nodes would come in with a new round. Costs no store operation."""
+
+    @abstractmethod
+    def count_failure(self, *, timeout: float | None = 30.0) -> int:
+        """Count a failure of the round that this node works in; return the job's failures.
+
+        However many members report one, a round counts once; once it is over, no more.
+        """
+
+    @abstractmethod
+    def closed(self) -> str | None:
+        """Return why the run is closed, or None while it is not."""
+
+    @abstractmethod
+    def close(self, reason: str = "closed") -> None:
+        """End the run for every node, for good."""
+
+    @abstractmethod
+    def shutdown(self) -> bool:
+        """Leave; the run goes on without this node. Say whether everything ended in time.
+
+        Idempotent. A node that hosts the store waits (bounded) until the others have left.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+
+class StoreRendezvous(Rendezvous):
+    """The rendezvous over a store; `start()` it before use.
+
+    `master` is given to every round as it is; without it, the node of rank 0 says where it is.
+    `release` is called when the node has left: it closes the store.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        run: RunId,
+        me: Announcement,
+        rules: Rules,
+        store: Store,
+        *,
+        close_s: float = 30.0,
+        op_timeout_s: float = 60.0,
+        rank: RankPolicy = sticky_ranks,
+        master: Address | None = None,
+        release: Callable[[Keys, Deadline], bool],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.backend = backend
+        self.run_id = run
+        self._keys = Keys(run)
+        self._rules = rules
+        self._store = store
+        self._close_s = close_s
+        self._master = master
+        self._release = release
+        self._clock = clock
+        node = Node(me, self._keys, rules, rank)
+        self._node = node
+        self._session = NodeSession(node, store, op_timeout_s=op_timeout_s, clock=clock)
+        self._shut: bool | None = None
+
+    def start(self) -> None:
+        """Take part in the run from now on."""
+        self._session.start()
+
+    def next_round(self, why: str = "", *, timeout: float | None = None) -> Round:
+        session = self._session
+        deadline = Deadline.after(check_timeout(timeout), self._clock)
+        last = session.ready
+        with session.told:
+            session.timed_out = None
+        session.request(lambda now: self._node.ask(why, now))
+        came = session.wait(
+            lambda: session.ready is not last or session.timed_out is not None or self._ended(),
+            deadline,
+        )
+        if session.ready is not None and session.ready is not last:
+            return self._round(session.ready)
+        self._check_ended()
+        if session.timed_out is not None:
+            raise RendezvousTimedOut(f"run {self.run_id}: {session.timed_out.reason}")
+        if not came:
+            session.request(self._node.withdraw)
+            seen = session.progress.reason if session.progress else "no word from a leader"
+            raise RendezvousTimedOut(f"run {self.run_id}: no round within {timeout:g} s: {seen}")
+        raise UsageError(f"run {self.run_id}: this node has left it")
+
+    def over(self) -> str | None:
+        session = self._session
+        if session.lost is not None:
+            return session.lost.reason
+        if session.closed is not None:
+            return session.closed.reason
+        return session.over.reason if session.over is not None else None
+
+    def nodes_waiting(self) -> int:
+        progress = self._session.progress
+        waiting = progress.waiting if progress is not None else 0
+        return max(1, waiting) if self._session.over is not None else waiting
+
+    def progress(self) -> Progress | None:
+        """Return what the run waits for, as last heard: for people."""
+        return self._session.progress
+
+    def count_failure(self, *, timeout: float | None = 30.0) -> int:
+        session = self._session
+        with session.told:
+            session.counted = None
+        session.request(self._node.count_failure)
+        deadline = Deadline.after(check_timeout(timeout), self._clock)
+        session.wait(lambda: session.counted is not None or self._ended(), deadline)
+        if session.counted is not None:
+            return session.counted.count
+        self._check_ended()
+        raise RendezvousTimedOut(f"run {self.run_id}: the failure could not be counted in time")
+
+    def closed(self) -> str | None:
+        return self._session.closed.reason if self._session.closed is not None else None
+
+    def close(self, reason: str = "closed") -> None:
+        session = self._session
+        session.request(lambda now: self._node.close(reason, now))
+        deadline = Deadline.after(self._close_s, self._clock)
+        if not session.wait(lambda: session.closed is not None or self._ended(), deadline):
+            raise RendezvousTimedOut(f"run {self.run_id}: it could not be closed in time")
+        if session.closed is None:
+            self._check_ended()
+
+    def shutdown(self) -> bool:
+        if self._shut is not None:
+            return self._shut
+        session = self._session
+        deadline = Deadline.after(self._close_s, self._clock)
+        session.request(self._node.leave)
+        clean = session.wait(lambda: session.left or session.lost is not None, deadline)
+        clean = session.stop() and clean
+        self._shut = self._release(self._keys, deadline) and clean
+        return self._shut
+
+    def _ended(self) -> bool:
+        session = self._session
+        return session.closed is not None or session.lost is not None or session.left
+
+    def _check_ended(self) -> None:
+        session = self._session
+        if session.closed is not None:
+            raise RendezvousClosed(f"run {self.run_id} is closed: {session.closed.reason}")
+        if session.lost is not None:
+            raise RendezvousLost(f"run {self.run_id}: {session.lost.reason}")
+
+    def _round(self, ready: RoundReady) -> Round:
+        record = ready.record
+        first = record.members[0]
+        master = self._master or Address(first.address, first.port)
+        prefix = self._keys.of_round(record.number)
+        fenced = FencedStore(self._store, self._keys.round, record.encode())
+        return Round(
+            number=record.number,
+            rank=ready.rank,
+            world_size=len(record.members),
+            store=PrefixStore(fenced, prefix),
+            master_address=master.host,
+            master_port=master.port,
+            members=record.members,
+            reason=record.reason,
+        )

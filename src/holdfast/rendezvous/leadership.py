@@ -1,0 +1,126 @@
+"""What a leader knows and decides: the nodes that it sees, and what becomes of the round.
+
+Pure, as `machine.py` of which it is a part: a new one is made for each leadership.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.errors import PeerViolation
+from holdfast.ids import NodeId
+from holdfast.rendezvous.decide import Decision, Rules, Situation, decide
+from holdfast.rendezvous.model import Announcement, Keys, Phase, Progress, Record, Status
+from holdfast.rendezvous.ranks import RankPolicy
+from holdfast.store.ops import Change, Entry
+
+__all__ = ["Leadership"]
+
+PROGRESS_EVERY_S = 0.25
+"""Progress is told no more often than this, so that a thousand joins are not a thousand tales."""
+
+
+class Leadership:
+    """One node's time as the leader, which began at the store's revision `since`."""
+
+    def __init__(self, since: int, keys: Keys, rules: Rules, rank: RankPolicy) -> None:
+        self._since = since
+        self._keys = keys
+        self._rules = rules
+        self._rank = rank
+        # Every announced node with its revision; None until the first list is there.
+        self._nodes: dict[NodeId, tuple[int, Announcement]] | None = None
+        # Since when this leader sees the current round being formed, and with enough nodes.
+        self._forming: tuple[int, float] = (0, 0.0)
+        self._enough_since: float | None = None
+        self._told: Progress | None = None
+        self._tell_at = 0.0
+        self.decision: Decision | None = None
+        """The newest decision; None if something has changed since."""
+
+    @property
+    def blind(self) -> bool:
+        """Say whether the nodes have not been listed yet."""
+        return self._nodes is None
+
+    def see_all(self, entries: tuple[Entry, ...]) -> None:
+        """Take the list of everything that is announced."""
+        self._nodes = {}
+        for entry in entries:
+            if entry.key.startswith(self._keys.nodes):
+                self._see(entry.key, entry.value, entry.revision)
+        self.decision = None
+
+    def see(self, change: Change) -> None:
+        """Take a change of an announcement, unless the list has overtaken it."""
+        if self._nodes is None:
+            return  # the list that is on its way has it
+        node = NodeId(change.key.removeprefix(self._keys.nodes))
+        known = self._nodes[node][0] if node in self._nodes else self._since
+        if change.revision <= known:
+            return
+        if change.value is not None:
+            self._see(change.key, change.value, change.revision)
+        elif node in self._nodes:
+            del self._nodes[node]
+            self.decision = None
+
+    def _see(self, key: str, value: bytes, revision: int) -> None:
+        try:
+            found = Announcement.decode(value)
+        except PeerViolation:
+            return  # not a node that we could work with
+        if self._nodes is not None and self._keys.node(found.node) == key:
+            self._nodes[found.node] = (revision, found)
+            self.decision = None
+
+    def decide(self, record: Record | None, now: float) -> Decision | None:
+        """Return the decision, made afresh if something has changed or its time has come."""
+        old = self.decision
+        if self._nodes is None:
+            return None
+        if old is not None and (old.wake_at is None or now < old.wake_at):
+            return old
+        record = record or Record(1, Status.FORMING, (), "the run begins")
+        if record.number != self._forming[0]:
+            self._forming = (record.number, now)
+            self._enough_since = None
+        arrived = sorted(self._nodes.values(), key=lambda seen: seen[0])
+        nodes = {node.node: node for _, node in arrived}
+        ready = sum(1 for node in nodes.values() if node.phase is Phase.WAITING)
+        if ready < self._rules.min_nodes:
+            self._enough_since = None
+        elif self._enough_since is None:
+            self._enough_since = now
+        seen = Situation(record, nodes, self._forming[1], self._enough_since)
+        self.decision = decide(seen, self._rules, now, self._rank)
+        return self.decision
+
+    # Telling the others.
+
+    def news(self) -> Progress | None:
+        """Return the progress if the others have not heard it yet."""
+        if self.decision is None or self.decision.record is not None:
+            return None
+        new = self.decision.progress
+        if self._told is not None and replace(self._told, left_s=None) == replace(new, left_s=None):
+            return None
+        return new
+
+    def told(self, progress: Progress, now: float) -> None:
+        """Hear that the others can read this progress now."""
+        self._told = progress
+        self._tell_at = now + PROGRESS_EVERY_S
+
+    def next_wake(self) -> float | None:
+        """Return when to decide or to tell, even if nothing happens."""
+        moments = []
+        if self.decision is not None and self.decision.wake_at is not None:
+            moments.append(self.decision.wake_at)
+        if self.news() is not None:
+            moments.append(self._tell_at)
+        return min(moments, default=None)
+
+    def may_tell(self, now: float) -> bool:
+        """Say whether it is time to tell again."""
+        return now >= self._tell_at

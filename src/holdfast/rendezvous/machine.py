@@ -1,0 +1,464 @@
+"""One node of a run as a machine: it announces itself, leads if it is elected, follows if not.
+
+Rule 1: everything that a node does about rounds is in this file and in `decide.py`.
+Rule 2: this file does no I/O and reads no clock. The shell (`session.py`) performs the effects, one
+    store operation at a time, and tells the machine what came of each.
+
+Theory. What the node wants (a lease, its announcement stored, a leader, a published decision) is
+state; `_next_op` compares it with what is known to be true and returns the operation that is
+needed next. So an operation that failed needs no special care: it is still needed, and comes
+again. Whatever may have happened without us hearing of it is recognised by its bytes.
+
+Nodes follow `ctl/`: the leader, the round, the leader's progress. The leader alone follows all
+announcements. A publication is guarded by the leader's own entry: once that is gone or another's,
+the store refuses it, however late it comes (the fencing token is checked where it counts).
+
+Guarantees
+    ND-1  A node works in at most one round, and only in a complete one that names it.
+    ND-2  A leader that was replaced publishes nothing any more.
+    ND-3  A node that was silent for longer than its lease learns that its round is over.
+    ND-4  A failure is counted once for each round, and only while that round is the current one.
+    ND-5  The operations of a node that does not lead do not grow with the number of nodes.
+    ND-6  Every wish ends: in a round, in a timeout with its reason, in the end of the run, or in
+          the loss of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, UsageError
+from holdfast.rendezvous.decide import Rules
+from holdfast.rendezvous.effects import (
+    Closed,
+    Counted,
+    Effect,
+    Explained,
+    Follow,
+    Left,
+    Notice,
+    Perform,
+    RoundOver,
+    RoundReady,
+    StoreLost,
+    TimedOut,
+)
+from holdfast.rendezvous.leadership import Leadership
+from holdfast.rendezvous.model import (
+    Announcement,
+    Failures,
+    Keys,
+    Leader,
+    Phase,
+    Progress,
+    Record,
+    Status,
+)
+from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
+from holdfast.store.ops import (
+    AnyOp,
+    Change,
+    CompareSet,
+    Delete,
+    Guarded,
+    KeyWrite,
+    Lease,
+    LeaseGrant,
+    LeaseKeep,
+    LeaseRevoke,
+    ListPrefix,
+    Set,
+    Swap,
+)
+
+__all__ = ["Node"]
+
+RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
+
+
+class Node:
+    """The machine of one node."""
+
+    def __init__(
+        self, me: Announcement, keys: Keys, rules: Rules, rank: RankPolicy = sticky_ranks
+    ) -> None:
+        self._keys = keys
+        self._rules = rules
+        self._rank = rank
+        self._effects: list[Effect] = []
+        # The operation that is being performed, and when the next may begin after a failure.
+        self._busy: AnyOp | None = None
+        self._retry_at = 0.0
+        self._retries = 0
+        self._trouble: tuple[float, str] | None = None
+        # This node: what it would announce, what is announced, and under which lease.
+        self._me = me
+        self._active = False
+        self._said: Announcement | None = None
+        self._lease: Lease | None = None
+        self._keep_at = 0.0
+        self._leaving = False
+        self._stopped = False
+        self._join_by: float | None = None
+        # The round that it works in, as published; and whether its end has been told.
+        self._round_raw: bytes | None = None
+        self._over_told = False
+        self._counting = False
+        self._closing: str | None = None
+        # What is known of ctl/: for each key the newest value and its revision.
+        self._control: dict[str, tuple[int, bytes | None]] = {}
+        self._looked = False  # for a leader, at least once
+        self._record: Record | None = None
+        self._explained: Progress | None = None
+        # Leading: the number of this node's next leadership, and the current one.
+        self._term = 0
+        self._leadership: Leadership | None = None
+
+    # What the user of the node wants.
+
+    def start(self, now: float) -> None:
+        """Begin: take a lease and follow the run."""
+        self._effects.append(Follow(self._keys.control))
+        self._pump(now)
+
+    def ask(self, why: str, now: float) -> None:
+        """Ask for a place in the next round; `why` says what ended the last one here."""
+        if self._record is not None and self._record.status is Status.CLOSED:
+            self._tell(Closed(self._record.reason))
+            return
+        self._active = True
+        self._me = replace(self._me, phase=Phase.WAITING, why=why[:200])
+        self._round_raw = None
+        self._explained = None
+        if self._record is None or self._record.status is Status.FORMING:
+            self._join_by = now + self._rules.join_s
+        self._pump(now)
+
+    def withdraw(self, now: float) -> None:
+        """Take the wish for a round back."""
+        if self._me.phase is Phase.WAITING:
+            self._active = False
+            self._join_by = None
+        self._pump(now)
+
+    def count_failure(self, now: float) -> None:
+        """Count a failure of the round that this node works in (ND-4)."""
+        self._counting = True
+        self._pump(now)
+
+    def close(self, reason: str, now: float) -> None:
+        """End the run for everyone."""
+        self._closing = reason[:200]
+        self._pump(now)
+
+    def leave(self, now: float) -> None:
+        """Leave the run; it goes on without this node (RV-4)."""
+        self._leaving = True
+        self._pump(now)
+
+    # What happens.
+
+    def changed(self, changes: Iterable[Change], now: float) -> None:
+        """Hear of changes under the prefix that is followed."""
+        for change in changes:
+            if change.key.startswith(self._keys.nodes):
+                if self._leadership is not None:
+                    self._leadership.see(change)
+            else:
+                self._control_changed(change.key, change.value, change.revision, now)
+        self._pump(now)
+
+    def done(self, result: object, now: float) -> None:
+        """Hear what the operation that was performed returned."""
+        op, self._busy = self._busy, None
+        self._trouble = None
+        self._retries = 0
+        if op is not None:
+            self._performed(op, result, now)
+        self._pump(now)
+
+    def failed(self, error: HoldfastError, now: float) -> None:
+        """Hear that the operation that was performed raised this."""
+        op, self._busy = self._busy, None
+        match error:
+            case LeaseLost():
+                self._lease_lost(now)
+            case Fenced() if isinstance(op, Guarded):
+                self._fenced(op)
+            case UsageError():
+                self._stop(StoreLost(str(error)))
+            case _:
+                self._in_trouble(str(error), now)
+        self._pump(now)
+
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+        self._pump(now)
+
+    def next_wake(self) -> float | None:
+        """Return when `tick` is due even if nothing happens."""
+        if self._stopped or self._busy is not None:
+            return None
+        moments = [self._retry_at] if self._trouble else []
+        if self._lease is not None:
+            moments.append(self._keep_at)
+        if self._join_by is not None:
+            moments.append(self._join_by)
+        leading = self._leadership.next_wake() if self._leadership is not None else None
+        if leading is not None:
+            moments.append(leading)
+        return min(moments, default=None)
+
+    def take_effects(self) -> list[Effect]:
+        """Return what to do, in order, and forget it."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the leader last said, or decided if it is this node."""
+        return self._explained
+
+    @property
+    def record(self) -> Record | None:
+        """The round as last published."""
+        return self._record
+
+    @property
+    def leading(self) -> bool:
+        """Say whether this node decides, as far as it knows."""
+        return self._leadership is not None
+
+    # One operation after the other.
+
+    def _pump(self, now: float) -> None:
+        """Ask for the next operation that is needed, unless one is being performed."""
+        if self._stopped:
+            return
+        self._check_join(now)
+        if self._leadership is not None:
+            decision = self._leadership.decide(self._record, now)
+            if decision is not None:
+                self._explain(decision.progress)
+        if self._busy is not None or (self._trouble and now < self._retry_at):
+            return
+        op = self._next_op(now)
+        if op is not None:
+            self._busy = op
+            self._effects.append(Perform(op))
+
+    def _next_op(self, now: float) -> AnyOp | None:
+        lease = self._lease
+        if lease is None:
+            if self._leaving:
+                self._stop(Left())
+                return None
+            return LeaseGrant(self._rules.lease_s, self._rules.linger_s)
+        if self._closing is not None:
+            return self._close_op()
+        if self._leaving:
+            return LeaseRevoke(lease.id)
+        if now >= self._keep_at:
+            return LeaseKeep(lease.id)
+        return self._announce_op(lease) or self._count_op() or self._lead_op(lease, now)
+
+    def _announce_op(self, lease: Lease) -> AnyOp | None:
+        key = self._keys.node(self._me.node)
+        if not self._active:
+            return Delete(key) if self._said is not None else None
+        if self._said != self._me:
+            return Set(key, self._me.encode(), lease.id)
+        return None
+
+    def _close_op(self) -> AnyOp | None:
+        if self._record is not None and self._record.status is Status.CLOSED:
+            self._closing = None
+            return None
+        number = self._record.number if self._record else 1
+        closed = Record(number, Status.CLOSED, (), self._closing or "closed")
+        return CompareSet(self._keys.round, self._raw(self._keys.round), closed.encode())
+
+    def _count_op(self) -> AnyOp | None:
+        if not self._counting:
+            return None
+        raw = self._raw(self._keys.failures)
+        known = Failures(0, 0) if raw is None else Failures.decode(raw)
+        if self._round_raw is None or known.round >= self._me.round:
+            self._counting = False
+            self._tell(Counted(known.count))
+            return None
+        counted = Failures(known.count + 1, self._me.round)
+        op = CompareSet(self._keys.failures, raw, counted.encode())
+        return Guarded(self._keys.round, self._round_raw, op)
+
+    def _lead_op(self, lease: Lease, now: float) -> AnyOp | None:
+        leadership = self._leadership
+        if leadership is None:
+            if self._looked and self._raw(self._keys.leader) is not None:
+                return None
+            return CompareSet(self._keys.leader, None, self._leader_value(), lease.id)
+        if leadership.blind:
+            return ListPrefix(self._keys.root)
+        decision = leadership.decision
+        if decision is not None and decision.record is not None:
+            raw = self._raw(self._keys.round)
+            return self._guard(CompareSet(self._keys.round, raw, decision.record.encode()))
+        news = leadership.news()
+        if news is not None and leadership.may_tell(now):
+            return self._guard(Set(self._keys.progress, news.encode(), lease.id))
+        return None
+
+    def _guard(self, op: KeyWrite) -> AnyOp:
+        return Guarded(self._keys.leader, self._leader_value(), op)
+
+    def _leader_value(self) -> bytes:
+        return Leader(self._me.node, self._term).encode()
+
+    def _raw(self, key: str) -> bytes | None:
+        return self._control.get(key, (0, None))[1]
+
+    # What came of an operation.
+
+    def _performed(self, op: AnyOp, result: object, now: float) -> None:
+        inner = op.op if isinstance(op, Guarded) else op
+        match inner, result:
+            case LeaseGrant(), Lease():
+                self._lease = result
+                self._keep_at = now + self._rules.keep_alive_s
+            case LeaseKeep(), _:
+                self._keep_at = now + self._rules.keep_alive_s
+            case LeaseRevoke(), _:
+                self._stop(Left())
+            case Set(key), int():
+                if key == self._keys.progress:
+                    if self._leadership is not None:
+                        self._leadership.told(Progress.decode(inner.value), now)
+                else:
+                    self._said = Announcement.decode(inner.value)
+            case Delete(), _:
+                self._said = None
+            case CompareSet(key, _, desired), Swap():
+                if key == self._keys.leader:
+                    self._looked = True
+                    if result.value == desired:  # ok, or ok the time before and not heard of
+                        self._lead(result.revision)
+                self._control_changed(key, result.value, result.revision, now)
+            case ListPrefix(), tuple():
+                if self._leadership is not None:
+                    self._leadership.see_all(result)
+            case _:
+                raise UsageError(f"{result!r:.80} is no result of {op!r:.80}")
+
+    def _lease_lost(self, now: float) -> None:
+        """Begin anew after a silence that was longer than the lease (ND-3)."""
+        self._lease = self._said = None
+        self._step_down()
+        if self._round_raw is not None and not self._over_told:
+            self._over_told = True
+            self._tell(RoundOver(self._me.round, "this node was silent for longer than its lease"))
+
+    def _fenced(self, op: Guarded[object]) -> None:
+        if op.key == self._keys.leader:
+            self._step_down()  # ND-2
+        else:
+            self._round_raw = None  # the round is over, so its failures count no more (ND-4)
+
+    def _in_trouble(self, reason: str, now: float) -> None:
+        since, _ = self._trouble or (now, "")
+        self._trouble = (since, reason)
+        if now - since > self._rules.lease_s:
+            self._stop(StoreLost(f"the store cannot be used: {reason}"))
+            return
+        pause = min(RETRY_MAX_S, RETRY_MIN_S * 2**self._retries)
+        self._retries = min(self._retries + 1, 10)
+        self._retry_at = now + pause
+
+    # Following.
+
+    def _control_changed(self, key: str, value: bytes | None, revision: int, now: float) -> None:
+        if revision and revision <= self._control.get(key, (0, None))[0]:
+            return  # older than what is known
+        self._control[key] = (revision, value)
+        try:
+            if key == self._keys.round and value is not None:
+                self._record_changed(Record.decode(value), value, now)
+            elif key == self._keys.progress and value is not None and self._leadership is None:
+                self._explain(Progress.decode(value))
+            elif key == self._keys.leader:
+                self._leader_changed(value)
+        except PeerViolation as error:
+            self._stop(StoreLost(f"key {key!r} holds something that is not ours: {error}"))
+
+    def _leader_changed(self, value: bytes | None) -> None:
+        if value is not None:
+            Leader.decode(value)
+        if self._leadership is not None and value != self._leader_value():
+            self._step_down()
+
+    def _record_changed(self, record: Record, raw: bytes, now: float) -> None:
+        self._record = record
+        if self._leadership is not None:
+            self._leadership.decision = None
+        if record.status is Status.CLOSED:
+            self._join_by = None
+            self._over(record.reason)
+            self._tell(Closed(record.reason))
+            return
+        rank = record.rank_of(self._me.node)
+        waiting = self._active and self._me.phase is Phase.WAITING
+        if waiting and rank is not None and record.number > self._me.round:
+            self._me = replace(self._me, phase=Phase.WORKING, round=record.number, why="")
+            self._round_raw = raw
+            self._over_told = False
+            self._join_by = None
+            self._tell(RoundReady(record, rank))
+        elif waiting:
+            # A spare beside a complete round waits for as long as that lasts.
+            forming = record.status is Status.FORMING
+            self._join_by = now + self._rules.join_s if forming else None
+        elif record.number > self._me.round:
+            self._over(record.reason)
+
+    def _over(self, reason: str) -> None:
+        if self._active and self._me.phase is Phase.WORKING and not self._over_told:
+            self._over_told = True
+            self._tell(RoundOver(self._me.round, reason))
+
+    def _explain(self, progress: Progress) -> None:
+        old = self._explained
+        self._explained = progress
+        if old is None or replace(old, left_s=None) != replace(progress, left_s=None):
+            self._tell(Explained(progress))
+
+    def _check_join(self, now: float) -> None:
+        if self._join_by is None or now < self._join_by:
+            return
+        self._join_by = None
+        self._active = False
+        seen = self._explained.reason if self._explained else "no word from a leader"
+        self._tell(TimedOut(f"no round within {self._rules.join_s:g} s: {seen}"))
+
+    # Leading.
+
+    def _lead(self, revision: int) -> None:
+        if self._leadership is None:
+            self._leadership = Leadership(revision, self._keys, self._rules, self._rank)
+            self._effects.append(Follow(self._keys.root))
+
+    def _step_down(self) -> None:
+        if self._leadership is not None:
+            self._effects.append(Follow(self._keys.control))
+        self._leadership = None
+        self._looked = False
+        self._term += 1
+
+    # The end.
+
+    def _tell(self, notice: Notice) -> None:
+        self._effects.append(notice)
+
+    def _stop(self, notice: Notice) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._tell(notice)

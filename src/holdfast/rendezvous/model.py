@@ -1,0 +1,274 @@
+"""What the nodes of a run tell each other through the store: versioned JSON, strictly checked.
+
+All below `rdzv/<run id>/`:
+
+    node/<id>      an `Announcement`: one for each node, on that node's lease
+    ctl/leader     a `Leader`: who decides, on that node's lease; unique for each leadership
+    ctl/round      a `Record`: the round that is complete, being formed, or the end of the run
+    ctl/progress   a `Progress`: what the leader waits for, for people and for newcomers
+    ctl/failures   a `Failures`: the job's failures so far
+
+Any node may read anything at any time, so a value is judged whole: a wrong version, a missing or
+extra field, a wrong type or an absurd size is a PeerViolation, never adopted in part.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any, Self, TypeVar
+
+from holdfast.errors import PeerViolation
+from holdfast.ids import NodeId, RunId
+
+__all__ = [
+    "VERSION",
+    "Announcement",
+    "Failures",
+    "Keys",
+    "Leader",
+    "Member",
+    "Phase",
+    "Progress",
+    "Record",
+    "Status",
+]
+
+VERSION = 1
+VALUE_BYTES_MAX = 4 * 1024 * 1024
+TEXT_MAX = 500
+
+
+class Phase(StrEnum):
+    """What a node does: it waits for a round, or works in one."""
+
+    WAITING = "waiting"
+    WORKING = "working"
+
+
+class Status(StrEnum):
+    """The state of the run's current round."""
+
+    FORMING = "forming"
+    COMPLETE = "complete"
+    CLOSED = "closed"
+
+
+class Keys:
+    """Where the values of one run are."""
+
+    def __init__(self, run: RunId) -> None:
+        self.root = f"rdzv/{run}/"
+        self._rounds = f"round/{run}/"
+        self.control = self.root + "ctl/"
+        self.nodes = self.root + "node/"
+        self.leader = self.control + "leader"
+        self.round = self.control + "round"
+        self.progress = self.control + "progress"
+        self.failures = self.control + "failures"
+
+    def node(self, node: NodeId) -> str:
+        """Return the key of a node's announcement."""
+        return self.nodes + node
+
+    def of_round(self, number: int) -> str:
+        """Return the prefix of what the members of one round share; not below `root`."""
+        return f"{self._rounds}{number}/"
+
+
+class _Value:
+    """JSON with a version, from and to a frozen dataclass of plain fields."""
+
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        """Return the value as JSON; equal values give equal bytes."""
+        plain = {"v": VERSION, **asdict(self)}  # type: ignore[call-overload]
+        return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read a value; PeerViolation says what is wrong with it."""
+        plain = _load(data, cls.__name__)
+        if plain.pop("v", None) != VERSION:
+            raise PeerViolation(f"{cls.__name__}: version {VERSION} was expected")
+        return _build(cls, plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Member(_Value):
+    """A node in a round. Its rank is its place in `Record.members`."""
+
+    node: NodeId
+    host: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement(_Value):
+    """What a node says of itself.
+
+    `round` is the last round that it was in, 0 for none; `slot` the rank that it insists on, or
+    None; `why` says what made it ask for a new round.
+    """
+
+    node: NodeId
+    host: str
+    address: str
+    port: int
+    phase: Phase
+    round: int
+    slot: int | None
+    why: str
+
+    def member(self) -> Member:
+        """Return the node as a member of a round."""
+        return Member(self.node, self.host, self.address, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader(_Value):
+    """Who decides. `term` tells this leadership of a node from its earlier ones."""
+
+    node: NodeId
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record(_Value):
+    """The current round.
+
+    COMPLETE: `members` are in it, in rank order. FORMING: `number` is the next round, `members`
+    were in the one before. CLOSED: there will be no more. `reason` says why it came to this.
+    """
+
+    number: int
+    status: Status
+    members: tuple[Member, ...]
+    reason: str
+
+    def rank_of(self, node: NodeId) -> int | None:
+        """Return the rank of a node in a complete round, or None if it is not in it."""
+        if self.status is not Status.COMPLETE:
+            return None
+        return next((rank for rank, m in enumerate(self.members) if m.node == node), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(_Value):
+    """What the leader sees, for everyone else.
+
+    `have` nodes are in or ready, `waiting` more could enter the complete round; `missing` names
+    those that are known and not there; `left_s` is the rest of the last call.
+    """
+
+    number: int
+    have: int
+    waiting: int
+    missing: tuple[str, ...]
+    left_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failures(_Value):
+    """The failures of the job: how many, and the newest round that has been counted."""
+
+    count: int
+    round: int
+
+
+def _load(data: bytes, what: str) -> dict[str, Any]:
+    if len(data) > VALUE_BYTES_MAX:
+        raise PeerViolation(f"{what}: {len(data)} bytes, at most {VALUE_BYTES_MAX} are allowed")
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError):
+        raise PeerViolation(f"{what}: {data[:60]!r} is not JSON") from None
+    if not isinstance(plain, dict):
+        raise PeerViolation(f"{what}: {data[:60]!r} is not a JSON object")
+    return plain
+
+
+T = TypeVar("T")
+
+
+def _build(kind: type[T], plain: dict[str, Any]) -> T:
+    expected = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    if plain.keys() != expected.keys():
+        odd = sorted(plain.keys() ^ expected.keys())
+        raise PeerViolation(
+            f"{kind.__name__}: fields {', '.join(odd)[:200]} are missing or unknown"
+        )
+    return kind(**{name: _READERS[expected[name]](kind, name, plain[name]) for name in expected})
+
+
+def _wrong(kind: type, name: str, value: object) -> PeerViolation:
+    return PeerViolation(f"{kind.__name__}.{name}: {value!r:.60} is out of place")
+
+
+def _text(kind: type, name: str, value: object) -> str:
+    if not isinstance(value, str) or len(value) > TEXT_MAX:
+        raise _wrong(kind, name, value)
+    return value
+
+
+def _count(kind: type, name: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise _wrong(kind, name, value)
+    return value
+
+
+def _maybe_count(kind: type, name: str, value: object) -> int | None:
+    return None if value is None else _count(kind, name, value)
+
+
+def _maybe_seconds(kind: type, name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < 1e9:  # type: ignore[operator]
+        raise _wrong(kind, name, value)
+    return float(value)  # type: ignore[arg-type]
+
+
+def _phase(kind: type, name: str, value: object) -> Phase:
+    if not isinstance(value, str) or value not in list(Phase):
+        raise _wrong(kind, name, value)
+    return Phase(value)
+
+
+def _status(kind: type, name: str, value: object) -> Status:
+    if not isinstance(value, str) or value not in list(Status):
+        raise _wrong(kind, name, value)
+    return Status(value)
+
+
+def _members(kind: type, name: str, value: object) -> tuple[Member, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise _wrong(kind, name, value)
+    members = tuple(_build(Member, item) for item in value)
+    if len({member.node for member in members}) != len(members):
+        raise _wrong(kind, name, value)
+    return members
+
+
+def _texts(kind: type, name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise _wrong(kind, name, value)
+    return tuple(_text(kind, name, item) for item in value)
+
+
+# How to read a field, by its annotation.
+_READERS: dict[str, Any] = {
+    "NodeId": _text,
+    "str": _text,
+    "int": _count,
+    "int | None": _maybe_count,
+    "float | None": _maybe_seconds,
+    "Phase": _phase,
+    "Status": _status,
+    "tuple[Member, ...]": _members,
+    "tuple[str, ...]": _texts,
+}

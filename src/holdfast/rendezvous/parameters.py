@@ -1,0 +1,163 @@
+"""What a user says about a rendezvous, and the rules that follow from it.
+
+The configuration takes the keys of torchrun's `--rdzv-conf`, with torch's meaning:
+
+    join_timeout 600, timeout      seconds until a round must have been formed
+    last_call_timeout 30           seconds that a round with its minimum waits for more nodes
+    close_timeout 30               seconds that leaving and closing may take
+    keep_alive_interval 5          seconds between two signs of life of a node
+    keep_alive_max_attempt 3       how many of them may be missed
+    heartbeat_timeout 5, heartbeat seconds that one sign of life may take
+    read_timeout 60                seconds that one store operation may take
+    is_host                        c10d: whether this node hosts the store (absent: if it can bind)
+    store_type                     c10d: tcp, or file
+    rank                           static: this node's rank
+    store_port                     static: where nodes meet (ours; else one above the master's port)
+    protocol, cert, key, cacert    etcd: http or https, and the files for it
+    ssl_cert, ssl_cert_key, ca_cert   etcd-v2: the same
+    etcd_prefix                    etcd: where in etcd the run's keys lie
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.clock import check_timeout
+from holdfast.errors import UsageError
+from holdfast.ids import RunId, run_id
+from holdfast.rendezvous.decide import Rules
+
+__all__ = ["RendezvousParameters", "parse_config"]
+
+_COMMON = {
+    "join_timeout",
+    "timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "heartbeat_timeout",
+    "heartbeat",
+    "read_timeout",
+}
+CONFIG_KEYS: dict[str, frozenset[str]] = {
+    "c10d": frozenset(_COMMON | {"is_host", "store_type"}),
+    "file": frozenset(_COMMON),
+    "static": frozenset(_COMMON | {"rank", "store_port"}),
+    "etcd": frozenset(_COMMON | {"protocol", "cert", "key", "cacert", "etcd_prefix"}),
+    "etcd-v2": frozenset(_COMMON | {"protocol", "ssl_cert", "ssl_cert_key", "ca_cert"}),
+}
+"""The keys that each backend takes. A backend of a third party judges its own."""
+
+_TRUE = ("1", "true", "t", "yes", "y")
+_FALSE = ("0", "false", "f", "no", "n")
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousParameters:
+    """Everything that a backend needs to know. Inert: making one does nothing."""
+
+    backend: str
+    endpoint: str
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    local_addr: str | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.backend:
+            raise UsageError("rendezvous backend '': a name such as c10d or etcd is needed")
+        run_id(self.run_id)
+        if self.min_nodes < 1 or self.max_nodes < self.min_nodes:
+            raise UsageError(
+                f"nodes {self.min_nodes}:{self.max_nodes}: must be MIN:MAX with 1 <= MIN <= MAX"
+            )
+        known = CONFIG_KEYS.get(self.backend)
+        for name in self.config if known is not None else ():
+            if known is not None and name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = (
+                    f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+                )
+                raise UsageError(
+                    f"rendezvous configuration {name!r:.60}: unknown for {self.backend}; {hint}"
+                )
+
+    @property
+    def run(self) -> RunId:
+        """The run's name, checked."""
+        return run_id(self.run_id)
+
+    def text(self, *names: str) -> str | None:
+        """Return the first of these configuration values that is set."""
+        return next((self.config[n] for n in names if self.config.get(n, "") != ""), None)
+
+    def seconds(self, *names: str, default: float) -> float:
+        """Return a duration; UsageError names the key if it is none."""
+        for name in names:
+            value = self.text(name)
+            if value is not None:
+                seconds = check_timeout(_number(name, value), f"rendezvous {name}")
+                if seconds is None:
+                    raise UsageError(f"rendezvous {name} {value!r}: must be finite")
+                return seconds
+        return default
+
+    def integer(self, name: str) -> int | None:
+        """Return a whole number that is not negative, or None if it is not set."""
+        value = self.text(name)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdigit()):
+            raise UsageError(f"rendezvous {name} {value!r:.40}: must be a whole number")
+        return int(value)
+
+    def flag(self, name: str) -> bool | None:
+        """Return a truth value, or None if it is not set."""
+        value = self.text(name)
+        if value is None:
+            return None
+        if value.lower() in _TRUE:
+            return True
+        if value.lower() in _FALSE:
+            return False
+        raise UsageError(f"rendezvous {name} {value!r:.40}: must be true or false")
+
+    def rules(self) -> Rules:
+        """Return the rules of the run."""
+        interval = self.seconds("keep_alive_interval", default=5.0)
+        attempts = self.integer("keep_alive_max_attempt")
+        attempts = 3 if attempts is None else attempts
+        if interval <= 0 or attempts < 1:
+            raise UsageError(
+                f"keep-alive every {interval:g} s, {attempts} attempts: both must be positive"
+            )
+        return Rules(
+            min_nodes=self.min_nodes,
+            max_nodes=self.max_nodes,
+            join_s=self.seconds("join_timeout", "timeout", default=600.0),
+            last_call_s=self.seconds("last_call_timeout", default=30.0),
+            keep_alive_s=min(interval, interval * attempts / 2),
+            lease_s=interval * attempts,
+        )
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """Read `key=value,key=value`, as `--rdzv-conf` takes it."""
+    config: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"rendezvous configuration {part!r:.60}: must be key=value")
+        config[name.strip()] = value.strip()
+    return config
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise UsageError(f"rendezvous {name} {value!r:.40}: must be a number of seconds") from None

@@ -1,0 +1,54 @@
+"""A port that is kept for the round's master until it is needed.
+
+A node announces a port with itself, so that the others know the master's address the moment that
+the round is complete. The port is held by a bound socket that does not listen: nobody is given it
+by chance, and whoever binds it with SO_REUSEADDR, as servers do, gets it all the same.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from holdfast.clock import Deadline
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.net.address import Address
+from holdfast.net.tcp import resolve
+
+__all__ = ["HeldPort", "address_towards"]
+
+
+class HeldPort:
+    """A free port of an address, held until `close()`."""
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((address, 0))
+        except OSError as error:
+            self._socket.close()
+            raise UsageError(
+                f"local address {address!r:.80}: cannot be bound here: {error.strerror}"
+            ) from None
+        self.port: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        """Let the port go. Idempotent."""
+        self._socket.close()
+
+
+def address_towards(target: Address | None, deadline: Deadline) -> str:
+    """Return the address of this machine that a target sees: the one packets to it come from.
+
+    Without a target, or if it cannot be told, the loopback address.
+    """
+    if target is None:
+        return "127.0.0.1"
+    try:
+        family, where = resolve(target, deadline)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)  # a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    except (HoldfastError, OSError):
+        return "127.0.0.1"

@@ -1,0 +1,47 @@
+"""Rendezvous backends by name, open to third parties.
+
+A package adds one by an entry point of the group `holdfast.rendezvous`: a function that takes
+`RendezvousParameters` and returns a `Rendezvous`. It is loaded when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from holdfast.errors import UsageError
+from holdfast.rendezvous.backends import BACKENDS, Creator
+from holdfast.rendezvous.handler import Rendezvous
+from holdfast.rendezvous.parameters import RendezvousParameters
+
+__all__ = ["GROUP", "create", "known", "register"]
+
+GROUP = "holdfast.rendezvous"
+
+_registered: dict[str, Creator] = {}
+
+
+def register(name: str, creator: Creator) -> None:
+    """Make a backend known in this process. UsageError if the name is taken by another."""
+    if not name or (name in known() and _registered.get(name) is not creator):
+        raise UsageError(f"rendezvous backend {name!r:.40}: the name is empty or taken")
+    _registered[name] = creator
+
+
+def known() -> tuple[str, ...]:
+    """Return the names of all backends, loaded or not."""
+    found = {point.name for point in metadata.entry_points(group=GROUP)}
+    return tuple(sorted(found | BACKENDS.keys() | _registered.keys()))
+
+
+def create(parameters: RendezvousParameters) -> Rendezvous:
+    """Make the rendezvous that the parameters describe, and take part in it."""
+    creator = BACKENDS.get(parameters.backend) or _registered.get(parameters.backend)
+    if creator is None:
+        for point in metadata.entry_points(group=GROUP, name=parameters.backend):
+            creator = point.load()
+    if creator is None:
+        raise UsageError(
+            f"rendezvous backend {parameters.backend!r:.40}: unknown; "
+            f"known are {', '.join(known())}"
+        )
+    return creator(parameters)

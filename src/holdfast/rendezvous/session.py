@@ -1,0 +1,209 @@
+"""A node of a run at work: one thread that owns the machine, one queue that brings it events.
+
+The shell around `machine.py`. A second thread reads the watch and only puts what it reads on the
+queue; whoever asks for something puts a request there and waits for a notice.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import assert_never
+
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.rendezvous.effects import (
+    Closed,
+    Counted,
+    Explained,
+    Follow,
+    Left,
+    Notice,
+    Perform,
+    RoundOver,
+    RoundReady,
+    StoreLost,
+    TimedOut,
+)
+from holdfast.rendezvous.machine import Node
+from holdfast.rendezvous.model import Progress
+from holdfast.store.ops import AnyOp, Change
+from holdfast.store.store import Store, Watch
+
+__all__ = ["NodeSession"]
+
+STOP_WITHIN_S = 5.0
+
+_log = logging.getLogger("holdfast.rendezvous")
+
+_Request = Callable[[float], None]
+
+
+class NodeSession:
+    """Run a node's machine over a store, in the background."""
+
+    def __init__(
+        self, node: Node, store: Store, *, op_timeout_s: float, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._op_timeout_s = op_timeout_s
+        self._clock = clock
+        # Changes that were read, requests, and None to wake up.
+        self._events: queue.SimpleQueue[_Request | Change | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="holdfast-rendezvous", daemon=True)
+        self._watch: Watch | None = None
+        self._reader: threading.Thread | None = None
+        # What the machine has told, for those who wait; `told` is notified at each notice.
+        self.told = threading.Condition()
+        self.ready: RoundReady | None = None
+        self.over: RoundOver | None = None
+        self.timed_out: TimedOut | None = None
+        self.closed: Closed | None = None
+        self.counted: Counted | None = None
+        self.lost: StoreLost | None = None
+        self.left = False
+        self.progress: Progress | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        """Start the thread; it takes part in the run from now on."""
+        self._thread.start()
+
+    def request(self, act: _Request) -> None:
+        """Let the machine's thread do something with the machine, at `now`."""
+        self._events.put(act)
+
+    def wait(self, done: Callable[[], bool], deadline: Deadline) -> bool:
+        """Wait until `done()` about what has been told; False at the deadline."""
+        with self.told:
+            while not done():
+                remaining = deadline.remaining()
+                if remaining == 0.0:
+                    return False
+                self.told.wait(remaining)
+            return True
+
+    def stop(self) -> bool:
+        """End the threads; say whether they ended in time. Idempotent."""
+        self._stopping = True
+        self._events.put(None)
+        self._thread.join(STOP_WITHIN_S)
+        return not self._thread.is_alive()
+
+    # On the machine's thread.
+
+    def _run(self) -> None:
+        try:
+            self._node.start(self._now())
+            while not self._stopping:
+                self._perform()
+                self._take_events()
+        except Exception as error:
+            # A thread that dies must not leave those who wait for it waiting.
+            _log.exception("the rendezvous failed")
+            self._tell(StoreLost(f"a bug in holdfast: {error!r}"))
+        finally:
+            self._follow(None)
+
+    def _now(self) -> float:
+        return self._clock.monotonic()
+
+    def _perform(self) -> None:
+        """Do what the machine wants until it wants nothing more for now."""
+        while effects := self._node.take_effects():
+            for effect in effects:
+                match effect:
+                    case Perform(op):
+                        self._perform_op(op)
+                    case Follow(prefix):
+                        self._follow(prefix)
+                    case _:
+                        self._tell(effect)
+
+    def _perform_op(self, op: AnyOp) -> None:
+        try:
+            result = self._store._perform(op, Deadline.after(self._op_timeout_s, self._clock))
+        except HoldfastError as error:
+            self._node.failed(error, self._now())
+        else:
+            self._node.done(result, self._now())
+
+    def _take_events(self) -> None:
+        """Wait for events, or until the machine wants to look again, and pass them on."""
+        wake_at = self._node.next_wake()
+        patience = None if wake_at is None else max(0.0, wake_at - self._now())
+        changes: list[Change] = []
+        try:
+            event = self._events.get(timeout=patience)
+            while True:
+                if callable(event):
+                    event(self._now())
+                elif isinstance(event, Change):
+                    changes.append(event)
+                event = self._events.get_nowait()
+        except queue.Empty:
+            pass
+        if changes:
+            self._node.changed(changes, self._now())
+        else:
+            self._node.tick(self._now())
+
+    def _follow(self, prefix: str | None) -> None:
+        """Replace the watch and its reader."""
+        old, self._watch = self._watch, None
+        if old is not None:
+            old.close()
+        if self._reader is not None:
+            self._reader.join(STOP_WITHIN_S)
+            self._reader = None
+        if prefix is None:
+            return
+        try:
+            self._watch = self._store.watch(prefix, prefix=True, timeout=self._op_timeout_s)
+        except HoldfastError as error:
+            self._tell(StoreLost(f"the store cannot be watched: {error}"))
+            return
+        self._reader = threading.Thread(
+            target=self._read, args=(self._watch,), name="holdfast-rendezvous-watch", daemon=True
+        )
+        self._reader.start()
+
+    # On the reader's thread.
+
+    def _read(self, watch: Watch) -> None:
+        try:
+            for change in watch:
+                self._events.put(change)
+        except UsageError:
+            pass  # closed by _follow
+        except HoldfastError as error:
+            self._tell(StoreLost(f"the store cannot be watched: {error}"))
+
+    # On either.
+
+    def _tell(self, notice: Notice) -> None:
+        with self.told:
+            match notice:
+                case RoundReady():
+                    self.ready, self.over = notice, None
+                case RoundOver():
+                    self.over = notice
+                case Explained(progress):
+                    self.progress = progress
+                    _log.info("%s", progress.reason)
+                case Counted():
+                    self.counted = notice
+                case TimedOut():
+                    self.timed_out = notice
+                case Closed():
+                    self.closed = notice
+                case Left():
+                    self.left = True
+                case StoreLost():
+                    self.lost = notice
+                case _:
+                    assert_never(notice)
+            self.told.notify_all()
