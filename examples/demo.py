@@ -1,13 +1,14 @@
-"""The store at work between real processes, one of them killed.
+"""Four nodes meet, one is killed, a spare takes its place. Run it with `make demo`.
 
-Four workers share a list of tasks through a store. Each claims a task by `compare_set` under a
-lease that it keeps alive. One worker is killed with a task in its hands: its lease ends, the claim
-vanishes, another worker does the task. Run it with `make demo`.
+Five processes ask for a place in a run of exactly four nodes. In each round the four share a sum:
+every rank adds up its part and puts it into the round's store. In the first round the node of
+rank 2 gets stuck and is killed; the others learn that their round is over, the spare takes the
+free rank, and the second round finishes the job.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import signal
 import socket
@@ -18,69 +19,80 @@ import time
 from pathlib import Path
 
 import holdfast
+from holdfast.errors import Fenced, TimeoutExpired
 from holdfast.net.secret import new_secret
+from holdfast.rendezvous.handler import Rendezvous, Round
+from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.rendezvous.registry import create
 
-WORKERS = 4
-TASKS = 24
-LEASE_S = 0.5
-VICTIM = 2
-STARTED = time.monotonic()
-
-
-def say(text: str) -> None:
-    print(f"{time.monotonic() - STARTED:6.2f} s  {text}", flush=True)
-
-
-def sum_of_squares(task: int) -> int:
-    return sum(number * number for number in range(task * 20_000))
+NODES = 4
+SPARES = 1
+VICTIM_RANK = 2
+NUMBERS = 1_000_000
+STARTED = float(os.environ.get("DEMO_STARTED", time.monotonic()))
 
 
-# A worker.
+def say(who: str, text: str) -> None:
+    print(f"{time.monotonic() - STARTED:5.2f} s  {who:<8}{text}", flush=True)
 
 
-def work(rank: int) -> None:
-    with (
-        holdfast.open_store() as store,  # HOLDFAST_STORE says where
-        holdfast.LeaseKeeper(store, LEASE_S) as keeper,
-        store.watch("claim/", prefix=True) as claims,
-    ):
-        me = f"worker {rank}".encode()
-        store.set(f"member/{rank}", str(os.getpid()).encode(), lease=keeper.lease)
-        holdfast.barrier(store, "all-here", rank, WORKERS, timeout=30)
-        done = 0
-        while store.count("result/") < TASKS:
-            task = claim(store, me, keeper)
-            if task is None:
-                wait_for_a_change(claims)
+# A node.
+
+
+def node(me: str, endpoint: str) -> None:
+    logging.basicConfig(level=logging.INFO, handlers=[Reasons(me)])
+    parameters = RendezvousParameters(
+        "c10d", endpoint, "demo", NODES, NODES, config={"is_host": "false"}
+    )
+    with create(parameters) as rendezvous:
+        why = ""
+        while not rendezvous.closed():
+            try:
+                here = rendezvous.next_round(why)
+            except holdfast.HoldfastError as error:
+                say(me, f"ends: {error}")
+                return
+            say(me, f"is rank {here.rank} of {here.world_size} in round {here.number}")
+            why = work(me, rendezvous, here)
+
+
+def work(me: str, rendezvous: Rendezvous, here: Round) -> str:
+    """Do this rank's part of the round; return why the round ended."""
+    if here.number == 1 and here.rank == VICTIM_RANK:
+        here.store.set("stuck", str(os.getpid()).encode())
+        signal.pause()  # until the axe falls
+    part = sum(range(here.rank, NUMBERS, here.world_size))
+    try:
+        here.store.set(f"part/{here.rank}", str(part).encode())
+        while rendezvous.over() is None:
+            try:
+                ranks = range(here.world_size)
+                parts = here.store.wait([f"part/{rank}" for rank in ranks], timeout=0.1)
+            except TimeoutExpired:
                 continue
-            if rank == VICTIM and done == 2:
-                store.set("stuck", str(task).encode())
-                signal.pause()  # in the middle of a task, until the axe falls
-            result = str(sum_of_squares(task)).encode()
-            store.compare_set(f"result/{task:02}", None, me + b": " + result)
-            store.delete(f"claim/{task:02}")
-            done += 1
+            if here.rank == 0:
+                total = sum(map(int, parts))
+                right = total == NUMBERS * (NUMBERS - 1) // 2
+                say(me, f"the sum is {total}, which is {'right' if right else 'WRONG'}")
+                rendezvous.close("the job is done" if right else "the job failed")
+    except Fenced:
+        pass  # the round ended while we wrote
+    return f"{rendezvous.over()}"
 
 
-def claim(store: holdfast.Store, me: bytes, keeper: holdfast.LeaseKeeper) -> int | None:
-    """Claim a task that is neither done nor claimed; None if there is none."""
-    finished = {entry.key[-2:] for entry in store.list_prefix("result/")}
-    for task in range(TASKS):
-        if f"{task:02}" in finished:
-            continue
-        if store.compare_set(f"claim/{task:02}", None, me, lease=keeper.lease).ok:
-            if store.get(f"result/{task:02}") is None:
-                return task
-            store.delete(f"claim/{task:02}")  # done and released since we looked
-    return None
+class Reasons(logging.Handler):
+    """Shows why the leader waits; the other nodes would say the same."""
+
+    def __init__(self, me: str) -> None:
+        super().__init__()
+        self.me = me
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.me == "node 1" and record.name == "holdfast.rendezvous":
+            say("", f"· {record.getMessage()}")
 
 
-def wait_for_a_change(claims: holdfast.Watch) -> None:
-    with contextlib.suppress(TimeoutError):
-        claims.next(timeout=0.2)
-
-
-# The one who watches.
+# The one who starts them.
 
 
 def main() -> int:
@@ -90,70 +102,49 @@ def main() -> int:
         secret_file.touch(mode=0o600)
         secret_file.write_text(secret.reveal())
         with holdfast.serve_store(secret=secret) as server:
-            say(f"a store is served at {server.endpoint}")
+            say("", f"a store is served at {server.endpoint}")
             refuse_strangers(server.endpoint)
             env = os.environ | {
-                "HOLDFAST_STORE": server.endpoint,
                 "HOLDFAST_SECRET_FILE": str(secret_file),
+                "DEMO_STARTED": str(STARTED),
             }
-            workers = [
-                subprocess.Popen([sys.executable, __file__, str(rank)], env=env)
-                for rank in range(WORKERS)
+            address = server.endpoint.removeprefix("tcp://")
+            nodes = [
+                subprocess.Popen([sys.executable, __file__, f"node {number + 1}", address], env=env)
+                for number in range(NODES + SPARES)
             ]
             try:
                 with holdfast.open_store(server.endpoint, secret=secret) as store:
-                    return watch(store, workers)
+                    kill_one(store)
+                codes = [process.wait(timeout=30) for process in nodes]
             finally:
-                for worker in workers:
-                    worker.kill()
-                    worker.wait()
+                for process in nodes:
+                    process.kill()
+                    process.wait()
+    killed = codes.count(-signal.SIGKILL)
+    say("", f"{codes.count(0)} nodes ended well, {killed} was killed")
+    return 0 if codes.count(0) == NODES + SPARES - 1 and killed == 1 else 1
+
+
+def kill_one(store: holdfast.Store) -> None:
+    [pid] = store.wait(["round/demo/1/stuck"], timeout=30)
+    say("", f"the node of rank {VICTIM_RANK} is killed with SIGKILL, process {pid.decode()}")
+    os.kill(int(pid), signal.SIGKILL)
 
 
 def refuse_strangers(endpoint: str) -> None:
     try:
         holdfast.open_store(endpoint, secret=new_secret(), timeout=5)
     except holdfast.HoldfastError as error:
-        say(f"a stranger with another secret: {type(error).__name__}")
+        say("", f"a stranger with another secret: {type(error).__name__}")
     host, _, port = endpoint.removeprefix("tcp://").partition(":")
     with socket.create_connection((host, int(port)), timeout=5) as browser:
         browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        say(f"a browser: hung up on, after {len(browser.recv(100))} bytes of answer")
-
-
-def watch(store: holdfast.Store, workers: list[subprocess.Popen[bytes]]) -> int:
-    pids = store.wait([f"member/{rank}" for rank in range(WORKERS)], timeout=30)
-    say(f"{WORKERS} workers are here: processes {', '.join(pid.decode() for pid in pids)}")
-    [task] = store.wait(["stuck"], timeout=30)
-    say(f"worker {VICTIM} has claimed task {task.decode()}; now it is killed with SIGKILL")
-    workers[VICTIM].send_signal(signal.SIGKILL)
-    killed_at = time.monotonic()
-    with store.watch(f"claim/{int(task):02}") as claims:
-        for change in claims:
-            if change.value != f"worker {VICTIM}".encode():
-                after = time.monotonic() - killed_at
-                say(f"its lease of {LEASE_S} s has ended, {after:.2f} s later: the claim is gone")
-                break
-    [done] = store.wait([f"result/{int(task):02}"], timeout=30)
-    say(f"task {task.decode()} was done all the same, by {done.decode().partition(':')[0]}")
-    store.wait([f"result/{number:02}" for number in range(TASKS)], timeout=30)
-    return report(store)
-
-
-def report(store: holdfast.Store) -> int:
-    results = store.list_prefix("result/")
-    by_worker: dict[str, int] = {}
-    right = 0
-    for entry in results:
-        who, _, number = entry.value.decode().partition(": ")
-        by_worker[who] = by_worker.get(who, 0) + 1
-        right += int(number) == sum_of_squares(int(entry.key[-2:]))
-    say(", ".join(f"{who}: {count} tasks" for who, count in sorted(by_worker.items())))
-    say(f"{len(results)} of {TASKS} tasks done, {right} right, each once; 1 process killed")
-    return 0 if right == TASKS else 1
+        say("", f"a browser: hung up on, after {len(browser.recv(100))} bytes of answer")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        work(int(sys.argv[1]))
+        node(*sys.argv[1:])
     else:
         sys.exit(main())

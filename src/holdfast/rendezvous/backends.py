@@ -13,6 +13,7 @@ file      a file that all nodes see: one host
 from __future__ import annotations
 
 import logging
+import os
 import random
 import socket
 from collections.abc import Callable
@@ -207,7 +208,8 @@ def _take_part(
         held = HeldPort(address) if is_numeric(address) else HeldPort("0.0.0.0")
         me = Announcement(
             node=NodeId(new_token(random.SystemRandom(), 12)),
-            host=socket.gethostname(),
+            # The process tells nodes of one machine apart, for people and in the order of ranks.
+            host=f"{socket.gethostname()}[{os.getpid()}]",
             address=address,
             port=held.port,
             phase=Phase.WAITING,
