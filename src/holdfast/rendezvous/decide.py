@@ -150,9 +150,7 @@ def _judge(seen: Situation, rules: Rules) -> Decision:
         forming = Record(record.number + 1, Status.FORMING, record.members, reason)
         ready = sum(1 for node in seen.nodes.values() if node.phase is Phase.WAITING)
         return Decision(forming, Progress(record.number + 1, ready, 0, (), None, reason), None)
-    reason = f"round {record.number} is complete with {len(members)}"
-    if outside:
-        reason += f"; {len(outside)} waiting"
+    reason = f"{record.reason}; {len(outside)} waiting" if outside else record.reason
     return _same(seen, len(members), waiting, (), reason)
 
 

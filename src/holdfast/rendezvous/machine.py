@@ -130,7 +130,6 @@ class Node:
         self._active = True
         self._me = replace(self._me, phase=Phase.WAITING, why=why[:200])
         self._round_raw = None
-        self._explained = None
         if self._record is None or self._record.status is Status.FORMING:
             self._join_by = now + self._rules.join_s
         self._pump(now)
