@@ -52,7 +52,8 @@ def node(me: str, endpoint: str) -> None:
             except holdfast.HoldfastError as error:
                 say(me, f"ends: {error}")
                 return
-            say(me, f"is rank {here.rank} of {here.world_size} in round {here.number}")
+            if me != "node 1":  # its log says the same
+                say(me, f"is rank {here.rank} of {here.world_size} in round {here.number}")
             why = work(me, rendezvous, here)
 
 
@@ -88,7 +89,7 @@ class Reasons(logging.Handler):
         self.me = me
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.me == "node 1" and record.name == "holdfast.rendezvous":
+        if self.me == "node 1":
             say("", f"· {record.getMessage()}")
 
 

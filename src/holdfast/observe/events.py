@@ -15,7 +15,7 @@ from enum import Enum, StrEnum
 from typing import ClassVar, TypeAlias
 
 from holdfast.errors import Step
-from holdfast.ids import CauseId, LeaseId
+from holdfast.ids import CauseId
 
 __all__ = [
     "AnyEvent",
@@ -23,8 +23,11 @@ __all__ = [
     "ConnectionOpened",
     "ConnectionRefused",
     "Event",
-    "LeaseExpired",
     "Level",
+    "RoundAwaited",
+    "RoundEnded",
+    "RoundFormed",
+    "RunEnded",
     "ServerStarted",
     "ServerStopped",
     "printable",
@@ -136,15 +139,59 @@ class ConnectionRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseExpired(Event):
-    """A lease was not kept alive in time, and its keys are gone."""
+class RoundAwaited(Event):
+    """A node waits for a round; `reason` says for whom, and it has changed."""
 
-    lease: LeaseId
-    keys: int
+    run: str
+    round: int
+    have: int
+    missing: tuple[str, ...]
+    left_s: float | None
+    reason: str
 
     def __str__(self) -> str:
-        keys = "1 key" if self.keys == 1 else f"{self.keys} keys"
-        return f"lease {self.lease} expired with {keys}"
+        left = "" if self.left_s is None else f", {self.left_s:.1f} s left"
+        return f"run {self.run}: {printable(self.reason)}{left}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFormed(Event):
+    """A round is complete, and this node is in it."""
+
+    run: str
+    round: int
+    rank: int
+    world_size: int
+    reason: str
+
+    def __str__(self) -> str:
+        place = f"rank {self.rank} of {self.world_size}"
+        return f"run {self.run}: {place} in round {self.round}: {printable(self.reason)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEnded(Event):
+    """The round that this node worked in is over."""
+
+    run: str
+    round: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"run {self.run}: {printable(self.reason)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(Event):
+    """The run is over for this node: it was closed, its store was lost, or no round came."""
+
+    level: ClassVar[Level] = Level.WARNING
+
+    run: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"run {self.run}: {printable(self.reason)}"
 
 
 AnyEvent: TypeAlias = (
@@ -153,5 +200,8 @@ AnyEvent: TypeAlias = (
     | ConnectionOpened
     | ConnectionClosed
     | ConnectionRefused
-    | LeaseExpired
+    | RoundAwaited
+    | RoundFormed
+    | RoundEnded
+    | RunEnded
 )

@@ -25,6 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.ids import RunId
 from holdfast.net.address import Address
+from holdfast.observe.sinks import Sink
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import RoundReady
 from holdfast.rendezvous.machine import Node
@@ -133,6 +134,7 @@ class StoreRendezvous(Rendezvous):
         rank: RankPolicy = sticky_ranks,
         master: Address | None = None,
         release: Callable[[Keys, Deadline], bool],
+        sink: Sink | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.backend = backend
@@ -146,7 +148,9 @@ class StoreRendezvous(Rendezvous):
         self._clock = clock
         node = Node(me, self._keys, rules, rank)
         self._node = node
-        self._session = NodeSession(node, store, op_timeout_s=op_timeout_s, clock=clock)
+        self._session = NodeSession(
+            run, node, store, op_timeout_s=op_timeout_s, sink=sink, clock=clock
+        )
         self._shut: bool | None = None
 
     def start(self) -> None:

@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, UsageError
+from holdfast.ids import NodeId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import (
     Closed,
@@ -213,6 +214,11 @@ class Node:
         """Return what to do, in order, and forget it."""
         effects, self._effects = self._effects, []
         return effects
+
+    @property
+    def id(self) -> NodeId:
+        """The node's id."""
+        return self._me.node
 
     @property
     def progress(self) -> Progress | None:

@@ -14,6 +14,9 @@ from typing import assert_never
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.ids import CauseId, RunId
+from holdfast.observe.events import Event, RoundAwaited, RoundEnded, RoundFormed, RunEnded
+from holdfast.observe.sinks import LogSink, Sink
 from holdfast.rendezvous.effects import (
     Closed,
     Counted,
@@ -45,9 +48,19 @@ class NodeSession:
     """Run a node's machine over a store, in the background."""
 
     def __init__(
-        self, node: Node, store: Store, *, op_timeout_s: float, clock: Clock = SYSTEM_CLOCK
+        self,
+        run: RunId,
+        node: Node,
+        store: Store,
+        *,
+        op_timeout_s: float,
+        sink: Sink | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._run_id = run
         self._node = node
+        self._sink = sink or LogSink()
+        self._cause = CauseId(f"{run}/{node.id}")
         self._store = store
         self._op_timeout_s = op_timeout_s
         self._clock = clock
@@ -193,7 +206,6 @@ class NodeSession:
                     self.over = notice
                 case Explained(progress):
                     self.progress = progress
-                    _log.info("%s", progress.reason)
                 case Counted():
                     self.counted = notice
                 case TimedOut():
@@ -207,3 +219,40 @@ class NodeSession:
                 case _:
                     assert_never(notice)
             self.told.notify_all()
+        event = self._event(notice)
+        if event is not None:
+            self._sink.emit(event)
+
+    def _event(self, notice: Notice) -> Event | None:
+        """Return what people should hear of a notice."""
+        run, cause, at = self._run_id, self._cause, self._now()
+        match notice:
+            case Explained(progress):
+                return RoundAwaited(
+                    cause=cause,
+                    at=at,
+                    run=run,
+                    round=progress.number,
+                    have=progress.have,
+                    missing=progress.missing,
+                    left_s=progress.left_s,
+                    reason=progress.reason,
+                )
+            case RoundReady(record, rank):
+                return RoundFormed(
+                    cause=cause,
+                    at=at,
+                    run=run,
+                    round=record.number,
+                    rank=rank,
+                    world_size=len(record.members),
+                    reason=record.reason,
+                )
+            case RoundOver(number, reason):
+                return RoundEnded(cause=cause, at=at, run=run, round=number, reason=reason)
+            case Closed(reason) | TimedOut(reason) | StoreLost(reason):
+                return RunEnded(cause=cause, at=at, run=run, reason=reason)
+            case Counted() | Left():
+                return None
+            case _:
+                assert_never(notice)
