@@ -167,7 +167,7 @@ class EtcdStore(Store):
                 return revision, [entry for entry in found if entry is not None]
 
         span = self._under(key) if prefix else (self._full(key), b"")
-        source = EventStream(self._client, [span], self._key_of)
+        source = EventStream(self._client, span, self._key_of)
         watch = EtcdWatch(self._client, key, source, snapshot, self._forget)
         with self._lock:
             self._client.check_open()
@@ -272,8 +272,9 @@ class EtcdStore(Store):
         """
         missing = set(keys)
         limit = deadline.sooner(REREAD_S)
-        ranges = [(self._full(key), b"") for key in sorted(missing)]
-        stream = EventStream(self._client, ranges, self._key_of)
+        # One stream follows one range: the one from the first to the last of the keys.
+        span = self._full(min(missing)), self._full(max(missing)) + b"\0"
+        stream = EventStream(self._client, span, self._key_of)
         with self._lock:
             self._client.check_open()
             self._streams.add(stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -110,15 +110,15 @@ def compare(key: bytes, target: str, value: int | bytes, result: str = "EQUAL") 
     return {"key": text(key), "target": target, "result": result, field: operand}
 
 
-def watch_request(keys: Sequence[tuple[bytes, bytes]], revision: int) -> bytes:
-    """Ask for the changes of several keys or ranges, from a revision on, in one stream."""
-    lines = []
-    for key, end in keys:
-        message: Message = {"key": text(key), "start_revision": str(revision)}
-        if end:
-            message["range_end"] = text(end)
-        lines.append(json.dumps({"create_request": message}))
-    return "\n".join(lines).encode()
+def watch_request(key: bytes, end: bytes, revision: int) -> bytes:
+    """Ask for the changes of a key, or of a range if there is an `end`, from a revision on.
+
+    One watch in a stream: over HTTP/1.1 the gateway stops reading requests when it first answers.
+    """
+    message: Message = {"key": text(key), "start_revision": str(revision)}
+    if end:
+        message["range_end"] = text(end)
+    return json.dumps({"create_request": message}).encode()
 
 
 # Replies.
