@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from holdfast.clock import Deadline
 from holdfast.net import tcp
@@ -69,12 +69,15 @@ with new_server() as server:
 
 
 @contextmanager
-def python(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def python(
+    program: str, *arguments: str, stderr: IO[str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Run a Python program with pipes; it is killed at the end if it still runs."""
     with subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     ) as process:
         try:
@@ -89,8 +92,10 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 @contextmanager
-def server_process() -> Iterator[tuple[subprocess.Popen[str], Address]]:
-    with python(SERVER_PROGRAM) as process:
+def server_process(
+    stderr: IO[str] | None = None,
+) -> Iterator[tuple[subprocess.Popen[str], Address]]:
+    with python(SERVER_PROGRAM, stderr=stderr) as process:
         yield process, parse_address(line_of(process))
 
 
