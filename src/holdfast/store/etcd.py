@@ -107,7 +107,7 @@ class EtcdStore(Store):
         self._prefix = prefix.encode() + b"/"
         self._client = EtcdClient(self.endpoint, addresses, rng or random.SystemRandom(), clock)
         self._gateway = Gateway(self._client)
-        self._writer = Writer(self._gateway, self._prefix)
+        self._writer = Writer(self._gateway)
         self._lock = threading.Lock()  # guards what follows
         self._watches: set[EtcdWatch] = set()
         self._streams: set[EventStream] = set()  # of the waits that are going on
@@ -189,7 +189,7 @@ class EtcdStore(Store):
             watch.close()
         markers = [lane.marker for lane in lanes if lane.marker is not None]
         if markers:
-            parting = Writer(Gateway(self._client.reopened()), self._prefix)
+            parting = Writer(Gateway(self._client.reopened()))
             parting.remove(markers, Deadline.after(_CLOSE_S, self._client.clock))
 
     def _forget(self, watch: EtcdWatch) -> None:
@@ -202,7 +202,7 @@ class EtcdStore(Store):
         return self._prefix + key.encode()
 
     def _under(self, prefix: str) -> tuple[bytes, bytes]:
-        """Return the range of the keys that begin with `prefix`; it ends before the markers."""
+        """Return the range of the keys that begin with `prefix`: no UTF-8 has the last byte."""
         start = self._full(prefix)
         return start, start + RESERVED
 

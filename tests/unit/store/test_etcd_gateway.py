@@ -69,6 +69,7 @@ def refusal(code: int, message: str) -> bytes:
         (401, refusal(16, "invalid auth token"), Refused, "reading: .*invalid auth token"),
         (403, refusal(7, "permission denied"), Refused, "permission denied"),
         (404, refusal(5, "not found"), StoreUnavailable, "not found"),
+        (429, refusal(8, "grpc: received message larger than max"), UsageError, "-bytes"),
         (429, refusal(8, "database space exceeded"), NotSent, "space exceeded"),
         (503, refusal(14, "etcdserver: no leader"), Lost, "no leader"),
         (200, b'{"error": {"grpc_code": 7, "message": "denied"}}', Refused, "denied"),
