@@ -14,8 +14,8 @@ TORCH := 2.13.0
 
 # How many simulated histories `make sim` runs.
 SEEDS ?= 10000
-# The first seed; another one each second, and in the command that make shows.
-START ?= $(shell date +%s)
+# The first of their seeds; drawn afresh if it is not given, and printed.
+START ?=
 # Passed on to pytest: make test ARGS="-k lease -x"
 ARGS ?=
 
@@ -60,7 +60,7 @@ docs: .venv/.demo
 	$(BIN)/python docs/check.py --write
 
 sim: .venv/.test
-	$(BIN)/python -m pytest tests/sim --sim-seeds=$(SEEDS) --sim-start=$(START) $(ARGS)
+	$(BIN)/python -m holdfast.testing.storesim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
 
 bench: .venv/.test
 	$(BIN)/python -m bench $(ARGS)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "holdfast"
 UNIT = ROOT / "tests" / "unit"
 
-# Size. Ruff's formatter keeps the columns of code; strings and comments are measured here.
+# Size. A comment that speaks to a tool does not count as part of its line.
 
 MODULE_LINES_MAX = {"src": 500, "tests": 600, "bench": 500, "examples": 500, "docs": 500}
 FUNCTION_LINES_MAX = 70
@@ -61,6 +61,7 @@ BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
 # Functions of a module that keep hidden, shared, unseeded state; random.Random(seed) is fine.
 RANDOM_ALLOWED = frozenset({"random.Random", "random.SystemRandom"})
 
+TO_A_TOOL = re.compile(r"  # (type: ignore|noqa|pragma).*$")
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK|WIP)\b")
 VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc", "base"})
 
@@ -274,8 +275,9 @@ def test_modules_functions_and_lines_are_short() -> None:
         if len(lines) > limit:
             problems.append(f"{shown}: {len(lines)} lines, at most {limit}: split it")
         for number, line in enumerate(lines, 1):
-            if len(line) > COLUMNS_MAX:
-                problems.append(f"{shown}:{number}: {len(line)} columns, at most {COLUMNS_MAX}")
+            columns = len(TO_A_TOOL.sub("", line))
+            if columns > COLUMNS_MAX:
+                problems.append(f"{shown}:{number}: {columns} columns, at most {COLUMNS_MAX}")
             if LEFTOVERS.search(line) and path != Path(__file__).resolve():
                 problems.append(f"{shown}:{number}: {line.strip()!r}: do it, or write an issue")
         for node in ast.walk(tree(path)):

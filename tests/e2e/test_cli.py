@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,8 @@ def variables(tmp_path: Path) -> dict[str, str]:
     home = tmp_path / "home"
     home.mkdir()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-    clean.pop("XDG_STATE_HOME", None)
+    for name in ("XDG_STATE_HOME", "PYTHONUNBUFFERED"):  # the latter hides what buffers do
+        clean.pop(name, None)
     return {**clean, "HOME": str(home), "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONUTF8": "1"}
 
 
@@ -193,6 +195,14 @@ def until_connected(pid: int) -> None:
         if any(row.split()[3] == "01" and row.split()[9] in sockets for row in rows):
             return
         SYSTEM_CLOCK.sleep(0.01)
+
+
+def test_a_server_for_other_machines_is_told_by_name(variables: dict[str, str]) -> None:
+    secret = {"HOLDFAST_SECRET": "sixteen bytes or more"}
+    with started({**variables, **secret}, "store", "serve", "tcp://0.0.0.0:0") as server:
+        line = line_of(server)
+        assert re.fullmatch(rf"export HOLDFAST_STORE=tcp://{socket.gethostname()}:\d+\n", line)
+    assert not secret_of(variables).exists()
 
 
 def test_the_module_and_the_script_are_the_same(variables: dict[str, str]) -> None:

@@ -146,7 +146,7 @@ def waits_are_woken_by_every_kind_of_write() -> None:
     ]
     done = [in_thread(partial(waiter.wait, [f"wake{n}"])) for n, waiter in enumerate(waiters)]
     for _ in range(500):  # so that most waits really wait; the outcome does not depend on it
-        store.add("pause", 1)
+        store.add("ticks", 1)
     for write in writes:
         write()
     assert [result() for result in done] == [None] * 6

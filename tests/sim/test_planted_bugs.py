@@ -6,7 +6,7 @@ might. A bug must be found within its number of seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,14 +22,17 @@ from holdfast.testing.faultplan import Pause
 from holdfast.testing.storesim import draw_plan, run_seed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, tuple[Plant, Iterable[int]]] = {}
+BUGS: list[object] = []
 
 
-def bug(seeds: int, only: Callable[[int], bool] = lambda seed: True) -> Callable[[Plant], Plant]:
-    """Register a bug that must be found within so many seeds."""
+def bug(
+    broken: str, *, seeds: int, only: Callable[[int], bool] = lambda seed: True
+) -> Callable[[Plant], Plant]:
+    """Register a bug that breaks these guarantees and must be found within so many seeds."""
 
     def register(plant: Plant) -> Plant:
-        BUGS[plant.__name__] = (plant, [seed for seed in range(seeds) if only(seed)])
+        tried = [seed for seed in range(seeds) if only(seed)]
+        BUGS.append(pytest.param(plant, tried, id=f"{plant.__name__}, {broken}"))
         return plant
 
     return register
@@ -46,12 +49,12 @@ def before(patch: pytest.MonkeyPatch, kind: type, name: str, act: Callable[..., 
     patch.setattr(kind, name, changed)
 
 
-@bug(30)
+@bug("SV-1", seeds=30)
 def a_write_that_comes_again_is_performed_again(patch: pytest.MonkeyPatch) -> None:
     before(patch, Service, "_call", lambda self, session, *rest: session.answers.clear())
 
 
-@bug(60)
+@bug("SV-1", seeds=60)
 def only_the_newest_answer_is_kept(patch: pytest.MonkeyPatch) -> None:
     def keep_newest(self: Service, session: Any, *rest: Any) -> None:
         for number in sorted(session.answers)[:-1]:
@@ -60,7 +63,7 @@ def only_the_newest_answer_is_kept(patch: pytest.MonkeyPatch) -> None:
     before(patch, Service, "_call", keep_newest)
 
 
-@bug(60)
+@bug("SV-1", seeds=60)
 def answers_are_forgotten_with_the_connection(patch: pytest.MonkeyPatch) -> None:
     def forget(self: Service, connection: int, now: float) -> None:
         for session in self._sessions.values():
@@ -70,7 +73,7 @@ def answers_are_forgotten_with_the_connection(patch: pytest.MonkeyPatch) -> None
     before(patch, Service, "disconnect", forget)
 
 
-@bug(60)
+@bug("SV-1", seeds=60)
 def a_late_copy_of_a_settled_write_is_performed(patch: pytest.MonkeyPatch) -> None:
     def settle(self: Service, session: Any, floor: int) -> None:
         for number in [n for n in session.answers if n < floor]:
@@ -79,7 +82,7 @@ def a_late_copy_of_a_settled_write_is_performed(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Service, "_settle", settle)
 
 
-@bug(30)
+@bug("SV-2", seeds=30)
 def a_set_is_acknowledged_before_it_is_performed(patch: pytest.MonkeyPatch) -> None:
     """The answer leaves at once; the write is done when the next frame comes."""
     late: dict[Service, list[tuple[Set, float]]] = {}
@@ -101,7 +104,7 @@ def a_set_is_acknowledged_before_it_is_performed(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Service, "receive", receive)
 
 
-@bug(30)
+@bug("SV-4", seeds=30)
 def a_wait_is_answered_at_the_first_of_its_keys(patch: pytest.MonkeyPatch) -> None:
     def tell(self: Service, change: Change) -> None:
         for parked in list(self._waits[change.key]):
@@ -116,12 +119,12 @@ def a_wait_is_answered_at_the_first_of_its_keys(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Service, "_tell_waits", tell)
 
 
-@bug(30)
+@bug("SV-4, K3", seeds=30)
 def a_wait_is_not_woken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "_tell_waits", lambda self, change: None)
 
 
-@bug(30)
+@bug("SV-4", seeds=30)
 def a_wait_forgets_that_a_key_went_away(patch: pytest.MonkeyPatch) -> None:
     real = Service._tell_waits
 
@@ -132,7 +135,7 @@ def a_wait_forgets_that_a_key_went_away(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "_tell_waits", tell)
 
 
-@bug(60)
+@bug("K5", seeds=60)
 def a_wait_is_not_asked_again_after_a_reconnect(patch: pytest.MonkeyPatch) -> None:
     def welcomed(self: Session, welcome: Welcome) -> None:
         waits = {n: c for n, c in self._calls.items() if n not in self._writes and c.sent}
@@ -144,7 +147,7 @@ def a_wait_is_not_asked_again_after_a_reconnect(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Session, "_welcomed", welcomed)
 
 
-@bug(30)
+@bug("K4, KS-3", seeds=30)
 def a_lease_ends_at_half_its_time(patch: pytest.MonkeyPatch) -> None:
     real = Keyspace._grant
 
@@ -154,7 +157,7 @@ def a_lease_ends_at_half_its_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keyspace, "_grant", grant)
 
 
-@bug(30)
+@bug("K4, KS-3", seeds=30)
 def keeping_a_lease_does_not_lengthen_it(patch: pytest.MonkeyPatch) -> None:
     def keep(self: Keyspace, lease_id: Any, now: float) -> float:
         self._check_lease(lease_id)
@@ -163,12 +166,12 @@ def keeping_a_lease_does_not_lengthen_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keyspace, "_keep", keep)
 
 
-@bug(30)
+@bug("K4", seeds=30)
 def leases_end_only_when_somebody_calls(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Service, "next_wake", lambda self: None)
 
 
-@bug(60)
+@bug("K3, SE-4", seeds=60)
 def a_watch_ignores_what_changed_while_it_was_away(patch: pytest.MonkeyPatch) -> None:
     real = Session._snapshot
 
@@ -179,7 +182,7 @@ def a_watch_ignores_what_changed_while_it_was_away(patch: pytest.MonkeyPatch) ->
     patch.setattr(Session, "_snapshot", snapshot)
 
 
-@bug(120)
+@bug("K3, SE-4", seeds=120)
 def a_watch_ignores_what_was_deleted_while_it_was_away(patch: pytest.MonkeyPatch) -> None:
     def forget(self: Session, watch: WatchState, part: Snapshot) -> None:
         here = watch.arriving.keys() | {entry.key for entry in part.entries}
@@ -188,7 +191,7 @@ def a_watch_ignores_what_was_deleted_while_it_was_away(patch: pytest.MonkeyPatch
     before(patch, Session, "_snapshot", forget)
 
 
-@bug(60)
+@bug("K3, SE-4", seeds=60)
 def a_watch_is_not_opened_again_after_a_reconnect(patch: pytest.MonkeyPatch) -> None:
     def welcomed(self: Session, welcome: Welcome) -> None:
         watches = {} if not self._incarnation else self._watches
@@ -200,7 +203,7 @@ def a_watch_is_not_opened_again_after_a_reconnect(patch: pytest.MonkeyPatch) -> 
     patch.setattr(Session, "_welcomed", welcomed)
 
 
-@bug(60)
+@bug("K3, SV-5", seeds=60)
 def changes_for_a_slow_reader_are_lost(patch: pytest.MonkeyPatch) -> None:
     def relieve(self: Service, connection: int) -> None:
         if conn := self._connections.get(connection):
@@ -210,7 +213,7 @@ def changes_for_a_slow_reader_are_lost(patch: pytest.MonkeyPatch) -> None:
     before(patch, Service, "relieve", relieve)
 
 
-@bug(60)
+@bug("K2, SE-5", seeds=60)
 def a_restarted_server_is_taken_for_the_old_one(patch: pytest.MonkeyPatch) -> None:
     def forget(self: Session, welcome: Welcome) -> None:
         self._incarnation = welcome.incarnation
@@ -218,7 +221,7 @@ def a_restarted_server_is_taken_for_the_old_one(patch: pytest.MonkeyPatch) -> No
     before(patch, Session, "_welcomed", forget)
 
 
-@bug(60)
+@bug("SE-3", seeds=60)
 def a_call_that_was_given_up_is_said_not_to_have_happened(patch: pytest.MonkeyPatch) -> None:
     real = Session.abandon
 
@@ -229,7 +232,7 @@ def a_call_that_was_given_up_is_said_not_to_have_happened(patch: pytest.MonkeyPa
     patch.setattr(Session, "abandon", abandon)
 
 
-@bug(30)
+@bug("K1", seeds=30)
 def reads_are_answered_with_what_was_read_before(patch: pytest.MonkeyPatch) -> None:
     seen: dict[tuple[Service, str], Entry | None] = {}
     real = Service._perform
@@ -250,14 +253,15 @@ def has_long_absence(seed: int) -> bool:
     return any(isinstance(one, Pause) and one.until - one.at > LINGER_S for one in incidents)
 
 
-@bug(2000, only=has_long_absence)
+@bug("SE-2", seeds=2000, only=has_long_absence)
 def writes_are_sent_again_to_a_server_that_forgot_the_session(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "_session_forgotten", lambda self: None)
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, seeds = BUGS[name]
+@pytest.mark.parametrize(("plant", "seeds"), BUGS)
+def test_a_planted_bug_is_found(
+    plant: Plant, seeds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch)
     found = next(filter(None, (run_seed(seed).failures for seed in seeds)), [])
     assert found

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.testing.faultplan import Fault
-from holdfast.testing.storesim import check_validity, draw_plan, run_seed, run_seeds
+from holdfast.testing.storesim import draw_plan, run_seed, run_seeds
 
 HASHES = (
     "from holdfast.testing.storesim import run_seed\n"
@@ -25,11 +25,10 @@ SHARES = 8
 def test_no_seed_breaks_a_promise(share: int, sim_range: Callable[[int], range]) -> None:
     """A thousand seeds, in shares that several processes can run side by side."""
     seeds = sim_range(1000)[share::SHARES]
-    reports = run_seeds(seeds)
-    broken = [str(report) for report in reports if report.failures]
-    assert not broken, "\n\n".join(broken[:3])
+    tally = run_seeds(seeds)
+    assert not tally.broken_runs, "\n\n".join(map(str, tally.broken))
     if len(seeds) >= 100:  # a few seeds cannot meet every kind of fault
-        assert check_validity(reports) is None
+        assert tally.too_easy() is None
 
 
 def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
@@ -65,12 +64,13 @@ def test_tracing_does_not_change_a_run() -> None:
 
 
 def test_runs_that_were_too_easy_do_not_count() -> None:
-    reports = run_seeds(range(3))
-    for report in reports:
-        report.faults[Fault.PARTITION] = 0
-    text = check_validity(reports)
+    tally = run_seeds(range(3))
+    tally.faults[Fault.PARTITION] = 0
+    tally.counts["completed"] = 100
+    text = tally.too_easy()
     assert text is not None
     assert "partition struck 0 times" in text
+    assert "only 100 calls were completed" in text
 
 
 def test_plans_differ_between_seeds_and_not_between_draws() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli.arguments import add_timeout, checked, one_line
 from holdfast.cli.exits import MISSING
 from holdfast.errors import UsageError
+from holdfast.net.address import Address
 from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import INT_MAX, INT_MIN, Change, check_key, check_prefix
 from holdfast.store.store import Store
@@ -104,11 +106,17 @@ def _serve(given: argparse.Namespace) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         with serve_store(given.endpoint) as server:
-            print(f"export HOLDFAST_STORE={server.endpoint}", flush=True)
+            print(f"export HOLDFAST_STORE=tcp://{_reachable(server.address)}", flush=True)
             signal.sigwait(_ENDING)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
+
+
+def _reachable(address: Address) -> Address:
+    """Return what others can connect to: "all addresses" is none."""
+    everywhere = address.host in {"0.0.0.0", "::"}
+    return address._replace(host=socket.gethostname()) if everywhere else address
 
 
 def _write(line: bytes) -> None:

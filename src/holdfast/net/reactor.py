@@ -34,7 +34,7 @@ from holdfast.net.address import Address
 __all__ = ["OUTPUT_BYTES_MAX", "Connection", "Handler", "Reactor", "Timer"]
 
 OUTPUT_BYTES_MAX = 64 * 1024 * 1024
-READ_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024  # more would be memory that malloc maps and unmaps at every read
 ACCEPT_PAUSE_S = 0.1
 COMPLAIN_EVERY_S = 1.0
 FLUSH_WITHIN_S = 5.0

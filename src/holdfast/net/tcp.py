@@ -21,7 +21,7 @@ __all__ = ["TcpTransport", "connect", "open_socket", "resolve", "shake_hands"]
 
 HANDSHAKE_WITHIN_S = 5.0
 TCP_WITHIN_S = 10.0
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 64 * 1024  # more would be memory that malloc maps and unmaps at every read
 _TICK_S = 1.0
 
 _SocketAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]

@@ -107,7 +107,7 @@ class EtcdStore(Store):
         self._prefix = prefix.encode() + b"/"
         self._client = EtcdClient(self.endpoint, addresses, rng or random.SystemRandom(), clock)
         self._gateway = Gateway(self._client)
-        self._writer = Writer(self._gateway, self._prefix)
+        self._writer = Writer(self._gateway)
         self._lock = threading.Lock()  # guards what follows
         self._watches: set[EtcdWatch] = set()
         self._streams: set[EventStream] = set()  # of the waits that are going on
@@ -167,7 +167,7 @@ class EtcdStore(Store):
                 return revision, [entry for entry in found if entry is not None]
 
         span = self._under(key) if prefix else (self._full(key), b"")
-        source = EventStream(self._client, [span], self._key_of)
+        source = EventStream(self._client, span, self._key_of)
         watch = EtcdWatch(self._client, key, source, snapshot, self._forget)
         with self._lock:
             self._client.check_open()
@@ -189,7 +189,7 @@ class EtcdStore(Store):
             watch.close()
         markers = [lane.marker for lane in lanes if lane.marker is not None]
         if markers:
-            parting = Writer(Gateway(self._client.reopened()), self._prefix)
+            parting = Writer(Gateway(self._client.reopened()))
             parting.remove(markers, Deadline.after(_CLOSE_S, self._client.clock))
 
     def _forget(self, watch: EtcdWatch) -> None:
@@ -202,7 +202,7 @@ class EtcdStore(Store):
         return self._prefix + key.encode()
 
     def _under(self, prefix: str) -> tuple[bytes, bytes]:
-        """Return the range of the keys that begin with `prefix`; it ends before the markers."""
+        """Return the range of the keys that begin with `prefix`: no UTF-8 has the last byte."""
         start = self._full(prefix)
         return start, start + RESERVED
 
@@ -272,8 +272,9 @@ class EtcdStore(Store):
         """
         missing = set(keys)
         limit = deadline.sooner(REREAD_S)
-        ranges = [(self._full(key), b"") for key in sorted(missing)]
-        stream = EventStream(self._client, ranges, self._key_of)
+        # One stream follows one range: the one from the first to the last of the keys.
+        span = self._full(min(missing)), self._full(max(missing)) + b"\0"
+        stream = EventStream(self._client, span, self._key_of)
         with self._lock:
             self._client.check_open()
             self._streams.add(stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -44,7 +44,9 @@ __all__ = [
 Message: TypeAlias = dict[str, Any]
 
 _API = "etcd's v3 API over JSON (etcd 3.4 or newer, with --enable-grpc-gateway)"
-_NO_USER = "user name is empty"  # the gateway gives this no code of its own
+# These have no codes of their own.
+_NO_USER = "user name is empty"
+_TOO_LONG = "larger than max"
 
 
 class Code(IntEnum):
@@ -110,15 +112,15 @@ def compare(key: bytes, target: str, value: int | bytes, result: str = "EQUAL") 
     return {"key": text(key), "target": target, "result": result, field: operand}
 
 
-def watch_request(keys: Sequence[tuple[bytes, bytes]], revision: int) -> bytes:
-    """Ask for the changes of several keys or ranges, from a revision on, in one stream."""
-    lines = []
-    for key, end in keys:
-        message: Message = {"key": text(key), "start_revision": str(revision)}
-        if end:
-            message["range_end"] = text(end)
-        lines.append(json.dumps({"create_request": message}))
-    return "\n".join(lines).encode()
+def watch_request(key: bytes, end: bytes, revision: int) -> bytes:
+    """Ask for the changes of a key, or of a range if there is an `end`, from a revision on.
+
+    One watch in a stream: over HTTP/1.1 the gateway stops reading requests when it first answers.
+    """
+    message: Message = {"key": text(key), "start_revision": str(revision)}
+    if end:
+        message["range_end"] = text(end)
+    return json.dumps({"create_request": message}).encode()
 
 
 # Replies.
@@ -240,7 +242,8 @@ def _judge(reply: Reply, address: Address, what: str, expect: Code | None) -> Me
     if code == expect:
         raise Rejected(said)
     match code:
-        case Code.EXHAUSTED:  # too busy, or out of space: nothing was performed
+        case Code.EXHAUSTED if _TOO_LONG not in said:
+            # Too busy, or out of space: nothing was performed, and that may change.
             raise NotSent(f"{address} answers {said!r}", address=str(address))
         case Code.DENIED | Code.UNAUTHENTICATED:
             raise Refused(f"{what}: {address} answers {said!r}", address=str(address))
@@ -249,7 +252,7 @@ def _judge(reply: Reply, address: Address, what: str, expect: Code | None) -> Me
                 f"{what}: {address} wants a user and a password, which are not supported",
                 address=str(address),
             )
-        case Code.INVALID | Code.OUT_OF_RANGE:
+        case Code.INVALID | Code.OUT_OF_RANGE | Code.EXHAUSTED:
             raise UsageError(f"{what}: etcd refuses it: {said}{_hint(said)}")
         case _:
             raise StoreUnavailable(f"{what}: {address} answers {said!r}", address=str(address))
@@ -269,6 +272,6 @@ def read_txn(message: Message) -> Txn:
 def _hint(said: str) -> str:
     if "too many operations" in said:
         return "; start the server with a larger --max-txn-ops, or write fewer keys at once"
-    if "too large" in said:
+    if "too large" in said or _TOO_LONG in said:
         return "; start the server with a larger --max-request-bytes, or write less at once"
     return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation
@@ -19,19 +19,17 @@ _LINE_BYTES_MAX = 1 << 28
 
 
 class EventStream:
-    """The changes of some keys or ranges, from a revision on. A `Source` of `EtcdWatch`.
+    """The changes of a key or a range, from a revision on. A `Source` of `EtcdWatch`.
 
-    `key_of` turns etcd's key into the store's. One thread reads; any may call `shut`.
+    `span` is the key, and the end of the range or nothing; `key_of` turns etcd's key into the
+    store's. One thread reads; any may call `shut`.
     """
 
     def __init__(
-        self,
-        client: EtcdClient,
-        ranges: Sequence[tuple[bytes, bytes]],
-        key_of: Callable[[bytes], str],
+        self, client: EtcdClient, span: tuple[bytes, bytes], key_of: Callable[[bytes], str]
     ) -> None:
         self._client = client
-        self._ranges = ranges
+        self._span = span
         self._key_of = key_of
         self._connection: HttpConnection | None = None
         self._parser = ReplyParser()
@@ -43,7 +41,7 @@ class EventStream:
         self._connection = connection = self._client.new_connection()
         # A member that is cut off from the others ends the stream instead of keeping silent.
         leader = "Grpc-Metadata-hasleader: true"
-        body = watch_request(self._ranges, revision)
+        body = watch_request(*self._span, revision)
         limit = deadline.sooner(ATTEMPT_S)
         self._partial.clear()
         try:

@@ -9,7 +9,7 @@ from itertools import count
 from typing import assert_never
 
 from holdfast.clock import Deadline
-from holdfast.errors import LeaseLost, StoreUnavailable, TimeoutExpired, UsageError
+from holdfast.errors import InternalError, LeaseLost, StoreUnavailable, TimeoutExpired
 from holdfast.ids import LeaseId
 from holdfast.store.etcd_client import EtcdClient, Lane
 from holdfast.store.etcd_gateway import decoding
@@ -100,7 +100,7 @@ class Task:
             case LeaseRevoke(lease_id):
                 return self._revoke(lease_id)
             case Wait():
-                raise UsageError("a wait is not performed in one step")
+                raise InternalError("a wait is not performed in one step")
             case _:
                 assert_never(op)
 

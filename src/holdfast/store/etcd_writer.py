@@ -15,7 +15,7 @@ Guarantees
     EW-4  Where neither can be known any more, at the deadline or because the marker's lease
           ended, the error says `maybe_applied`, and the lane takes another marker.
 
-Markers lie behind the byte 0xff, which no UTF-8 text contains, so that no listing of keys shows
+Markers begin with the byte 0xff, which no UTF-8 text contains, so that no listing of keys shows
 them. They hang on a lease of ten minutes, kept alive by use, and are removed on close.
 """
 
@@ -46,7 +46,7 @@ from holdfast.store.etcd_lease import end_once, grant, is_alive, keep
 __all__ = ["MARKER_TTL_S", "RESERVED", "Write", "Writer", "Written"]
 
 RESERVED = b"\xff"
-"""Between the store's prefix and a marker's name; every key of a user sorts before it."""
+"""The byte with which markers begin; the keys of all stores sort before it."""
 
 MARKER_TTL_S = 600
 _KEEP_EVERY_S = MARKER_TTL_S / 3
@@ -80,10 +80,10 @@ class Written:
 class Writer:
     """Performs writes. Thread-safe; all state is in the lanes."""
 
-    def __init__(self, gateway: Gateway, prefix: bytes) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._client = gateway.client
-        self._prefix = prefix + RESERVED + new_token(gateway.client.rng, 16).encode() + b"/"
+        self._prefix = RESERVED + f"holdfast/{new_token(gateway.client.rng, 16)}/".encode()
         self._numbers = count()
 
     def write(self, lane: Lane, write: Write, deadline: Deadline) -> Written:

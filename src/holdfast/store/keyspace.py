@@ -55,7 +55,15 @@ from holdfast.store.ops import (
     Wait,
 )
 
-__all__ = ["Keyspace", "SavedItem", "SavedLease", "Snapshot", "parse_counter"]
+__all__ = [
+    "Keyspace",
+    "SavedItem",
+    "SavedLease",
+    "Snapshot",
+    "added",
+    "appended",
+    "parse_counter",
+]
 
 R = TypeVar("R")
 

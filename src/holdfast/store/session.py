@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Generic, TypeVar, assert_never, cast
+from typing import Any, Generic, TypeVar, assert_never
 
 from holdfast.errors import (
     Fenced,
@@ -57,7 +57,7 @@ from holdfast.store.messages import (
     decode_from_server,
     encode,
 )
-from holdfast.store.ops import WRITES, AnyOp, Change, Op
+from holdfast.store.ops import WRITES, Change, Op
 from holdfast.store.pending import Pending
 from holdfast.store.wire import decode_result
 
@@ -87,14 +87,15 @@ class PendingCall(Generic[R]):
     number: int
     sent: bool = False
     done: bool = False
-    _result: R | None = None
+    _result: Any = None
     _error: HoldfastError | None = None
 
     def outcome(self) -> R:
         """Return the result or raise the failure of a call that is done."""
         if self._error is not None:
             raise self._error
-        return cast(R, self._result)
+        result: R = self._result
+        return result
 
 
 @dataclass(eq=False, slots=True)
@@ -122,7 +123,7 @@ class Session:
         self._incarnation = 0
         self._next_number = 1
         # Unsettled calls by number, in order; and the writes among them.
-        self._calls: dict[int, PendingCall[object]] = {}
+        self._calls: dict[int, PendingCall[Any]] = {}
         self._writes: dict[int, None] = {}
         self._next_watch = 1
         self._watches: dict[int, WatchState] = {}
@@ -145,7 +146,7 @@ class Session:
             self._fail(call, UsageError(f"more than {CALLS_MAX} calls at one time"))
             return call
         self._next_number += 1
-        self._calls[call.number] = cast("PendingCall[object]", call)
+        self._calls[call.number] = call
         if isinstance(op, WRITES):
             self._writes[call.number] = None
         if self._phase is _Phase.READY:
@@ -264,15 +265,16 @@ class Session:
         """Return the number below which every write is settled. A long wait does not hold it."""
         return next(iter(self._writes), self._next_number)
 
-    def _settle(self, number: int) -> PendingCall[object] | None:
+    def _settle(self, number: int) -> PendingCall[Any] | None:
         self._writes.pop(number, None)
         return self._calls.pop(number, None)
 
     def _say(self, message: FromClient) -> None:
         self._output.append(encode(message))
 
-    def _send_call(self, call: PendingCall[R]) -> None:
-        payload = encode(Call(call.number, self._floor(), cast(AnyOp, call.op)))
+    def _send_call(self, call: PendingCall[Any]) -> None:
+        op: Any = call.op
+        payload = encode(Call(call.number, self._floor(), op))
         if len(payload) > FRAME_BYTES_MAX:
             size = f"{len(payload)} bytes, at most {FRAME_BYTES_MAX} fit into one call"
             self._settle(call.number)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, TypeVar, assert_never, cast
+from typing import Any, TypeVar, assert_never
 
 from holdfast.errors import PeerViolation, UsageError
 from holdfast.ids import LeaseId
@@ -62,19 +62,24 @@ class Reader:
             raise PeerViolation("a message ends too early") from None
 
     def u8(self) -> int:
-        return cast(int, self._number(_U8))
+        number: int = self._number(_U8)
+        return number
 
     def u32(self) -> int:
-        return cast(int, self._number(_U32))
+        number: int = self._number(_U32)
+        return number
 
     def u64(self) -> int:
-        return cast(int, self._number(_U64))
+        number: int = self._number(_U64)
+        return number
 
     def i64(self) -> int:
-        return cast(int, self._number(_I64))
+        number: int = self._number(_I64)
+        return number
 
     def f64(self) -> float:
-        return cast(float, self._number(_F64))
+        number: float = self._number(_F64)
+        return number
 
     def flag(self) -> bool:
         value = self.u8()
@@ -200,9 +205,9 @@ _Row = tuple[
     Callable[[Any], bytes],
     Callable[[Reader], AnyOp],
     Callable[[Any], bytes],
-    Callable[[Reader], object],
+    Callable[[Reader], Any],
 ]
-_ROWS: dict[type[AnyOp], _Row] = {
+_ROWS: dict[type[Any], _Row] = {
     ops.Get: (
         1,
         lambda op: put_text(op.key),
@@ -318,7 +323,7 @@ _DECODE = {row[0]: row[2] for row in _ROWS.values()}
 
 def encode_op(op: Op[object]) -> bytes:
     """Encode an operation."""
-    code, write = _ENCODE[cast("type[AnyOp]", type(op))]
+    code, write = _ENCODE[type(op)]
     return code + write(op)
 
 
@@ -348,7 +353,7 @@ def encode_result(op: Op[R], result: R) -> bytes:
     """Encode what an operation returned."""
     if isinstance(op, ops.Guarded):
         return encode_result(op.op, result)
-    return _ROWS[cast("type[AnyOp]", type(op))][3](result)
+    return _ROWS[type(op)][3](result)
 
 
 def decode_result(op: Op[R], data: bytes, at: int = 0) -> R:
@@ -356,9 +361,9 @@ def decode_result(op: Op[R], data: bytes, at: int = 0) -> R:
     if isinstance(op, ops.Guarded):
         return cast(R, decode_result(op.op, data, at))
     reader = Reader(data, at)
-    result = _ROWS[cast("type[AnyOp]", type(op))][4](reader)
+    result: R = _ROWS[type(op)][4](reader)
     reader.end()
-    return cast(R, result)
+    return result
 
 
 def _check(op: AnyOp) -> None:

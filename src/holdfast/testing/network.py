@@ -319,7 +319,6 @@ class Network:
         self.sim.note("crash", host.name, "silent" if silent else "")
         self.count(Fault.SILENT_CRASH if silent else Fault.CRASH)
         host.alive, host.machine_down = False, silent
-        host._inbox.clear()
         for link in list(host._links):
             link._end()
             if not silent:

@@ -13,7 +13,7 @@ then the network is calm, and everything must come to a good end. Judged are
     K4  every lease: not early by the server's clock, at most 1 s late
     K5  no call is left without an end; a wait that times out names keys that were missing
 
-A run of many seeds counts only if it was hard enough: `check_validity` demands that enough calls
+A run of many seeds counts only if it was hard enough: `Tally.too_easy` demands that enough calls
 were completed, and that every kind of fault has struck.
 """
 
@@ -26,8 +26,9 @@ import sys
 import traceback
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from holdfast.store.ops import Change, Entry, ListPrefix, MultiGet, Set, Wait
@@ -64,7 +65,9 @@ from holdfast.testing.storeactors import (
 )
 from holdfast.testing.storeusers import PAIR, Manner, start_users
 
-__all__ = ["Report", "StorePlan", "check_validity", "draw_plan", "main", "run_seed", "run_seeds"]
+__all__ = ["Report", "StorePlan", "Tally", "draw_plan", "main", "run_seed", "run_seeds"]
+
+_SHOWN_MAX = 5
 
 CALM_S = 40.0
 """How long the network is calm at the end: longer than it takes to notice a dead connection,
@@ -90,7 +93,7 @@ class StorePlan:
         )
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Report:
     """What came of a run."""
 
@@ -304,24 +307,54 @@ def _judge_pair(call: Call, journal: Journal) -> None:
 # Many seeds.
 
 
-def run_seeds(seeds: Iterable[int], *, processes: int = 1) -> list[Report]:
-    """Run many seeds, untraced, and return their reports in order."""
-    if processes == 1:
-        return [run_seed(seed) for seed in seeds]
-    with ProcessPoolExecutor(processes) as pool:
-        return list(pool.map(run_seed, seeds, chunksize=16))
+@dataclass(slots=True)
+class Tally:
+    """What came of many runs."""
+
+    runs: int = 0
+    faults: Counter[Fault] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    broken: list[Report] = field(default_factory=list)
+    """The first few of the runs in which a promise was broken."""
+    broken_runs: int = 0
+
+    def add(self, report: Report) -> None:
+        """Count one more run."""
+        self.runs += 1
+        self.faults.update(report.faults)
+        self.counts.update(report.counts)
+        if report.failures:
+            self.broken_runs += 1
+            if self.broken_runs <= _SHOWN_MAX:
+                self.broken.append(report)
+
+    def too_easy(self) -> str | None:
+        """Return None if the runs, taken together, were hard enough to mean something."""
+        least = self.runs // 50
+        easy = [
+            f"{one} struck {self.faults[one]} times" for one in Fault if self.faults[one] <= least
+        ]
+        easy += [f"{name}: {number}" for name, number in self.counts.items() if number <= least]
+        if self.counts["completed"] < 40 * self.runs:
+            easy.append(f"only {self.counts['completed']} calls were completed")
+        return f"{self.runs} runs were too easy to count: " + ", ".join(easy) if easy else None
+
+    def __str__(self) -> str:
+        return f"faults: {_listed(self.faults)}\nevents: {_listed(self.counts)}"
 
 
-def check_validity(reports: Sequence[Report]) -> str | None:
-    """Return None if the runs, taken together, were hard enough to mean something."""
-    faults: Counter[Fault] = sum((report.faults for report in reports), Counter())
-    counts: Counter[str] = sum((report.counts for report in reports), Counter())
-    least = len(reports) // 50
-    easy = [f"{fault} struck {faults[fault]} times" for fault in Fault if faults[fault] <= least]
-    easy += [f"{name}: {number}" for name, number in counts.items() if number <= least]
-    if counts["completed"] < 40 * len(reports):
-        easy.append(f"only {counts['completed']} calls were completed")
-    return f"{len(reports)} runs were too easy to count: " + ", ".join(easy) if easy else None
+def run_seeds(
+    seeds: Iterable[int], *, processes: int = 1, show: Callable[[str], object] = lambda text: None
+) -> Tally:
+    """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
+    tally = Tally()
+    with ProcessPoolExecutor(processes) if processes > 1 else nullcontext() as pool:
+        reports = pool.map(run_seed, seeds, chunksize=16) if pool else map(run_seed, seeds)
+        for report in reports:
+            tally.add(report)
+            if report in tally.broken:
+                show(f"{report}\n")
+    return tally
 
 
 def _positive(text: str) -> int:
@@ -348,18 +381,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         start = random.SystemRandom().randrange(1 << 40)
     write(f"store simulation: {options.seeds} seeds from {start}\n")
     sys.stdout.flush()
-    reports = run_seeds(range(start, start + options.seeds), processes=options.processes)
-    bad = [report for report in reports if report.failures]
-    for report in bad[:5]:
-        write(f"{report}\n")
-    faults: Counter[Fault] = sum((report.faults for report in reports), Counter())
-    counts: Counter[str] = sum((report.counts for report in reports), Counter())
-    write(f"faults: {_listed(faults)}\nevents: {_listed(counts)}\n")
-    easy = check_validity(reports)
-    if easy:
-        write(f"{easy}\n")
-    write(f"{len(bad)} of {len(reports)} seeds broke a promise\n")
-    return 1 if bad or easy else 0
+    seeds = range(start, start + options.seeds)
+    tally = run_seeds(seeds, processes=options.processes, show=write)
+    easy = tally.too_easy()
+    write(f"{tally}\n" + (f"{easy}\n" if easy else ""))
+    write(f"{tally.broken_runs} of {tally.runs} seeds broke a promise\n")
+    return 1 if tally.broken_runs or easy else 0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.store import _shown
+from holdfast.cli.store import _reachable, _shown
+from holdfast.net.address import Address
 from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import Change
 from holdfast.store.store import Store
@@ -84,6 +85,12 @@ def test_a_change_is_one_line() -> None:
     assert _shown(Change("k", None, 8)) == "8\tdeleted\tk"
     awkward = Change("a\tb\n", "é\n".encode() + b"\xff\0", 9)
     assert _shown(awkward).split("\t") == ["9", "set", r"a\tb\n", r"é\n\xff\x00"]
+
+
+def test_a_server_on_all_addresses_is_found_by_the_machine_s_name() -> None:
+    here = socket.gethostname()
+    assert _reachable(Address("0.0.0.0", 7)) == _reachable(Address("::", 7)) == (here, 7)
+    assert _reachable(Address("10.0.0.1", 7)) == ("10.0.0.1", 7)
 
 
 def test_what_the_server_refuses_is_wrong_use_too(run: Run, store: Store) -> None:

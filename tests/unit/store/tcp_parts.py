@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
-from holdfast.clock import Deadline
-from holdfast.net import tcp
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import PeerViolation, Unavailable
+from holdfast.net import inproc, tcp
 from holdfast.net.address import Address, parse_address
 from holdfast.net.secret import Secret
+from holdfast.net.transport import Transport
 from holdfast.store.client import RemoteStore
 from holdfast.store.messages import KEY_CONTEXT, FromClient, encode
 from holdfast.store.server import StoreServer
+from holdfast.store.service import Send, Service
 
 SECRET = Secret(b"a secret that every test knows")
 KEY = SECRET.key(KEY_CONTEXT)
@@ -69,12 +72,15 @@ with new_server() as server:
 
 
 @contextmanager
-def python(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def python(
+    program: str, *arguments: str, stderr: IO[str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Run a Python program with pipes; it is killed at the end if it still runs."""
     with subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     ) as process:
         try:
@@ -89,9 +95,41 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 @contextmanager
-def server_process() -> Iterator[tuple[subprocess.Popen[str], Address]]:
-    with python(SERVER_PROGRAM) as process:
+def server_process(
+    stderr: IO[str] | None = None,
+) -> Iterator[tuple[subprocess.Popen[str], Address]]:
+    with python(SERVER_PROGRAM, stderr=stderr) as process:
         yield process, parse_address(line_of(process))
+
+
+class InprocServer:
+    """Serves one service over in-process transports; a thread for each connection."""
+
+    def __init__(self) -> None:
+        self.service = Service(1)
+        self.ends: list[inproc.InprocTransport] = []
+        self.threads: list[threading.Thread] = []
+
+    def dial(self, deadline: Deadline) -> Transport:
+        near, far = inproc.pair()
+        number = len(self.ends) + 1
+        self.ends.append(far)
+        self.service.connect(number)
+        self.threads.append(threading.Thread(target=self._serve, args=(number, far)))
+        self.threads[-1].start()
+        return near
+
+    def _serve(self, number: int, end: inproc.InprocTransport) -> None:
+        try:
+            while True:
+                for payload in end.receive(LONG_S):
+                    self.service.receive(number, payload, SYSTEM_CLOCK.monotonic())
+                    for effect in self.service.take_effects():
+                        if isinstance(effect, Send):
+                            end.send(effect.payload, Deadline(None))
+        except (Unavailable, PeerViolation):
+            self.service.disconnect(number, SYSTEM_CLOCK.monotonic())
+            end.close()
 
 
 class Proxy:

@@ -14,7 +14,7 @@ from holdfast.store.etcd import EtcdStore
 from holdfast.store.etcd_gateway import kvs_of, range_op
 from holdfast.store.etcd_lease import end_once
 from holdfast.store.etcd_server import EtcdServer
-from holdfast.store.etcd_writer import MARKER_TTL_S, RESERVED
+from holdfast.store.etcd_writer import MARKER_TTL_S
 from holdfast.store.ops import Swap
 from holdfast.store.store import Store
 from holdfast.testing.clock import ManualClock
@@ -37,10 +37,10 @@ def direct(etcd_server: EtcdServer, prefix: str) -> Iterator[EtcdStore]:
         yield made
 
 
-def markers(store: EtcdStore, prefix: str) -> list[bytes]:
-    start = prefix.encode() + b"/" + RESERVED
+def markers(store: EtcdStore) -> list[bytes]:
+    """Return what is in the markers of this store's lanes."""
     with store._client.lane() as lane:
-        op = range_op(start, start + b"\xff")
+        op = range_op(store._writer._prefix, store._writer._prefix + b"\xff")
         reply = store._gateway.read(lane, op, Deadline.after(TIMEOUT_S), "test")
         return [kv.value for kv in kvs_of(reply)]
 
@@ -143,9 +143,9 @@ def test_a_fence_that_is_lost_is_put_again(
     proxy.next(TXN, Fate.DELAY, Fate.PASS, fate)
     assert store.delete("missing") is False
     assert proxy.release() == [200]
-    assert b"fenced" in markers(direct, prefix)
+    assert b"fenced" in markers(store)
     store.set("k", b"v")
-    assert markers(direct, prefix) == [b"wrote"]
+    assert markers(store) == [b"wrote"]
 
 
 def test_at_the_deadline_the_error_says_that_it_may_have_happened(
@@ -181,7 +181,7 @@ def test_a_lane_that_gave_up_writes_again(
 
 
 def test_markers_are_never_shown(store: EtcdStore, direct: EtcdStore, prefix: str) -> None:
-    assert markers(direct, prefix) == [b"wrote"]
+    assert markers(store) == [b"wrote"]
     assert [entry.key for entry in direct.list_prefix()] == ["warm"]
     assert direct.count() == 1
     with direct.watch("", prefix=True) as watch:
@@ -190,9 +190,11 @@ def test_markers_are_never_shown(store: EtcdStore, direct: EtcdStore, prefix: st
         assert watch.next(TIMEOUT_S).key == "k"
 
 
-def test_closing_removes_the_markers(store: EtcdStore, direct: EtcdStore, prefix: str) -> None:
+def test_closing_removes_the_markers(store: EtcdStore, direct: EtcdStore) -> None:
+    assert markers(store) == [b"wrote"]
     store.close()
-    assert markers(direct, prefix) == []
+    direct._writer = store._writer
+    assert markers(direct) == []
     assert direct.get("warm") == b"up"
 
 
@@ -202,9 +204,9 @@ def test_a_marker_that_expired_is_replaced(
     with store._client.lane() as lane:
         assert lane.marker is not None
         end_once(store._gateway, lane, lane.marker.lease, Deadline.after(TIMEOUT_S))
-    assert markers(direct, prefix) == []
+    assert markers(store) == []
     assert store.add("n") == 1
-    assert markers(direct, prefix) == [b"wrote"]
+    assert markers(store) == [b"wrote"]
 
 
 def test_a_marker_that_expired_while_the_answer_was_lost(

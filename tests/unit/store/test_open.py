@@ -296,7 +296,7 @@ def test_no_home_for_a_secret() -> None:
 
 def test_a_secret_is_a_secret_and_never_shown(user: Environment) -> None:
     with pytest.raises(UsageError) as caught:
-        open_store("tcp://127.0.0.1:1", secret="hunter2", environment=user)  # type: ignore[arg-type]
+        open_store("tcp://[::1]:1", secret="hunter2", environment=user)  # type: ignore[arg-type]
     assert str(caught.value) == "secret: must be a Secret, not str"
 
 

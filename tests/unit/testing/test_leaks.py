@@ -57,6 +57,23 @@ def test_an_open_file_is_found_with_its_path(tmp_path: Path) -> None:
     assert find_leaks(before, grace_s=0) == []
 
 
+def test_what_the_garbage_collector_closes_is_no_leak() -> None:
+    class Holder:
+        """Closes its pipe when it goes, but is held by itself."""
+
+        def __init__(self) -> None:
+            self.me = self
+            self.pipe = os.pipe()
+
+        def __del__(self) -> None:
+            for fd in self.pipe:
+                os.close(fd)
+
+    before = take_snapshot()
+    Holder()
+    assert find_leaks(before, grace_s=0) == []
+
+
 def test_a_reused_descriptor_is_found(tmp_path: Path) -> None:
     first = os.open(tmp_path, os.O_RDONLY)
     before = take_snapshot()

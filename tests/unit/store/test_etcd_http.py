@@ -1,0 +1,136 @@
+"""A connection is kept, replaced when it is stale, and every failure says whether bytes left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.clock import Deadline
+from holdfast.errors import PeerViolation, Step
+from holdfast.net.address import Address
+from holdfast.store.etcd_http import HttpConnection, Lost, NoAnswer, NotSent, Request
+from holdfast.store.etcd_server import EtcdServer
+from tests.unit.store.etcd_fakes import answering, http
+
+HEALTH = Request("GET", "/health")
+TIMEOUT_S = 30.0
+
+
+def soon(seconds: float = TIMEOUT_S) -> Deadline:
+    return Deadline.after(seconds)
+
+
+@pytest.fixture
+def connection(etcd_server: EtcdServer) -> Iterator[HttpConnection]:
+    made = HttpConnection(etcd_server.addresses[0])
+    yield made
+    made.close()
+
+
+def test_a_connection_is_used_again(connection: HttpConnection) -> None:
+    assert connection.call(HEALTH, soon()).json()["health"] == "true"
+    first = connection._socket
+    assert connection.call(Request("GET", "/version"), soon()).status == 200
+    assert connection._socket is first
+
+
+def test_a_stale_connection_is_replaced_before_anything_is_sent() -> None:
+    with answering(http(200, b"{}")) as address:  # which closes after each answer
+        connection = HttpConnection(address)
+        for _ in range(3):
+            assert connection.call(HEALTH, soon()).body == b"{}"
+            while not connection.readable():
+                pass
+        connection.close()
+
+
+def test_a_server_that_closes_says_so() -> None:
+    with answering(http(200, b"{}", "Connection: close")) as address:
+        connection = HttpConnection(address)
+        assert connection.call(HEALTH, soon()).body == b"{}"
+        assert connection._socket is None
+
+
+def test_a_refused_connection_was_not_sent(unused: Address) -> None:
+    with pytest.raises(NotSent, match=f"cannot connect to {unused}") as caught:
+        HttpConnection(unused).call(HEALTH, soon())
+    assert caught.value.step is Step.TCP
+    assert caught.value.address == str(unused)
+
+
+def test_a_name_that_does_not_resolve_was_not_sent() -> None:
+    with pytest.raises(NotSent, match="cannot resolve") as caught:
+        HttpConnection(Address("no-such-host.invalid", 1)).call(HEALTH, soon())
+    assert caught.value.step is Step.RESOLVE
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Le", http(200, b"{}")[:-1]])
+def test_a_reply_that_breaks_off_is_lost(answer: bytes) -> None:
+    with answering(answer) as address:
+        connection = HttpConnection(address)
+        with pytest.raises(Lost, match="connection lost|lost: ") as caught:
+            connection.call(HEALTH, soon())
+        assert not isinstance(caught.value, NoAnswer)
+        assert connection._socket is None
+
+
+def test_a_reply_without_a_length_is_whole_at_the_end_of_the_connection() -> None:
+    with answering(b"HTTP/1.1 200 OK\r\n\r\n{}") as address:
+        assert HttpConnection(address).call(HEALTH, soon()).body == b"{}"
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc"])
+def test_silence_ends_at_the_deadline(answer: bytes) -> None:
+    with answering(answer, hang=True) as address:
+        connection = HttpConnection(address)
+        with pytest.raises(NoAnswer, match="did not answer in time"):
+            connection.call(HEALTH, soon(0.05))
+        assert connection._socket is None  # what comes late must not be taken for another reply
+
+
+def test_a_server_that_reads_nothing_ends_at_the_deadline() -> None:
+    with answering(b"", hang=True) as address:
+        request = Request("POST", "/", bytes(64 * 1024 * 1024))
+        with pytest.raises(NoAnswer):
+            HttpConnection(address).call(request, soon(0.1))
+
+
+def test_what_is_not_http_is_a_violation_that_names_the_address() -> None:
+    with answering(b"SSH-2.0-OpenSSH_9.2p1\r\n") as address:
+        with pytest.raises(PeerViolation, match=f"{address}: not an HTTP reply") as caught:
+            HttpConnection(address).call(HEALTH, soon())
+        assert caught.value.address == str(address)
+
+
+def test_shutting_wakes_a_reader() -> None:
+    with answering(b"", hang=True) as address, ThreadPoolExecutor() as pool:
+        connection = HttpConnection(address)
+        connection.open(soon())
+        entered = threading.Event()
+
+        def call() -> None:
+            entered.set()
+            connection.call(HEALTH, soon())
+
+        calling = pool.submit(call)
+        assert entered.wait(TIMEOUT_S)
+        connection.shut()
+        with pytest.raises(Lost):
+            calling.result(TIMEOUT_S)
+
+
+def test_reading_in_steps_keeps_what_came_before_a_deadline() -> None:
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nabc", hang=True) as address:
+        connection = HttpConnection(address)
+        parser = connection.send(HEALTH, soon())
+        assert connection.read_body(parser, soon()) == b"abc"
+        with pytest.raises(NoAnswer):
+            connection.read_body(parser, soon(0.01))
+        assert not parser.done
+        connection.close()
+        with pytest.raises(Lost, match="it is closed"):
+            connection.read_body(parser, soon())
+        assert not connection.readable()
