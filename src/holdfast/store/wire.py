@@ -359,7 +359,7 @@ def encode_result(op: Op[R], result: R) -> bytes:
 def decode_result(op: Op[R], data: bytes, at: int = 0) -> R:
     """Decode what an operation returned; it fills `data` from `at` on."""
     if isinstance(op, ops.Guarded):
-        return cast(R, decode_result(op.op, data, at))
+        return decode_result(op.op, data, at)
     reader = Reader(data, at)
     result: R = _ROWS[type(op)][4](reader)
     reader.end()
