@@ -349,19 +349,20 @@ def _guardable(op: AnyOp) -> Any:
     return op
 
 
+def _kind(op: Op[object]) -> Any:
+    """Return the type that decides what a result looks like: of a guarded write, the write's."""
+    return type(op.op) if isinstance(op, ops.Guarded) else type(op)
+
+
 def encode_result(op: Op[R], result: R) -> bytes:
     """Encode what an operation returned."""
-    if isinstance(op, ops.Guarded):
-        return encode_result(op.op, result)
-    return _ROWS[type(op)][3](result)
+    return _ROWS[_kind(op)][3](result)
 
 
 def decode_result(op: Op[R], data: bytes, at: int = 0) -> R:
     """Decode what an operation returned; it fills `data` from `at` on."""
-    if isinstance(op, ops.Guarded):
-        return decode_result(op.op, data, at)
     reader = Reader(data, at)
-    result: R = _ROWS[type(op)][4](reader)
+    result: R = _ROWS[_kind(op)][4](reader)
     reader.end()
     return result
 
