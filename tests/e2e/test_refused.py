@@ -73,10 +73,14 @@ class Live:
             assert store.get("key") == b"value"
 
     def settle(self) -> None:
-        """Wait until the server has gone once round, and so has seen all that was said before."""
+        """Wait until the server has seen all that was said before.
+
+        It may be in the middle of a round, with events that are older; the next is whole.
+        """
         done = threading.Event()
-        assert self.server._reactor is not None
-        self.server._reactor.call_soon(done.set)
+        reactor = self.server._reactor
+        assert reactor is not None
+        reactor.call_soon(lambda: reactor.call_soon(done.set))
         assert done.wait(SOON)
 
 

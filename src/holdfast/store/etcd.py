@@ -168,7 +168,7 @@ class EtcdStore(Store):
 
         span = self._under(key) if prefix else (self._full(key), b"")
         source = EventStream(self._client, span, self._key_of)
-        watch = EtcdWatch(self._client, key, source, snapshot, self._forget)
+        watch = EtcdWatch(self._client, key, prefix, source, snapshot, self._forget)
         with self._lock:
             self._client.check_open()
             self._watches.add(watch)

@@ -77,7 +77,7 @@ class EtcdV2Store(Store):
             return found == key or (prefix and found.startswith(key))
 
         source = Poll(self._client, self._layout.root, concerns)
-        watch = EtcdWatch(self._client, key, source, snapshot, self._forget)
+        watch = EtcdWatch(self._client, key, prefix, source, snapshot, self._forget)
         with self._lock:
             self._client.check_open()
             self._watches.add(watch)

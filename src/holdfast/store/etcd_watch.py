@@ -19,6 +19,7 @@ from holdfast.errors import TimeoutExpired, Unavailable, UsageError
 from holdfast.store.etcd_client import EtcdClient, backoff_s
 from holdfast.store.etcd_http import Lost, NoAnswer, NotSent
 from holdfast.store.ops import Change, Entry
+from holdfast.store.pending import Pending
 from holdfast.store.store import Watch
 
 __all__ = ["REREAD_S", "EtcdWatch", "Snapshot", "Source"]
@@ -66,25 +67,25 @@ class Source(Protocol):
 
 
 class EtcdWatch(Watch):
-    """See the module's docstring. `name` is the key or prefix, for errors."""
+    """See the module's docstring."""
 
     def __init__(
         self,
         client: EtcdClient,
-        name: str,
+        key: str,
+        prefix: bool,
         source: Source,
         snapshot: Snapshot,
         forget: Callable[[EtcdWatch], None],
     ) -> None:
         self._client = client
-        self._name = name
+        self._key = key
         self._source = source
         self._snapshot = snapshot
         self._forget = forget
         self._closed = threading.Event()
         self._reading = threading.Lock()  # held by the thread that is in `next`
-        # The newest change of each key that was not read yet, in order of arrival.
-        self._pending: dict[str, Change] = {}
+        self._pending = Pending(key, prefix)
         # The keys that exist as far as was told, and the revision at which each was written.
         self._known: dict[str, int] = {}
         self._floor = 0  # everything up to this revision has been told
@@ -130,12 +131,13 @@ class EtcdWatch(Watch):
         why = "no change"
         while True:
             if self._closed.is_set():
-                raise UsageError(f"the watch of {self._name!r:.80} is closed")
+                raise UsageError(f"the watch of {self._key!r:.80} is closed")
             self._client.check_open()
             try:
                 self._take_what_came()
-                if self._pending:
-                    return self._pending.pop(next(iter(self._pending)))
+                change = self._pending.take()
+                if change is not None:
+                    return change
                 self._follow(deadline)
                 failures, why = 0, "no change"
             except NoAnswer:
@@ -198,8 +200,7 @@ class EtcdWatch(Watch):
                 self._note(change)
 
     def _note(self, change: Change) -> None:
-        self._pending.pop(change.key, None)
-        self._pending[change.key] = change
+        self._pending.offer([change])
         if change.value is None:
             self._known.pop(change.key, None)
         else:
@@ -210,5 +211,5 @@ class EtcdWatch(Watch):
 
     def _too_late(self, why: str) -> TimeoutExpired:
         return TimeoutExpired(
-            f"watch of {self._name!r:.80}: {why} in time", waiting_for=(self._name,)
+            f"watch of {self._key!r:.80}: {why} in time", waiting_for=(self._key,)
         )

@@ -59,7 +59,10 @@ class Server:
         return sock, self.handlers.get(timeout=SOON)
 
     def on_thread(self, action: Callable[[], object]) -> None:
-        """Do something on the reactor's thread and wait until it is done."""
+        """Do something on the reactor's thread and wait until it is done.
+
+        In the round after the current one, which may have looked at the clock before this call.
+        """
         done = threading.Event()
 
         def act() -> None:
@@ -68,7 +71,7 @@ class Server:
             finally:
                 done.set()
 
-        self.reactor.call_soon(act)
+        self.reactor.call_soon(lambda: self.reactor.call_soon(act))
         assert done.wait(SOON)
 
 

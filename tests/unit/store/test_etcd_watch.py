@@ -85,7 +85,9 @@ class Setup:
         self.source = ScriptedSource()
         client = EtcdClient("etcd://test", [Address("127.0.0.1", 1)], random.Random(0))
         self.forgotten: list[EtcdWatch] = []
-        self.watch = EtcdWatch(client, "k", self.source, self.space.snapshot, self.forgotten.append)
+        self.watch = EtcdWatch(
+            client, "", True, self.source, self.space.snapshot, self.forgotten.append
+        )
 
     def start(self) -> None:
         self.watch.start(Deadline.after(TIMEOUT_S))
@@ -171,7 +173,7 @@ def test_while_the_store_is_away_it_waits_without_storming_it(setup: Setup) -> N
     reads = setup.space.reads
     with pytest.raises(TimeoutExpired, match="away in time") as caught:
         setup.watch.next(timeout=0.3)
-    assert caught.value.waiting_for == ("k",)
+    assert caught.value.waiting_for == ("",)
     assert setup.space.reads - reads < 10
     setup.space.failing = False
     setup.space.put("k", b"v", 3)
