@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cover lint format types docs sim bench clean
+.PHONY: help demo test cover lint format types docs sim bench bench-rendezvous clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -20,7 +20,7 @@ START ?=
 ARGS ?=
 
 help:
-	@echo "make demo          the store at work between real processes; one of them is killed"
+	@echo "make demo          four nodes meet, one is killed, a spare takes its place"
 	@echo "make test          every test (installs torch and etcd; ARGS=... goes to pytest)"
 	@echo "make cover         branch coverage of the pure files: all of it"
 	@echo "make lint          ruff, the layers and the documents"
@@ -28,6 +28,7 @@ help:
 	@echo "make types         mypy, strict"
 	@echo "make sim SEEDS=n   n simulated histories with fresh seeds"
 	@echo "make bench         measure, beside torch's store"
+	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
 	@echo "make docs          write what is generated, and check all documents"
 	@echo "make clean         remove what the other targets made"
 
@@ -64,6 +65,12 @@ sim: .venv/.test
 
 bench: .venv/.test
 	$(BIN)/python -m bench $(ARGS)
+
+# How many nodes `make bench-rendezvous` lets join; its last line is our seconds.
+NODES ?= 128
+
+bench-rendezvous: .venv/.test
+	@$(BIN)/python -m bench.rendezvous $(NODES)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,6 +5,7 @@ Layout, in reading order
     subjects.py  what is measured: our backends, and torch's store where torch is installed
     client.py    a process of clients that do one operation over and over
     stores.py    operations a second, idle clients, wake-up latency, memory
+    rendezvous.py  time to join, operations a node, re-formation after a kill
     imports.py   what importing costs
     table.py     figures as text
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.imports import imports
+from bench.rendezvous import joins, reforming
 from bench.stores import idle_clients, memory, rates, wakeups
 
 RESULTS = Path(__file__).parent / "results"
@@ -21,6 +22,8 @@ MEASUREMENTS: dict[str, Measurement] = {
     "memory": lambda quick: memory(),
     "wakeups": lambda quick: wakeups(100 if quick else 1000),
     "idle": lambda quick: idle_clients(100 if quick else 1000, 0.3 if quick else 2.0),
+    "joins": lambda quick: joins((16, 64), 16) if quick else joins((16, 64, 128, 256), 256),
+    "reforming": lambda quick: reforming(1 if quick else 5),
     "rates": lambda quick: rates(1 if quick else 3, 0.3 if quick else 1.0),
 }
 
