@@ -88,12 +88,12 @@ def a_set_is_acknowledged_before_it_is_performed(patch: pytest.MonkeyPatch) -> N
     late: dict[Service, list[tuple[Set, float]]] = {}
     real_perform, real_receive = Service._perform, Service.receive
 
-    def perform(self: Service, number: int, op: Any, now: float) -> bytes:
+    def perform(self: Service, session: Any, number: int, op: Any, now: float) -> bytes:
         if isinstance(op, Set) and op.lease is None:
             queue = late.setdefault(self, [])
             queue.append((op, now))
             return encode(Reply(number, encode_result(op, self.keyspace.revision + len(queue))))
-        return real_perform(self, number, op, now)
+        return real_perform(self, session, number, op, now)
 
     def receive(self: Service, connection: int, payload: bytes, now: float) -> None:
         real_receive(self, connection, payload, now)
@@ -237,9 +237,9 @@ def reads_are_answered_with_what_was_read_before(patch: pytest.MonkeyPatch) -> N
     seen: dict[tuple[Service, str], Entry | None] = {}
     real = Service._perform
 
-    def perform(self: Service, number: int, op: Any, now: float) -> bytes:
+    def perform(self: Service, session: Any, number: int, op: Any, now: float) -> bytes:
         if not isinstance(op, Get):
-            return real(self, number, op, now)
+            return real(self, session, number, op, now)
         fresh = self.keyspace.apply(op, now)
         old = seen.get((self, op.key), fresh)
         seen[self, op.key] = fresh

@@ -253,7 +253,7 @@ class Network:
     def start(self) -> None:
         """Put the incidents of the plan on the calendar. Call once, when all hosts are there."""
         for incident in self.plan.incidents:
-            self._schedule(incident)
+            self.schedule(incident)
 
     def count(self, fault: Fault) -> None:
         """Note that a fault has struck."""
@@ -261,7 +261,8 @@ class Network:
 
     # Incidents.
 
-    def _schedule(self, incident: Incident) -> None:
+    def schedule(self, incident: Incident) -> None:
+        """Put an incident on the calendar."""
         at = self.sim.call_at
         match incident:
             case Partition():

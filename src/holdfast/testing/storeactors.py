@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import HoldfastError, LeaseLost, PeerViolation, StoreUnavailable
+from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, StoreUnavailable
 from holdfast.errors import TimeoutExpired as Expired
 from holdfast.ids import LeaseId, new_session_id
 from holdfast.store.messages import Welcome, decode_from_server
@@ -399,7 +399,7 @@ class ClientProgram:
         """Note the failure; what is said not to have happened must not be seen by anybody."""
         journal = self._journal
         match error:
-            case LeaseLost():
+            case LeaseLost() | Fenced():
                 journal.completed += 1
             case StoreUnavailable(maybe_applied=maybe):
                 journal.lost += 1

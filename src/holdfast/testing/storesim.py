@@ -19,17 +19,13 @@ were completed, and that every kind of fault has struck.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import random
 import sys
 import traceback
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from holdfast.store.ops import Change, Entry, ListPrefix, MultiGet, Set, Wait
 from holdfast.testing.checkers import (
@@ -45,7 +41,6 @@ from holdfast.testing.checkers import (
 from holdfast.testing.faultplan import (
     Break,
     Crash,
-    Fault,
     FaultPlan,
     Incident,
     Partition,
@@ -55,6 +50,7 @@ from holdfast.testing.faultplan import (
     draw_rates,
 )
 from holdfast.testing.network import Host, Network, Simulation
+from holdfast.testing.seeds import Report, Tally, command, run_many
 from holdfast.testing.storeactors import (
     LEASED,
     SERVER,
@@ -67,7 +63,8 @@ from holdfast.testing.storeusers import PAIR, Manner, start_users
 
 __all__ = ["Report", "StorePlan", "Tally", "draw_plan", "main", "run_seed", "run_seeds"]
 
-_SHOWN_MAX = 5
+_MODULE = "holdfast.testing.storesim"
+_LEAST = {"completed": 40}
 
 CALM_S = 40.0
 """How long the network is calm at the end: longer than it takes to notice a dead connection,
@@ -91,35 +88,6 @@ class StorePlan:
             f"reconnecting for {self.reconnect_within_s:.0f} s, "
             f"slow readers: {self.slow_readers}\n{self.faults}"
         )
-
-
-@dataclass(eq=False, slots=True)
-class Report:
-    """What came of a run."""
-
-    seed: int
-    plan: StorePlan
-    failures: list[str]
-    trace: list[str] | None
-    faults: Counter[Fault]
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def trace_hash(self) -> str:
-        """Return a digest of the trace; equal digests mean equal runs."""
-        return hashlib.sha256("\n".join(self.trace or ()).encode()).hexdigest()
-
-    def __str__(self) -> str:
-        lines = [f"seed {self.seed}: {len(self.failures)} broken promises"]
-        lines += [f"  {line}" for text in self.failures for line in text.split("\n")]
-        lines += ["the plan was:"] + [f"  {line}" for line in str(self.plan).split("\n")]
-        lines += ["faults that struck: " + _listed(self.faults)]
-        lines += ["what happened: " + _listed(self.counts)]
-        lines += [f"again: python -m holdfast.testing.storesim --seed {self.seed}"]
-        return "\n".join(lines)
-
-
-def _listed(counts: Counter[Fault] | Counter[str]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
 
 
 def draw_plan(seed: int) -> StorePlan:
@@ -190,7 +158,9 @@ def run_seed(seed: int, *, traced: bool = False) -> Report:
     except Exception:
         # Whatever a machine raises is found by this seed, and must be shown with it.
         journal.fail(traceback.format_exc())
-    return Report(seed, plan, journal.failures, sim.trace, network.faults, _counts(journal))
+    return Report(
+        _MODULE, seed, plan, journal.failures, sim.trace, network.faults, _counts(journal)
+    )
 
 
 def _counts(journal: Journal) -> Counter[str]:
@@ -307,86 +277,16 @@ def _judge_pair(call: Call, journal: Journal) -> None:
 # Many seeds.
 
 
-@dataclass(slots=True)
-class Tally:
-    """What came of many runs."""
-
-    runs: int = 0
-    faults: Counter[Fault] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-    broken: list[Report] = field(default_factory=list)
-    """The first few of the runs in which a promise was broken."""
-    broken_runs: int = 0
-
-    def add(self, report: Report) -> None:
-        """Count one more run."""
-        self.runs += 1
-        self.faults.update(report.faults)
-        self.counts.update(report.counts)
-        if report.failures:
-            self.broken_runs += 1
-            if self.broken_runs <= _SHOWN_MAX:
-                self.broken.append(report)
-
-    def too_easy(self) -> str | None:
-        """Return None if the runs, taken together, were hard enough to mean something."""
-        least = self.runs // 50
-        easy = [
-            f"{one} struck {self.faults[one]} times" for one in Fault if self.faults[one] <= least
-        ]
-        easy += [f"{name}: {number}" for name, number in self.counts.items() if number <= least]
-        if self.counts["completed"] < 40 * self.runs:
-            easy.append(f"only {self.counts['completed']} calls were completed")
-        return f"{self.runs} runs were too easy to count: " + ", ".join(easy) if easy else None
-
-    def __str__(self) -> str:
-        return f"faults: {_listed(self.faults)}\nevents: {_listed(self.counts)}"
-
-
 def run_seeds(
     seeds: Iterable[int], *, processes: int = 1, show: Callable[[str], object] = lambda text: None
 ) -> Tally:
     """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
-    tally = Tally()
-    with ProcessPoolExecutor(processes) if processes > 1 else nullcontext() as pool:
-        reports = pool.map(run_seed, seeds, chunksize=16) if pool else map(run_seed, seeds)
-        for report in reports:
-            tally.add(report)
-            if report in tally.broken:
-                show(f"{report}\n")
-    return tally
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be 1 or more")
-    return int(text)
+    return run_many(run_seed, _LEAST, seeds, processes, show)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run seeds from the command line; 0 if no promise was broken and the runs count."""
-    parser = argparse.ArgumentParser(prog="python -m holdfast.testing.storesim")
-    parser.add_argument("--seed", type=int, help="run this one, and print its trace")
-    parser.add_argument("--seeds", type=_positive, default=1000, help="run so many (1000)")
-    parser.add_argument("--start", type=int, help="the first of them (fresh ones each time)")
-    parser.add_argument("--processes", type=_positive, default=2, help="on so many processes (2)")
-    options = parser.parse_args(argv)
-    write = sys.stdout.write
-    if options.seed is not None:
-        report = run_seed(options.seed, traced=True)
-        write("\n".join([*(report.trace or ()), str(report), ""]))
-        return 1 if report.failures else 0
-    start = options.start
-    if start is None:
-        start = random.SystemRandom().randrange(1 << 40)
-    write(f"store simulation: {options.seeds} seeds from {start}\n")
-    sys.stdout.flush()
-    seeds = range(start, start + options.seeds)
-    tally = run_seeds(seeds, processes=options.processes, show=write)
-    easy = tally.too_easy()
-    write(f"{tally}\n" + (f"{easy}\n" if easy else ""))
-    write(f"{tally.broken_runs} of {tally.runs} seeds broke a promise\n")
-    return 1 if tally.broken_runs or easy else 0
+    return command("store simulation", _MODULE, run_seed, _LEAST, argv)
 
 
 if __name__ == "__main__":
