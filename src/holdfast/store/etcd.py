@@ -40,7 +40,7 @@ from holdfast.store.etcd_http import Lost, NoAnswer, NotSent
 from holdfast.store.etcd_lease import grant, is_alive, keep, revoke
 from holdfast.store.etcd_stream import EventStream
 from holdfast.store.etcd_watch import REREAD_S, EtcdWatch
-from holdfast.store.etcd_writer import RESERVED, Write, Writer
+from holdfast.store.etcd_writer import RESERVED, Guard, Write, Writer
 from holdfast.store.keyspace import added, appended
 from holdfast.store.ops import (
     Add,
@@ -50,6 +50,7 @@ from holdfast.store.ops import (
     Delete,
     Entry,
     Get,
+    Guarded,
     LeaseGrant,
     LeaseKeep,
     LeaseRevoke,
@@ -86,6 +87,7 @@ _QuickOp: TypeAlias = (
     | LeaseGrant
     | LeaseKeep
     | LeaseRevoke
+    | Guarded[object]
 )
 
 
@@ -118,8 +120,13 @@ class EtcdStore(Store):
         with self._client.lane() as lane:
             return cast(R, self._dispatch(cast("_QuickOp", op), lane, deadline))
 
-    def _dispatch(self, op: _QuickOp, lane: Lane, deadline: Deadline) -> object:
+    def _dispatch(
+        self, op: _QuickOp, lane: Lane, deadline: Deadline, guard: Guard | None = None
+    ) -> object:
         match op:
+            case Guarded(key, expected, write):
+                guard = Guard(key, self._full(key), expected)
+                return self._dispatch(write, lane, deadline, guard)
             case Get(key):
                 return self._read_many((key,), lane, deadline)[1][0]
             case MultiGet(keys):
@@ -129,21 +136,21 @@ class EtcdStore(Store):
             case ListPrefix(prefix):
                 return tuple(self._list(prefix, lane, deadline)[1])
             case Set(key, value, lease):
-                return self._set(((key, value),), lease, lane, deadline)
+                return self._set(((key, value),), lease, guard, lane, deadline)
             case MultiSet(items, lease):
-                return self._set(items, lease, lane, deadline)
+                return self._set(items, lease, guard, lane, deadline)
             case CompareSet():
-                return self._compare_set(op, lane, deadline)
+                return self._compare_set(op, guard, lane, deadline)
             case Delete(key):
-                return self._delete(key, lane, deadline)
+                return self._delete(key, guard, lane, deadline)
             case Add(key, amount):
                 total = self._update(
-                    key, lambda old: b"%d" % added(key, old, amount), "add", lane, deadline
+                    key, lambda old: b"%d" % added(key, old, amount), "add", guard, lane, deadline
                 )
                 return int(total)
             case Append(key, more):
                 grown = self._update(
-                    key, lambda old: appended(key, old, more), "append", lane, deadline
+                    key, lambda old: appended(key, old, more), "append", guard, lane, deadline
                 )
                 return len(grown)
             case LeaseGrant(ttl):
@@ -294,17 +301,23 @@ class EtcdStore(Store):
         self,
         items: tuple[tuple[str, bytes], ...],
         lease: LeaseId | None,
+        guard: Guard | None,
         lane: Lane,
         deadline: Deadline,
     ) -> int:
         what = f"writing {items[0][0]!r:.80}" if items else "writing nothing"
         if not items:
+            if guard is not None:
+                self._find(guard.key, guard, lane, deadline, what)
             self._check_lease(lease, lane, deadline, what)
             return self._read_many((), lane, deadline)[0]
         puts = [put_op(self._full(key), value, lease) for key, value in dict(items).items()]
-        return self._writer.write(lane, Write(what, [], puts, lease=lease), deadline).revision
+        write = Write(what, [], puts, lease=lease, guard=guard)
+        return self._writer.write(lane, write, deadline).revision
 
-    def _compare_set(self, op: CompareSet, lane: Lane, deadline: Deadline) -> Swap:
+    def _compare_set(
+        self, op: CompareSet, guard: Guard | None, lane: Lane, deadline: Deadline
+    ) -> Swap:
         key = self._full(op.key)
         what = f"compare_set {op.key!r:.80}"
         if op.expected is None:
@@ -318,52 +331,57 @@ class EtcdStore(Store):
             lease = op.lease
             action = put_op(key, op.desired, lease)
         if op.expected is None and op.desired is None:  # nothing to write
-            entry = self._read_many((op.key,), lane, deadline)[1][0]
-            return _found(entry is None, entry)
-        write = Write(what, [condition], [action], read=key, lease=lease)
+            found = self._find(key, guard, lane, deadline, what)
+            return _found(found is None, found)
+        write = Write(what, [condition], [action], read=key, lease=lease, guard=guard)
         written = self._writer.write(lane, write, deadline)
         if written.ok:
             return Swap(True, op.desired, 0 if op.desired is None else written.revision)
         self._check_lease(lease, lane, deadline, what)
         return _found(False, written.found)
 
-    def _delete(self, key: str, lane: Lane, deadline: Deadline) -> bool:
+    def _delete(self, key: str, guard: Guard | None, lane: Lane, deadline: Deadline) -> bool:
         full = self._full(key)
         there = compare(full, "CREATE", 0, "GREATER")
-        return self._writer.write(
-            lane, Write(f"delete {key!r:.80}", [there], [delete_op(full)]), deadline
-        ).ok
+        write = Write(f"delete {key!r:.80}", [there], [delete_op(full)], guard=guard)
+        return self._writer.write(lane, write, deadline).ok
 
     def _update(
         self,
         key: str,
         change: Callable[[bytes | None], bytes],
         verb: str,
+        guard: Guard | None,
         lane: Lane,
         deadline: Deadline,
     ) -> bytes:
         """Replace a value by what `change` makes of it, keeping its lease; return the new one."""
         full = self._full(key)
         what = f"{verb} {key!r:.80}"
-        found = self._find(full, lane, deadline, what)
+        found = self._find(full, guard, lane, deadline, what)
         for tries in count(1):
             value = change(found.value if found else None)
             lease = found.lease if found else 0
             same = compare(full, "MOD", found.revision if found else 0)
-            write = Write(what, [same], [put_op(full, value, lease)], read=full)
+            write = Write(what, [same], [put_op(full, value, lease)], read=full, guard=guard)
             written = self._writer.write(lane, write, deadline)
             if written.ok:
                 return value
             found = written.found
             if tries > 1:  # what was found is of now; after a pause it would not be
                 self._client.give_way(tries, what, deadline)
-                found = self._find(full, lane, deadline, what)
+                found = self._find(full, guard, lane, deadline, what)
         raise AssertionError  # for mypy: the loop has no end
 
-    def _find(self, full: bytes, lane: Lane, deadline: Deadline, what: str) -> Kv | None:
-        reply = self._gateway.read(lane, range_op(full), deadline, what)
-        with decoding():
-            return next(iter(kvs_of(reply)), None)
+    def _find(
+        self, full: bytes, guard: Guard | None, lane: Lane, deadline: Deadline, what: str
+    ) -> Kv | None:
+        """Look at a key; Fenced if the guard does not hold at that moment."""
+        reads = [range_op(full)] if guard is None else [range_op(full), range_op(guard.key)]
+        txn = read_txn(self._gateway.ask(lane, "/v3/kv/txn", {"success": reads}, deadline, what))
+        if guard is not None:
+            guard.check(txn.ranges[1])
+        return next(iter(txn.ranges[0]), None)
 
     def _check_lease(
         self, lease: LeaseId | None, lane: Lane, deadline: Deadline, what: str
@@ -376,5 +394,5 @@ def _lease_lost(lease: LeaseId) -> LeaseLost:
     return LeaseLost(f"lease {lease} expired or was revoked")
 
 
-def _found(ok: bool, found: Entry | Kv | None) -> Swap:
+def _found(ok: bool, found: Kv | None) -> Swap:
     return Swap(ok, None, 0) if found is None else Swap(ok, found.value, found.revision)

@@ -4,6 +4,8 @@ What is weaker than `keyspace.py`, because v2 has no transactions and no leases:
     - `multi_set` writes one key after the other, each at a revision of its own; the last is
       returned, and a failure in between leaves the first ones written.
     - A write whose answer was lost is not repeated: the error says `maybe_applied`.
+    - The guard of a write is looked at just before: a write that meets the guard's change may
+      still come after it.
     - A lease's time to live is whole seconds by the server's wall clock, ends up to a second
       late, and starts afresh when it is kept alive, even for a moment after its end.
     - Reading several keys, listing, counting and watching read all keys of the store.

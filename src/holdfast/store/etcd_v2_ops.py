@@ -27,7 +27,7 @@ from holdfast.store.etcd_v2_api import (
     put,
     remove,
 )
-from holdfast.store.keyspace import added, appended
+from holdfast.store.keyspace import added, appended, check_guard
 from holdfast.store.ops import (
     Add,
     AnyOp,
@@ -36,6 +36,7 @@ from holdfast.store.ops import (
     Count,
     Delete,
     Get,
+    Guarded,
     Lease,
     LeaseGrant,
     LeaseKeep,
@@ -99,6 +100,10 @@ class Task:
                 return self._keep(lease_id)
             case LeaseRevoke(lease_id):
                 return self._revoke(lease_id)
+            case Guarded(key, expected, write):
+                guard = self._read(key)
+                check_guard(key, expected, guard.value if guard else None)
+                return self.perform(write)
             case Wait():
                 raise InternalError("a wait is not performed in one step")
             case _:

@@ -42,8 +42,9 @@ from holdfast.store.etcd_gateway import (
 )
 from holdfast.store.etcd_http import Lost, NotSent
 from holdfast.store.etcd_lease import end_once, grant, is_alive, keep
+from holdfast.store.keyspace import check_guard
 
-__all__ = ["MARKER_TTL_S", "RESERVED", "Write", "Writer", "Written"]
+__all__ = ["MARKER_TTL_S", "RESERVED", "Guard", "Write", "Writer", "Written"]
 
 RESERVED = b"\xff"
 """The byte with which markers begin; the keys of all stores sort before it."""
@@ -54,11 +55,25 @@ _WROTE, _FENCED = b"wrote", b"fenced"
 
 
 @dataclass(frozen=True, slots=True)
+class Guard:
+    """What must be stored at a key, called `name` by the user, for a write to happen."""
+
+    name: str
+    key: bytes
+    value: bytes
+
+    def check(self, found: list[Kv]) -> None:
+        """Raise Fenced unless what was found at the key is what must be there."""
+        check_guard(self.name, self.value, found[0].value if found else None)
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """A conditional write of one or several keys.
 
     `what` names it in errors; `read` is the key to look at when the condition fails; `lease` is the
-    one on which the keys hang, to tell its end from that of the marker's.
+    one on which the keys hang, to tell its end from that of the marker's; `guard` is one more
+    condition, whose failure is told apart from that of the others.
     """
 
     what: str
@@ -66,6 +81,7 @@ class Write:
     puts: list[Message]
     read: bytes | None = None
     lease: int | None = None
+    guard: Guard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +103,10 @@ class Writer:
         self._numbers = count()
 
     def write(self, lane: Lane, write: Write, deadline: Deadline) -> Written:
-        """Perform a write. StoreUnavailable or TimeoutExpired say if it may have happened."""
+        """Perform a write; Fenced if its guard does not hold.
+
+        StoreUnavailable or TimeoutExpired say if it may have happened.
+        """
         retries = self._client.retries(write.what, deadline, writes=True)
         try:
             while True:
@@ -120,11 +139,16 @@ class Writer:
     # Parts.
 
     def _attempt(self, lane: Lane, marker: Marker, write: Write, deadline: Deadline) -> Txn:
-        guard = compare(marker.key, "MOD", marker.revision)
-        looks = [range_op(marker.key)] + ([] if write.read is None else [range_op(write.read)])
+        conditions = [compare(marker.key, "MOD", marker.revision), *write.conditions]
+        looks = [range_op(marker.key)]
+        if write.read is not None:
+            looks.append(range_op(write.read))
+        if write.guard is not None:
+            conditions.append(compare(write.guard.key, "VALUE", write.guard.value))
+            looks.append(range_op(write.guard.key))
         return self._gateway.txn(
             lane,
-            [guard, *write.conditions],
+            conditions,
             [*write.puts, put_op(marker.key, _WROTE, marker.lease)],
             looks,
             deadline,
@@ -142,7 +166,7 @@ class Writer:
         if (now.revision if now else 0) == marker.revision:
             if retries.lost:
                 return self._fence(lane, marker, write, txn, retries)
-            return _refused(txn)
+            return _refused(write, txn)
         return self._changed(lane, marker, write, now, retries)
 
     def _changed(
@@ -179,7 +203,7 @@ class Writer:
             if fence.succeeded:
                 marker.revision = fence.revision
                 retries.lost = False
-                return _refused(txn)
+                return _refused(write, txn)
             now = fence.ranges[0][0] if fence.ranges[0] else None
             return self._changed(lane, marker, write, now, retries)
 
@@ -214,6 +238,9 @@ def _unknowable(write: Write) -> StoreUnavailable:
     )
 
 
-def _refused(txn: Txn) -> Written:
-    found = txn.ranges[1] if len(txn.ranges) > 1 else []
+def _refused(write: Write, txn: Txn) -> Written:
+    """Return that a condition failed; Fenced if it was the guard (the last that was looked at)."""
+    if write.guard is not None:
+        write.guard.check(txn.ranges[-1])
+    found = txn.ranges[1] if write.read is not None else []
     return Written(False, txn.revision, found[0] if found else None)

@@ -32,6 +32,7 @@ from typing import TypeVar, cast
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import (
+    Fenced,
     HoldfastError,
     LeaseLost,
     PeerViolation,
@@ -223,7 +224,7 @@ class FileStore(Store):
                 try:
                     yield self._catch_up()
                     doubt = False
-                except (UsageError, LeaseLost):
+                except (UsageError, LeaseLost, Fenced):
                     doubt = False  # KS-4: nothing has changed
                     raise
                 except PeerViolation as error:

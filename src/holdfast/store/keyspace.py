@@ -13,7 +13,8 @@ Guarantees
     KS-1  Revisions strictly increase: a later change never has a smaller or equal revision,
           and a key that is deleted and made again gets a larger one.
     KS-2  A key that hangs on a lease exists only while the lease does.
-    KS-3  A lease never ends before its `ttl` has passed since it was granted or kept.
+    KS-3  A lease never ends before its `ttl` has passed since it was granted or kept, unless
+          it was curtailed.
     KS-4  An operation that raises changes nothing.
     KS-5  Every change of a key is in `take_changes()` exactly once, in order of revisions.
 """
@@ -62,6 +63,7 @@ __all__ = [
     "Snapshot",
     "added",
     "appended",
+    "check_guard",
     "parse_counter",
 ]
 
@@ -140,6 +142,12 @@ def appended(key: str, value: bytes | None, more: bytes) -> bytes:
     return grown
 
 
+def check_guard(key: str, expected: bytes, value: bytes | None) -> None:
+    """Raise Fenced unless the key that guards a write holds what it should."""
+    if value != expected:
+        raise Fenced(f"the guard {key!r:.80} has changed: the write came too late")
+
+
 class Keyspace:
     """Keys, revisions and leases. Not thread-safe; performs no I/O."""
 
@@ -159,9 +167,8 @@ class Keyspace:
         """Perform one operation at `now` and return its result.
 
         UsageError for a wrong use (a counter that is no number), LeaseLost for a dead lease,
-        Fenced for a guard that does not hold;
-        then nothing has changed. A `Wait` whose keys are not all there raises InternalError:
-        ask `ready()` first.
+        Fenced for a guard that does not hold; then nothing has changed. A `Wait` whose keys
+        are not all there raises InternalError: ask `ready()` first.
         """
         self.expire(now)
         return cast(R, self._apply(cast(AnyOp, op), now))
@@ -204,8 +211,7 @@ class Keyspace:
                 return self._revoke(lease_id)
             case Guarded(key, expected, guarded):
                 item = self._items.get(key)
-                if item is None or item.value != expected:
-                    raise Fenced(f"the guard {key!r:.80} has changed: the write came too late")
+                check_guard(key, expected, item.value if item else None)
                 return self._apply(guarded, now)
             case _:
                 assert_never(op)
@@ -229,6 +235,11 @@ class Keyspace:
             lease.ends_at = at
             if at < lease.due:
                 self._push_end(lease_id, lease)
+                self._forget_stale_ends()
+
+    def has_lease(self, lease_id: LeaseId) -> bool:
+        """Say whether a lease is alive, as of the last operation."""
+        return lease_id in self._leases
 
     def next_expiry(self) -> float | None:
         """Return a moment before which no lease ends, or None if there is nothing to wait for."""
@@ -392,9 +403,7 @@ class Keyspace:
         if lease_id not in self._leases:
             return False
         self._drop_lease(lease_id)
-        if len(self._ends) > 2 * len(self._leases) + _STALE_ENDS_MAX:
-            self._ends = [(lease.due, ident) for ident, lease in self._leases.items()]
-            heapq.heapify(self._ends)
+        self._forget_stale_ends()
         return True
 
     # Parts.
@@ -402,6 +411,11 @@ class Keyspace:
     def _push_end(self, lease_id: LeaseId, lease: _LeaseState) -> None:
         lease.due = lease.ends_at
         heapq.heappush(self._ends, (lease.due, lease_id))
+
+    def _forget_stale_ends(self) -> None:
+        if len(self._ends) > 2 * len(self._leases) + _STALE_ENDS_MAX:
+            self._ends = [(lease.due, ident) for ident, lease in self._leases.items()]
+            heapq.heapify(self._ends)
 
     def _entry(self, key: str) -> Entry | None:
         item = self._items.get(key)

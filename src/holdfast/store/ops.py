@@ -320,5 +320,7 @@ def check_linger(linger: float | None) -> float | None:
         return None
     number = isinstance(linger, (int, float)) and not isinstance(linger, bool)
     if not number or not 0 <= linger <= TTL_MAX_S:
-        raise UsageError(f"linger {linger!r}: from 0 to {TTL_MAX_S:g} seconds are allowed, or None")
+        raise UsageError(
+            f"linger {linger!r:.80}: from 0 to {TTL_MAX_S:g} seconds are allowed, or None"
+        )
     return float(linger)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar, assert_never, cast
 
 from holdfast.clock import Deadline
-from holdfast.errors import TimeoutExpired, UsageError
+from holdfast.errors import TimeoutExpired
 from holdfast.store.ops import (
     Add,
     AnyOp,
@@ -33,25 +33,23 @@ from holdfast.store.ops import (
     check_key,
 )
 from holdfast.store.store import Store, Watch
+from holdfast.store.view import View, ViewWatch
 
 __all__ = ["PrefixStore"]
 
 R = TypeVar("R")
 
 
-class PrefixStore(Store):
+class PrefixStore(View):
     """The keys of `store` that begin with `prefix`, without it. Leases are the store's own.
 
     Closing the view ends its watches; it closes the store too if the view is its `owner`.
     """
 
     def __init__(self, store: Store, prefix: str, *, owner: bool = False) -> None:
-        self._store = store
         self._owner = owner
         self._prefix = check_key(prefix, "prefix")
-        self.endpoint = f"{store.endpoint} under {prefix!r}"
-        self._watches: set[_PrefixWatch] = set()
-        self._closed = False
+        super().__init__(store, f"under {prefix!r}")
 
     def _perform(self, op: Op[R], deadline: Deadline) -> R:
         self._check_open()
@@ -63,22 +61,12 @@ class PrefixStore(Store):
         self._check_open()
         with _short_names(self._prefix):
             inner = self._store._open_watch(self._full(key), prefix, deadline)
-        watch = _PrefixWatch(inner, self._prefix, self._watches)
-        self._watches.add(watch)
-        if self._closed:  # by another thread, which may have missed this watch
-            watch.close()
-        return watch
+        return self._keep(_PrefixWatch(inner, self._watches, self._prefix))
 
     def _close(self) -> None:
-        self._closed = True
-        for watch in tuple(self._watches):
-            watch.close()
+        super()._close()
         if self._owner:
             self._store.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError(f"the store {self.endpoint} is closed")
 
     def _full(self, key: str) -> str:
         return check_key(self._prefix + key, "key with its prefix")
@@ -112,20 +100,15 @@ class PrefixStore(Store):
         return result
 
 
-class _PrefixWatch(Watch):
-    def __init__(self, inner: Watch, prefix: str, siblings: set[_PrefixWatch]) -> None:
-        self._inner = inner
+class _PrefixWatch(ViewWatch):
+    def __init__(self, inner: Watch, siblings: set[ViewWatch], prefix: str) -> None:
+        super().__init__(inner, siblings)
         self._prefix = prefix
-        self._siblings = siblings
 
     def _next(self, deadline: Deadline) -> Change:
         with _short_names(self._prefix):
-            change = self._inner._next(deadline)
+            change = super()._next(deadline)
         return change._replace(key=change.key[len(self._prefix) :])
-
-    def close(self) -> None:
-        self._siblings.discard(self)
-        self._inner.close()
 
 
 @contextmanager

@@ -22,7 +22,8 @@ Guarantees
           connection is congested, changes to a key are merged and the newest is kept.
     SV-6  Memory for a client is bounded: CALLS_MAX unsettled calls, WATCHES_MAX watches; a
           session without a connection is forgotten after LINGER_S, or earlier if more than
-          LINGERING_MAX of them linger. A client whose session was forgotten is told so.
+          LINGERING_MAX of them linger. A client whose session was forgotten is told so. Of
+          leases that ended at most LINGERS_SWEPT are remembered.
     SV-7  A lease that was granted with `linger` ends that long after its client's connection was
           lost, unless the client comes back before; then it has its whole time again.
 """
@@ -75,6 +76,7 @@ __all__ = ["LINGERING_MAX", "LINGER_S", "Effect", "Hangup", "Send", "Service", "
 
 LINGER_S = 120.0
 LINGERING_MAX = 16_384
+LINGERS_SWEPT = 64
 SNAPSHOT_BYTES = 1024 * 1024
 
 
@@ -288,10 +290,11 @@ class Service:
 
     def _revive(self, session: _Session, now: float) -> None:
         """Keep the leases alive that would have ended with the lost connection (SV-7)."""
+        self.keyspace.expire(now)
         for lease in list(session.lingers):
-            try:
+            if self.keyspace.has_lease(lease):
                 self.keyspace.apply(LeaseKeep(lease), now)
-            except LeaseLost:
+            else:
                 del session.lingers[lease]
         self._publish()
 
@@ -348,7 +351,7 @@ class Service:
         try:
             result = self.keyspace.apply(op, now)
             if isinstance(op, LeaseGrant) and isinstance(result, Lease) and op.linger is not None:
-                session.lingers[result.id] = op.linger
+                self._linger(session, result.id, op.linger)
             elif isinstance(op, LeaseRevoke):
                 session.lingers.pop(op.lease, None)
             return self._reply(number, op, result)
@@ -358,6 +361,13 @@ class Service:
             return encode(Failure(number, Why.LEASE_LOST, str(error)))
         except Fenced as error:
             return encode(Failure(number, Why.FENCED, str(error)))
+
+    def _linger(self, session: _Session, lease: LeaseId, seconds: float) -> None:
+        """Note that a lease ends with its connection; now and then, forget those that ended."""
+        session.lingers[lease] = seconds
+        if len(session.lingers) % LINGERS_SWEPT == 0:
+            alive = self.keyspace.has_lease
+            session.lingers = {each: s for each, s in session.lingers.items() if alive(each)}
 
     def _reply(self, number: int, op: AnyOp, result: object) -> bytes:
         answer = encode(Reply(number, encode_result(op, result)))

@@ -9,6 +9,7 @@ Promises (checked by one contract suite over every backend; `keyspace.py` is the
     K2  An acknowledged write stays, for as long as the backend lives.
     K3  A wait or a watch never misses the final state of a key.
     K4  A lease never ends early, by the server's own monotonic clock, and at most 1 s late.
+        (With `linger` it may end when its holder's connection does.)
     K5  `get` never blocks on a missing key; every call ends at its deadline.
 
 Every call takes `timeout` in seconds; None means no limit. Methods may be called from many

@@ -311,7 +311,7 @@ _ROWS: dict[type[Any], _Row] = {
     ops.Guarded: (
         15,
         lambda op: put_text(op.key) + _value(op.expected) + encode_op(op.op),
-        lambda r: ops.Guarded(r.text(), r.value(), _guardable(decode_op(r.rest()))),
+        lambda r: ops.Guarded(r.text(), r.value(), _guarded_op(r.rest())),
         # Its result is that of the write inside: see encode_result and decode_result.
         bytes,
         Reader.rest,
@@ -319,6 +319,7 @@ _ROWS: dict[type[Any], _Row] = {
 }
 _ENCODE = {kind: (_U8.pack(row[0]), row[1]) for kind, row in _ROWS.items()}
 _DECODE = {row[0]: row[2] for row in _ROWS.values()}
+_GUARDABLE = frozenset(_ENCODE[kind][0] for kind in ops.KEY_WRITES)
 
 
 def encode_op(op: Op[object]) -> bytes:
@@ -343,10 +344,11 @@ def decode_op(data: bytes, at: int = 0) -> AnyOp:
     return op
 
 
-def _guardable(op: AnyOp) -> Any:
-    if not isinstance(op, ops.KEY_WRITES):
-        raise PeerViolation(f"{type(op).__name__} cannot be guarded")
-    return op
+def _guarded_op(data: bytes) -> Any:
+    """Decode the write behind a guard; what cannot be guarded, such as a guard, is not read."""
+    if data[:1] not in _GUARDABLE:
+        raise PeerViolation(f"operation {data[:1].hex() or 'none'} cannot be guarded")
+    return decode_op(data)
 
 
 def _kind(op: Op[object]) -> Any:
