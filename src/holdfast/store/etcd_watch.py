@@ -29,6 +29,7 @@ REREAD_S = 5.0
 
 _RECONNECT_S = 0.25
 _READS_AT_ONCE = 64
+_PATIENCE_S, _PATIENCE_MAX_S = 1.0, 64.0
 
 Snapshot = Callable[[Deadline], tuple[int, list[Entry]]]
 """Reads everything that is watched: the revision of the store, and the entries."""
@@ -90,6 +91,7 @@ class EtcdWatch(Watch):
         self._known: dict[str, int] = {}
         self._floor = 0  # everything up to this revision has been told
         self._reread_at = 0.0
+        self._patience_s = _PATIENCE_S
 
     def start(self, deadline: Deadline) -> None:
         """Read what exists and begin to follow; raise as the store's operations do."""
@@ -171,9 +173,14 @@ class EtcdWatch(Watch):
         if deadline.passed():  # somebody who polls with no time must come to new events, too
             deadline = self._soon()
         try:
-            revision, entries = self._snapshot(deadline)
-        except (TimeoutExpired, Unavailable) as error:
+            # In short turns, between which a watch that was closed is noticed.
+            revision, entries = self._snapshot(deadline.sooner(self._patience_s))
+        except TimeoutExpired as error:  # there may be much to read, or a slow way
+            self._patience_s = min(2 * self._patience_s, _PATIENCE_MAX_S)
             raise Lost(str(error)) from None
+        except Unavailable as error:
+            raise Lost(str(error)) from None
+        self._patience_s = _PATIENCE_S
         if self._merge(revision, entries) or not self._source.is_open:
             # Anew in any case: a source that missed something is not trusted.
             self._source.open(self._floor + 1, deadline)

@@ -180,6 +180,23 @@ def test_while_the_store_is_away_it_waits_without_storming_it(setup: Setup) -> N
     assert setup.watch.next(TIMEOUT_S) == Change("k", b"v", 3)
 
 
+def test_reading_again_gets_more_time_when_it_takes_more(setup: Setup) -> None:
+    """In turns, so that who closes the watch need not wait for a reading that never ends."""
+    setup.start()
+    given: list[float] = []
+
+    def slow(deadline: Deadline) -> tuple[int, list[Entry]]:
+        given.append(deadline.remaining() or 0.0)
+        if len(given) < 4:
+            raise TimeoutExpired("slow")
+        return 9, [Entry("k", b"v", 9)]
+
+    setup.watch._snapshot = slow
+    setup.source.batches = [Lost("broken")]
+    assert setup.watch.next() == Change("k", b"v", 9)
+    assert [round(seconds) for seconds in given] == [1, 2, 4, 8]
+
+
 def test_opening_fails_as_an_operation_does(setup: Setup) -> None:
     setup.space.failing = True
     with pytest.raises(StoreUnavailable):

@@ -16,6 +16,7 @@ from holdfast.errors import LeaseLost, Refused, Step, Unavailable, UsageError
 from holdfast.ids import SessionId
 from holdfast.net import tcp
 from holdfast.net.address import Address
+from holdfast.net.frames import encode_frame
 from holdfast.net.secret import new_secret
 from holdfast.observe.events import (
     ConnectionClosed,
@@ -34,8 +35,9 @@ from holdfast.store.messages import (
     Ping,
     WatchOpen,
     decode_from_server,
+    encode,
 )
-from holdfast.store.ops import Set
+from holdfast.store.ops import VALUE_BYTES_MAX, Get, Set
 from holdfast.store.server import CONGESTED_BYTES, StoreServer
 from holdfast.testing.clock import ManualClock
 from tests.unit.store.tcp_parts import (
@@ -148,12 +150,20 @@ def test_ss3_who_breaks_the_protocol_loses_only_its_connection(
         assert watch.next(LONG_S).value == b"v"
 
 
-def test_ss3_what_came_before_a_violation_counts(server: StoreServer) -> None:
+def test_ss3_what_came_before_a_violation_counts(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.session.SILENCE_S", 1e6)  # nobody else stirs the server
     with new_client(server.address) as other, other.watch("k") as watch:
+        other.set("large", bytes(VALUE_BYTES_MAX))
         rude = dial(server.address)
-        say(rude, Hello(SessionId(1), 0, 1), Call(1, 1, Set("k", b"v")))
-        rude.send(b"\xff", Deadline.after(LONG_S))
+        # It leaves answers unread, so its connection cannot be closed at once.
+        say(rude, Hello(SessionId(1), 0, 1), *(Call(n, 1, Get("large")) for n in range(4)))
+        until(lambda: server.status().calls == 5)
+        write = encode_frame(encode(Call(9, 1, Set("k", b"v"))))
+        rude._socket.sendall(write + encode_frame(b"\xff"))
         assert watch.next(LONG_S).value == b"v"
+        assert server.status().connections == 2  # told before the rude one is gone
         rude.close()
 
 
@@ -236,6 +246,7 @@ def test_ss1_a_frame_without_a_handshake_is_not_parsed(server: StoreServer) -> N
 def test_ss2_a_silent_peer_is_dropped(proved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HANDSHAKE_WITHIN_S", 0.05)
     with new_server() as server, new_client(server.address) as speaker:
+        first = speaker._transport
         if proved:
             silent = dial(server.address)
             assert list(read_frames(silent)) == []
@@ -244,6 +255,7 @@ def test_ss2_a_silent_peer_is_dropped(proved: bool, monkeypatch: pytest.MonkeyPa
             with socket.create_connection(server.address) as stranger:
                 assert stranger.recv(1) == b""
         assert speaker.add("n") == 1  # who has said its first word may be silent
+        assert speaker._transport is first
 
 
 def test_ss2_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
