@@ -70,8 +70,14 @@ class Event:
         for field in fields(self):
             if field.repr:
                 value = getattr(self, field.name)
-                plain[field.name] = value.value if isinstance(value, Enum) else value
+                plain[field.name] = _plain(value)
         return plain
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

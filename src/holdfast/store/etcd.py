@@ -377,10 +377,13 @@ class EtcdStore(Store):
         self, full: bytes, guard: Guard | None, lane: Lane, deadline: Deadline, what: str
     ) -> Kv | None:
         """Look at a key; Fenced if the guard does not hold at that moment."""
-        reads = [range_op(full)] if guard is None else [range_op(full), range_op(guard.key)]
-        txn = read_txn(self._gateway.ask(lane, "/v3/kv/txn", {"success": reads}, deadline, what))
-        if guard is not None:
-            guard.check(txn.ranges[1])
+        if guard is None:
+            reply = self._gateway.read(lane, range_op(full), deadline, what)
+            with decoding():
+                return next(iter(kvs_of(reply)), None)
+        body = {"success": [range_op(full), range_op(guard.key)]}
+        txn = read_txn(self._gateway.ask(lane, "/v3/kv/txn", body, deadline, what))
+        guard.check(txn.ranges[1])
         return next(iter(txn.ranges[0]), None)
 
     def _check_lease(

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from holdfast.errors import Step
-from holdfast.ids import CauseId, LeaseId
+from holdfast.ids import CauseId
 from holdfast.observe import events
 from holdfast.observe.events import (
     AnyEvent,
@@ -17,8 +17,11 @@ from holdfast.observe.events import (
     ConnectionOpened,
     ConnectionRefused,
     Event,
-    LeaseExpired,
     Level,
+    RoundAwaited,
+    RoundEnded,
+    RoundFormed,
+    RunEnded,
     ServerStarted,
     ServerStopped,
     printable,
@@ -41,8 +44,36 @@ SENTENCES: list[tuple[Event, str]] = [
         ConnectionRefused(cause=CAUSE, at=1.0, peer="p:1", step=Step.SECRET, reason="wrong"),
         "connection from p:1 refused at secret: wrong",
     ),
-    (LeaseExpired(cause=CAUSE, at=1.0, lease=LeaseId(7), keys=1), "lease 7 expired with 1 key"),
-    (LeaseExpired(cause=CAUSE, at=1.0, lease=LeaseId(7), keys=0), "lease 7 expired with 0 keys"),
+    (
+        RoundAwaited(
+            cause=CAUSE,
+            at=1.0,
+            run="job",
+            round=3,
+            have=1,
+            missing=("a", "b"),
+            left_s=2.54,
+            reason="1 of 3 nodes",
+        ),
+        "run job: 1 of 3 nodes, 2.5 s left",
+    ),
+    (
+        RoundAwaited(
+            cause=CAUSE, at=1.0, run="job", round=3, have=1, missing=(), left_s=None, reason="wait"
+        ),
+        "run job: wait",
+    ),
+    (
+        RoundFormed(
+            cause=CAUSE, at=1.0, run="job", round=3, rank=1, world_size=4, reason="all came"
+        ),
+        "run job: rank 1 of 4 in round 3: all came",
+    ),
+    (
+        RoundEnded(cause=CAUSE, at=1.0, run="job", round=3, reason="b\nleft"),
+        r"run job: b\nleft",
+    ),
+    (RunEnded(cause=CAUSE, at=1.0, run="job", reason="it was closed"), "run job: it was closed"),
 ]
 
 

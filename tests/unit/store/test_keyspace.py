@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from holdfast.errors import InternalError, LeaseLost, UsageError
+from holdfast.errors import Fenced, InternalError, LeaseLost, UsageError
 from holdfast.ids import LeaseId
 from holdfast.store.keyspace import Keyspace, SavedItem, SavedLease, Snapshot, parse_counter
 from holdfast.store.ops import (
@@ -26,6 +26,8 @@ from holdfast.store.ops import (
     Delete,
     Entry,
     Get,
+    Guarded,
+    KeyWrite,
     Lease,
     LeaseGrant,
     LeaseKeep,
@@ -109,6 +111,68 @@ def test_a_revoked_lease_is_passed_over_when_its_time_comes(keyspace: Keyspace) 
     keyspace.expire(1.0)
     assert keyspace.next_expiry() is None
     assert keyspace.revision == 0
+
+
+def test_a_curtailed_lease_ends_at_its_new_moment(keyspace: Keyspace) -> None:
+    lease = keyspace.apply(LeaseGrant(60.0), 0).id
+    keyspace.apply(Set("k", b"", lease), 0)
+    keyspace.curtail(lease, 2.0)
+    keyspace.curtail(lease, 5.0)  # too late to matter
+    keyspace.check_invariants()
+    assert keyspace.next_expiry() == 2.0
+    assert keyspace.apply(Get("k"), 1.9) is not None
+    assert keyspace.apply(Get("k"), 2.0) is None
+    assert not keyspace.has_lease(lease)
+    keyspace.curtail(lease, 3.0)
+    assert keyspace.apply(Count(""), 60.0) == 0  # the first end is passed over
+    assert keyspace.next_expiry() is None
+
+
+def test_a_curtailed_lease_that_is_kept_has_its_whole_time_again(keyspace: Keyspace) -> None:
+    lease = keyspace.apply(LeaseGrant(60.0), 0).id
+    keyspace.curtail(lease, 2.0)
+    keyspace.apply(LeaseKeep(lease), 1.0)
+    keyspace.expire(2.0)
+    assert keyspace.has_lease(lease)
+    keyspace.expire(60.999)
+    assert keyspace.has_lease(lease)
+    keyspace.expire(61.0)
+    assert not keyspace.has_lease(lease)
+
+
+def test_leases_that_are_curtailed_again_and_again_do_not_pile_up(keyspace: Keyspace) -> None:
+    lease = keyspace.apply(LeaseGrant(86_400.0), 0).id
+    for now in range(1000):
+        keyspace.curtail(lease, now + 0.5)
+        keyspace.apply(LeaseKeep(lease), now + 0.25)
+        keyspace.expire(now + 0.75)
+    assert len(keyspace._ends) < 200
+    keyspace.check_invariants()
+    assert keyspace.has_lease(lease)
+
+
+def test_a_guard_is_looked_at_before_all_else(keyspace: Keyspace) -> None:
+    keyspace.apply(Set("g", b"1"), 0)
+    guarded: Guarded[int] = Guarded("g", b"1", Set("g", b"2"))
+    assert keyspace.apply(guarded, 0) == 2
+    for late in (
+        guarded,
+        Guarded("g", b"1", Set("k", b"", LeaseId(9))),
+        Guarded("h", b"", Delete("g")),
+    ):
+        with pytest.raises(Fenced, match="the guard '.' has changed"):
+            keyspace.apply(late, 0)
+    assert keyspace.revision == 2
+
+
+def test_a_guard_that_hangs_on_a_lease_ends_with_it(keyspace: Keyspace) -> None:
+    lease = keyspace.apply(LeaseGrant(5.0), 0).id
+    keyspace.apply(Set("g", b"1", lease), 0)
+    guarded: Guarded[int] = Guarded("g", b"1", Add("n", 1))
+    assert keyspace.apply(guarded, 4.9) == 1
+    with pytest.raises(Fenced):
+        keyspace.apply(guarded, 5.0)
+    assert keyspace.apply(Get("n"), 5.0) == Entry("n", b"1", 2)
 
 
 def test_a_value_does_not_grow_beyond_its_limit(keyspace: Keyspace) -> None:
@@ -235,15 +299,19 @@ VALUES = st.sampled_from([b"", b"0", b"1", b"-5", b"x", b"%d" % INT_MAX])
 MAYBE = st.none() | VALUES
 LEASE_IDS = st.integers(1, 5).map(LeaseId)
 LEASES = st.none() | LEASE_IDS
-OPS: st.SearchStrategy[AnyOp] = st.one_of(
-    st.builds(Get, KEYS),
+KEY_WRITES: st.SearchStrategy[KeyWrite] = st.one_of(
     st.builds(Set, KEYS, VALUES, LEASES),
     st.builds(Add, KEYS, st.sampled_from([1, 0, -7, INT_MAX, INT_MIN])),
     st.builds(CompareSet, KEYS, MAYBE, MAYBE, LEASES),
     st.builds(Delete, KEYS),
     st.builds(Append, KEYS, VALUES),
-    st.builds(MultiGet, st.lists(KEYS).map(tuple)),
     st.builds(MultiSet, st.dictionaries(KEYS, VALUES).map(lambda d: tuple(d.items())), LEASES),
+)
+OPS: st.SearchStrategy[AnyOp] = st.one_of(
+    KEY_WRITES,
+    st.tuples(KEYS, VALUES, KEY_WRITES).map(lambda parts: Guarded(*parts)),
+    st.builds(Get, KEYS),
+    st.builds(MultiGet, st.lists(KEYS).map(tuple)),
     st.builds(Count, st.sampled_from(["", "a", "a/", "c"])),
     st.builds(ListPrefix, st.sampled_from(["", "a", "a/", "c"])),
     st.builds(LeaseGrant, st.sampled_from([1.0, 2.0, 5.0])),
@@ -351,7 +419,16 @@ class Model:
                 if alive:
                     self.drop(lease)
                 return alive
+            case Guarded(key, guard, write):
+                if self.keys.get(key, (None,))[0] != guard:
+                    raise Fenced("")
+                return self.apply(write, now)
         raise NotImplementedError(op)
+
+    def curtail(self, lease: int, at: float) -> None:
+        if lease in self.leases:
+            ttl, end = self.leases[lease]
+            self.leases[lease] = (ttl, min(end, at))
 
 
 class KeyspaceMachine(RuleBasedStateMachine):
@@ -377,7 +454,7 @@ class KeyspaceMachine(RuleBasedStateMachine):
     def operation(self, op: AnyOp) -> None:
         try:
             expected = self.model.apply(op, self.now)
-        except (UsageError, LeaseLost) as error:
+        except (UsageError, LeaseLost, Fenced) as error:
             self.keyspace.expire(self.now)
             before = self.keyspace.dump()
             with pytest.raises(type(error)):
@@ -389,6 +466,12 @@ class KeyspaceMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.25, 1.0, 2.0]))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
+
+    @rule(lease=LEASE_IDS, seconds=st.sampled_from([0.0, 0.5, 3.0]))
+    def curtail(self, lease: LeaseId, seconds: float) -> None:
+        self.keyspace.curtail(lease, self.now + seconds)
+        self.model.curtail(lease, self.now + seconds)
+        assert self.keyspace.has_lease(lease) == (lease in self.model.leases)
 
     @rule()
     def expire(self) -> None:

@@ -141,8 +141,8 @@ def test_each_side_refuses_what_only_it_may_say() -> None:
 
 def test_unknown_reasons_of_failure_are_refused() -> None:
     data = bytearray(encode(Failure(1, Why.USAGE, "text")))
-    data[9] = 4
-    with pytest.raises(PeerViolation, match="failure kind 4 is unknown"):
+    data[9] = max(Why) + 1
+    with pytest.raises(PeerViolation, match="failure kind 5 is unknown"):
         decode_from_server(bytes(data))
 
 

@@ -41,8 +41,11 @@ from holdfast.store.ops import (
     Delete,
     Entry,
     Get,
+    Guarded,
+    Lease,
     LeaseGrant,
     LeaseKeep,
+    LeaseRevoke,
     ListPrefix,
     MultiSet,
     Set,
@@ -566,3 +569,115 @@ def test_sv5_watchers_with_the_same_number_get_the_same_change(clients: Clients)
         clients.say(connection, WatchOpen(1, True, ""))
     clients.call(3, 1, Set("k", b"v"))
     assert clients.take(1) == clients.take(2) == [Changed(1, Change("k", b"v", 1))]
+
+
+def test_sv1_a_guarded_write_sent_again_gets_its_first_answer(clients: Clients) -> None:
+    clients.call(1, 1, Set("g", b"1"))
+    guarded: Guarded[object] = Guarded("g", b"1", Add("n", 1))
+    assert clients.call(1, 2, guarded) == 1
+    clients.call(1, 3, Set("g", b"2"))
+    (failure,) = clients.say(1, Call(4, 1, guarded))
+    assert isinstance(failure, Failure)
+    assert (failure.why, failure.number) == (Why.FENCED, 4)
+    assert clients.call(1, 2, guarded) == 1
+    clients.call(1, 5, Set("g", b"1"))
+    assert clients.say(1, Call(4, 1, guarded)) == [failure]
+    assert clients.call(1, 6, Get("n")) == Entry("n", b"1", 2)
+
+
+# SV-7: leases that end with the connection.
+
+
+@pytest.fixture
+def lease(clients: Clients) -> Lease:
+    """A lease of client 1 that lingers for 2 s, with a key that client 2 watches."""
+    found = clients.call(1, 1, LeaseGrant(60.0, 2.0))
+    assert isinstance(found, Lease)
+    clients.call(1, 2, Set("k", b"", found.id))
+    clients.join(2, session=2)
+    clients.say(2, WatchOpen(1, False, "k"))
+    return found
+
+
+def test_sv7_a_lease_ends_soon_after_its_connection(clients: Clients, lease: Lease) -> None:
+    clients.now = 10.0
+    clients.leave(1)
+    assert clients.service.next_wake() == 12.0
+    clients.tick(11.9)
+    assert clients.take(2) == []
+    clients.tick(12.0)
+    assert clients.take(2) == [Changed(1, Change("k", None, 2))]
+
+
+def test_sv7_a_lease_without_linger_does_not(clients: Clients) -> None:
+    plain = clients.call(1, 1, LeaseGrant(60.0))
+    clients.call(1, 2, Set("k", b"", plain.id))
+    clients.leave(1)
+    clients.tick(59.9)
+    assert clients.service.status().keys == 1
+
+
+def test_sv7_linger_never_makes_a_lease_longer(clients: Clients) -> None:
+    short = clients.call(1, 1, LeaseGrant(1.0, 30.0))
+    clients.call(1, 2, Set("k", b"", short.id))
+    clients.leave(1)
+    clients.tick(1.0)
+    assert clients.service.status().keys == 0
+
+
+def test_sv7_a_client_that_comes_back_has_the_whole_time_again(
+    clients: Clients, lease: Lease
+) -> None:
+    clients.now = 10.0
+    clients.leave(1)
+    clients.now = 11.9
+    assert clients.join(3, life=LIFE) == Welcome(LIFE, resumed=True)
+    clients.tick(71.8)
+    assert clients.take(2) == []
+    clients.tick(71.9)
+    assert clients.take(2) == [Changed(1, Change("k", None, 2))]
+
+
+def test_sv7_a_client_that_comes_back_too_late_finds_it_lost(
+    clients: Clients, lease: Lease
+) -> None:
+    clients.leave(1)
+    clients.now = 2.0
+    clients.join(3, life=LIFE)  # nobody ticked since
+    assert clients.take(2) == [Changed(1, Change("k", None, 2))]
+    (failure,) = clients.say(3, Call(3, 1, LeaseKeep(lease.id)))
+    assert isinstance(failure, Failure)
+    assert failure.why is Why.LEASE_LOST
+
+
+def test_sv7_a_takeover_ends_no_lease(clients: Clients, lease: Lease) -> None:
+    clients.join(3, life=LIFE)
+    clients.leave(1)
+    clients.tick(59.9)
+    assert clients.take(2) == []
+    clients.leave(3)
+    clients.tick(61.9)
+    assert clients.take(2) == [Changed(1, Change("k", None, 2))]
+
+
+def test_sv7_a_lease_of_another_client_is_left_alone(clients: Clients, lease: Lease) -> None:
+    clients.leave(2)
+    clients.tick(59.9)
+    assert clients.call(1, 3, LeaseKeep(lease.id)) == 60.0
+
+
+def test_sv7_a_revoked_lease_is_forgotten(clients: Clients, lease: Lease) -> None:
+    assert clients.call(1, 3, LeaseRevoke(lease.id)) is True
+    again = clients.call(1, 4, LeaseGrant(60.0))
+    clients.call(1, 5, Set("k", b"", again.id))
+    clients.leave(1)
+    clients.tick(59.9)
+    assert clients.service.status().keys == 1
+
+
+def test_sv7_leases_that_ended_do_not_pile_up(clients: Clients) -> None:
+    for number in range(1, 501):
+        clients.call(1, number, LeaseGrant(1.0, 0.5), ack=number)
+        clients.now += 2.0
+    (session,) = clients.service._sessions.values()
+    assert len(session.lingers) <= service_module.LINGERS_SWEPT

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import (
+    Fenced,
     LeaseLost,
     PeerViolation,
     StoreUnavailable,
@@ -43,13 +44,14 @@ from holdfast.store.ops import (
     Delete,
     Entry,
     Get,
+    Guarded,
     LeaseGrant,
     MultiSet,
     Set,
     Wait,
 )
 from holdfast.store.service import LINGER_S, Send, Service
-from holdfast.store.session import SILENCE_S, Session, WatchState, missing_keys
+from holdfast.store.session import SILENCE_S, PendingCall, Session, WatchState, missing_keys
 
 ME = SessionId(5)
 LIFE = 77
@@ -152,13 +154,26 @@ def test_se1_a_malformed_result_does_not_settle(session: Session) -> None:
 
 @pytest.mark.parametrize(
     ("why", "error"),
-    [(Why.USAGE, UsageError), (Why.LEASE_LOST, LeaseLost), (Why.CANCELLED, TimeoutExpired)],
+    [
+        (Why.USAGE, UsageError),
+        (Why.LEASE_LOST, LeaseLost),
+        (Why.FENCED, Fenced),
+        (Why.CANCELLED, TimeoutExpired),
+    ],
 )
 def test_se1_failures_are_told_by_kind(session: Session, why: Why, error: type[Exception]) -> None:
     call = session.begin(Set("k", b"", LeaseId(1)))
     hear(session, Failure(1, why, "because", ("k",)))
     with pytest.raises(error, match="because|'k'"):
         call.outcome()
+
+
+def test_se1_a_guarded_write_gets_the_result_of_the_write(session: Session) -> None:
+    call: PendingCall[int] = session.begin(Guarded("g", b"1", Add("n", 1)))
+    assert output(session) == [Call(1, 1, Guarded("g", b"1", Add("n", 1)))]
+    assert session.abandon(session.begin(Guarded("g", b"1", Delete("k"))))  # as every sent write
+    hear(session, Reply(1, bytes(7) + b"\x05"))
+    assert call.outcome() == 5
 
 
 def test_se1_a_wait_whose_answer_crosses_its_cancel(session: Session) -> None:

@@ -22,6 +22,7 @@ CHANGES = st.builds(Change, KEYS, st.none() | VALUES, U64)
 MANY_KEYS = st.lists(KEYS, max_size=3).map(tuple)
 MANY_ENTRIES = st.lists(ENTRIES, max_size=3).map(tuple)
 TTLS = st.floats(0, ops.TTL_MAX_S, exclude_min=True)
+LINGERS = st.none() | st.floats(0, ops.TTL_MAX_S)
 I64 = st.integers(ops.INT_MIN, ops.INT_MAX)
 
 OPS_AND_RESULTS: dict[type[AnyOp], st.SearchStrategy[tuple[Any, Any]]] = {
@@ -48,10 +49,16 @@ OPS_AND_RESULTS: dict[type[AnyOp], st.SearchStrategy[tuple[Any, Any]]] = {
     ),
     ops.Count: st.tuples(st.builds(ops.Count, PREFIXES), U64),
     ops.ListPrefix: st.tuples(st.builds(ops.ListPrefix, PREFIXES), MANY_ENTRIES),
-    ops.LeaseGrant: st.tuples(st.builds(ops.LeaseGrant, TTLS), st.builds(Lease, LEASES, TTLS)),
+    ops.LeaseGrant: st.tuples(
+        st.builds(ops.LeaseGrant, TTLS, LINGERS), st.builds(Lease, LEASES, TTLS)
+    ),
     ops.LeaseKeep: st.tuples(st.builds(ops.LeaseKeep, LEASES), TTLS),
     ops.LeaseRevoke: st.tuples(st.builds(ops.LeaseRevoke, LEASES), st.booleans()),
 }
+GUARDED: st.SearchStrategy[tuple[Any, Any]] = st.tuples(
+    KEYS, VALUES, st.one_of([OPS_AND_RESULTS[kind] for kind in ops.KEY_WRITES])
+).map(lambda drawn: (ops.Guarded(drawn[0], drawn[1], drawn[2][0]), drawn[2][1]))
+OPS_AND_RESULTS[ops.Guarded] = GUARDED
 
 ANY_OP_AND_RESULT = cast(
     "st.SearchStrategy[OpAndResult]", st.one_of(list(OPS_AND_RESULTS.values()))
