@@ -1,13 +1,16 @@
 """The backends by name: which store, who hosts it, and the node that takes part over it.
 
-c10d      the built-in store at host:port. Who hosts it is said (`is_host`), or else it is
-whoever can bind the address: it is this machine's and free, or it is not. Host
-names are never compared.
-static    fixed ranks, and a master that is given: host:port is passed on as it is, and never
-bound here. Several nodes meet at a store of the node with rank 0, one port higher
-(or at `store_port`).
-etcd      etcd's v3 API           etcd-v2   etcd's v2 keys API
-file      a file that all nodes see: one host
+    c10d      the built-in store at host:port. Who hosts it is said (`is_host`), or else it is
+              whoever can bind the address: it is this machine's and free, or it is not. Host
+              names are never compared.
+    static    fixed ranks, and a master that is given: host:port is passed on as it is, and never
+              bound here. Several nodes meet at a store of the node with rank 0, one port higher
+              (or at `store_port`).
+    etcd      etcd's v3 API           etcd-v2   etcd's v2 keys API
+    file      a file that all nodes see: one host
+
+What was said is judged before anything is opened, and what was opened is closed again if the node
+cannot take part: a mistake costs one line, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import os
 import random
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from holdfast.clock import Deadline
-from holdfast.errors import HoldfastError, TimeoutExpired, UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.ids import NodeId, new_token
 from holdfast.net.address import Address, is_loopback, parse_address
 from holdfast.net.tcp import resolve
@@ -29,7 +33,7 @@ from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.port import HeldPort, address_towards
 from holdfast.store.memory import MemoryStore
-from holdfast.store.open import open_store, serve_store
+from holdfast.store.open import open_store, parse_store_endpoint, serve_store
 from holdfast.store.server import StoreServer
 from holdfast.store.store import Store
 
@@ -59,15 +63,19 @@ class _Place:
 
 def create_c10d(parameters: RendezvousParameters) -> Rendezvous:
     """Meet at the built-in store."""
-    if parameters.text("store_type") == "file":
+    kind = parameters.text("store_type") or "tcp"
+    if kind == "file":
         return create_file(parameters)
-    if parameters.text("store_type") not in (None, "tcp"):
-        raise UsageError(
-            f"rendezvous store_type {parameters.text('store_type')!r:.40}: must be tcp or file"
-        )
+    if kind != "tcp":
+        raise UsageError(f"rendezvous store_type {kind!r:.40}: must be tcp or file")
     address = parse_address(parameters.endpoint or "localhost", C10D_PORT)
-    place = _built_in(parameters, address, parameters.flag("is_host"))
-    return _take_part("c10d", parameters, place)
+    is_host = parameters.flag("is_host")
+    if address.port == 0 and not is_host and (is_host is False or parameters.max_nodes > 1):
+        raise UsageError(
+            f"rendezvous endpoint {address}: port 0 is for a node that hosts (is_host=true), or "
+            "for a single one"
+        )
+    return _take_part(parameters, lambda undo: _built_in(parameters, address, is_host, undo))
 
 
 def create_static(parameters: RendezvousParameters) -> Rendezvous:
@@ -82,12 +90,20 @@ def create_static(parameters: RendezvousParameters) -> Rendezvous:
     if rank is None or rank >= size:
         raise UsageError(f"rendezvous rank {rank}: must be from 0 to {size - 1}")
     master = parse_address(parameters.endpoint or "127.0.0.1", MASTER_PORT)
-    if size == 1:
-        place = _Place(MemoryStore(), None)
-    else:
-        port = parameters.integer("store_port") or master.port + 1
-        place = _built_in(parameters, Address(master.host, port), rank == 0)
-    return _take_part("static", parameters, place, slot=rank, master=master)
+    port = parameters.integer("store_port")
+    port = master.port + 1 if port is None else port
+    if size > 1 and not (master.port > 0 and 0 < port <= 65535):
+        raise UsageError(
+            f"rendezvous endpoint {master}: nodes would meet at port {port}; give store_port, and "
+            "ports from 1 to 65535"
+        )
+
+    def meet(undo: ExitStack) -> _Place:
+        if size == 1:
+            return _Place(MemoryStore(), None)
+        return _built_in(parameters, Address(master.host, port), rank == 0, undo)
+
+    return _take_part(parameters, meet, slot=rank, master=master)
 
 
 def create_file(parameters: RendezvousParameters) -> Rendezvous:
@@ -95,22 +111,17 @@ def create_file(parameters: RendezvousParameters) -> Rendezvous:
     path = parameters.endpoint.removeprefix("file://")
     if not path.startswith("/"):
         raise UsageError(f"rendezvous endpoint {path!r:.200}: must be an absolute path")
-    return _take_part("file", parameters, _Place(open_store(f"file://{path}"), None))
+    return _take_part(parameters, lambda undo: _opened(parameters, f"file://{path}", None, undo))
 
 
 def create_etcd(parameters: RendezvousParameters) -> Rendezvous:
     """Meet in etcd, over its v3 API."""
-    prefix = (parameters.text("etcd_prefix") or "/torchelastic/p2p").strip("/")
-    files = (parameters.text("cert"), parameters.text("key"), parameters.text("cacert"))
-    return _take_part("etcd", parameters, _etcd("etcd", parameters, prefix, files))
+    return _create_etcd(parameters, parameters.text("etcd_prefix") or "/torchelastic/p2p")
 
 
 def create_etcd_v2(parameters: RendezvousParameters) -> Rendezvous:
     """Meet in etcd, over its v2 keys API."""
-    names = ("ssl_cert", "ssl_cert_key", "ca_cert")
-    cert, key, ca = (parameters.text(name) for name in names)
-    place = _etcd("etcd-v2", parameters, "torch/elastic/rendezvous", (cert, key, ca))
-    return _take_part("etcd-v2", parameters, place)
+    return _create_etcd(parameters, "torch/elastic/rendezvous")
 
 
 BACKENDS: dict[str, Creator] = {
@@ -122,32 +133,27 @@ BACKENDS: dict[str, Creator] = {
 }
 
 
-def _built_in(parameters: RendezvousParameters, address: Address, is_host: bool | None) -> _Place:
+def _built_in(
+    parameters: RendezvousParameters, address: Address, is_host: bool | None, undo: ExitStack
+) -> _Place:
     """Host the store if this node does, and open it."""
     server: StoreServer | None = None
     if is_host is not False:
         try:
             server = serve_store(f"tcp://{address}")
-        except UsageError:
+        except UsageError as error:
             if is_host or address.port == 0:
-                raise
+                raise UsageError(
+                    f"rendezvous endpoint {address}: to be hosted here: {error}"
+                ) from None
     if server is not None:
+        undo.callback(server.close)
         _warn_if_unreachable(address)
         address = server.address
-    timeout = parameters.seconds("join_timeout", "timeout", default=600.0)
-    try:
-        store = open_store(f"tcp://{address}", timeout=timeout)
-        try:
-            swap = store.compare_set(RUN_KEY, None, parameters.run_id.encode())
-        except HoldfastError:
-            store.close()
-            raise
-    except HoldfastError:
-        if server is not None:
-            server.close()
-        raise
+        _log.info("run %s: the store is hosted here, at %s", parameters.run_id, address)
+    store = undo.enter_context(open_store(f"tcp://{address}", timeout=parameters.join_s))
+    swap = store.compare_set(RUN_KEY, None, parameters.run_id.encode(), timeout=parameters.read_s)
     if swap.value != parameters.run_id.encode():
-        store.close()
         other = (swap.value or b"").decode(errors="replace")
         raise UsageError(
             f"rendezvous endpoint {address}: serves run {other!r:.80}, not {parameters.run_id!r}; "
@@ -173,39 +179,49 @@ def _warn_if_unreachable(address: Address) -> None:
         )
 
 
-def _etcd(
-    scheme: str,
-    parameters: RendezvousParameters,
-    prefix: str,
-    files: tuple[str | None, str | None, str | None],
-) -> _Place:
-    parts = [part for part in parameters.endpoint.split(",") if part]
+def _create_etcd(parameters: RendezvousParameters, prefix: str) -> Rendezvous:
+    scheme, endpoint = parameters.backend, parameters.endpoint
+    parts = [part.strip() for part in endpoint.split(",") if part.strip()]
     if not parts:
-        raise UsageError(f"rendezvous endpoint '': {scheme} needs host:port, or several with ','")
+        raise UsageError(f"rendezvous endpoint {endpoint!r:.80}: {scheme} needs host:port[,…]")
     addresses = [parse_address(part, ETCD_PORT) for part in parts]
     protocol = parameters.text("protocol") or "http"
-    if protocol not in ("http", "https"):
-        raise UsageError(f"rendezvous protocol {protocol!r:.40}: must be http or https")
-    options = {"protocol": protocol, "cert": files[0], "key": files[1], "cacert": files[2]}
-    query = "&".join(f"{name}={value}" for name, value in options.items() if value)
-    hosts = ",".join(map(str, addresses))
-    return _Place(open_store(f"{scheme}://{hosts}/{prefix}?{query}"), addresses[0])
+    if protocol != "http":
+        raise UsageError(
+            f"rendezvous protocol {protocol!r:.40}: must be http; etcd is reached without TLS"
+        )
+    url = f"{scheme}://{','.join(map(str, addresses))}/{prefix.strip('/')}"
+    parse_store_endpoint(url)
+    return _take_part(parameters, lambda undo: _opened(parameters, url, addresses[0], undo))
+
+
+def _opened(
+    parameters: RendezvousParameters, url: str, towards: Address | None, undo: ExitStack
+) -> _Place:
+    """Open a store that somebody else keeps, and see that it is there."""
+    store = undo.enter_context(open_store(url))
+    store.get(Keys(parameters.run).round, timeout=parameters.join_s)
+    return _Place(store, towards)
 
 
 def _take_part(
-    backend: str,
     parameters: RendezvousParameters,
-    place: _Place,
+    meet: Callable[[ExitStack], _Place],
     *,
     slot: int | None = None,
     master: Address | None = None,
 ) -> Rendezvous:
     """Make this machine a node of the run."""
-    timeout = Deadline.after(5.0)
-    address = parameters.local_addr or address_towards(place.towards, timeout)
-    held: HeldPort | None = None
-    try:
-        held = HeldPort(address) if is_numeric(address) else HeldPort("0.0.0.0")
+    with ExitStack() as undo:
+        given = parameters.local_addr
+        held = HeldPort(given) if given and is_numeric(given) else None
+        if held is not None:
+            undo.callback(held.close)
+        place = meet(undo)
+        address = given or address_towards(place.towards, Deadline.after(5.0))
+        if held is None:
+            held = HeldPort(address if is_numeric(address) else "0.0.0.0")
+            undo.callback(held.close)
         me = Announcement(
             node=NodeId(new_token(random.SystemRandom(), 12)),
             # The process tells nodes of one machine apart, for people and in the order of ranks.
@@ -218,20 +234,19 @@ def _take_part(
             why="",
         )
         rendezvous = StoreRendezvous(
-            backend,
+            parameters.backend,
             parameters.run,
             me,
             parameters.rules(),
             place.store,
             master=master,
-            close_s=parameters.seconds("close_timeout", default=30.0),
-            op_timeout_s=parameters.seconds("read_timeout", default=60.0),
+            close_s=parameters.close_s,
+            op_timeout_s=parameters.read_s,
+            heartbeat_s=parameters.heartbeat_s,
             release=_Release(place, held),
         )
         rendezvous.start()
-    except HoldfastError:
-        _Release(place, held).at_once()
-        raise
+        undo.pop_all()
     return rendezvous
 
 
@@ -245,20 +260,17 @@ class _Release:
     """What a node lets go of when it has left."""
 
     place: _Place
-    held: HeldPort | None
+    held: HeldPort
 
     def __call__(self, keys: Keys, deadline: Deadline) -> bool:
         """Close everything; a host waits until the other nodes have left (E3)."""
-        alone = self.place.server is None or self._wait_alone(keys, deadline)
-        self.at_once()
-        return alone
-
-    def at_once(self) -> None:
-        """Close everything now."""
-        self.place.store.close()
-        if self.place.server is not None:
-            self.place.server.close()
-        if self.held is not None:
+        server = self.place.server
+        try:
+            return server is None or self._wait_alone(keys, deadline)
+        finally:
+            self.place.store.close()
+            if server is not None:
+                server.close()
             self.held.close()
 
     def _wait_alone(self, keys: Keys, deadline: Deadline) -> bool:
@@ -267,6 +279,6 @@ class _Release:
             with store.watch(keys.nodes, prefix=True, timeout=deadline.remaining()) as watch:
                 while store.count(keys.nodes, timeout=deadline.remaining()):
                     watch.next(deadline.remaining())
-        except TimeoutExpired:
+        except HoldfastError:
             return False
         return True

@@ -27,8 +27,9 @@ from typing import assert_never
 
 from holdfast.errors import UsageError
 from holdfast.ids import NodeId
-from holdfast.rendezvous.model import Announcement, Phase, Progress, Record, Status
+from holdfast.rendezvous.model import Announcement, Phase, Progress, Record, Status, clipped
 from holdfast.rendezvous.ranks import RankPolicy, choose, sticky_ranks
+from holdfast.store.ops import TTL_MAX_S
 
 __all__ = ["Decision", "Rules", "Situation", "decide"]
 
@@ -57,13 +58,13 @@ class Rules:
             raise UsageError(
                 f"nodes {self.min_nodes}:{self.max_nodes}: must be MIN:MAX with 1 <= MIN <= MAX"
             )
-        if not 0 < self.keep_alive_s < self.lease_s:
+        if not 0 < self.keep_alive_s < self.lease_s <= TTL_MAX_S:
             raise UsageError(
-                f"keep-alive every {self.keep_alive_s:g} s for a lease of {self.lease_s:g} s: "
-                "the interval must be more than 0 and less than the lease"
+                f"keep-alive every {self.keep_alive_s:g} s for a lease of {self.lease_s:g} s: the "
+                f"interval must be more than 0 and less than the lease, that at most {TTL_MAX_S:g}"
             )
         for name in ("join_s", "last_call_s", "linger_s"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # not a number is neither more nor less
                 raise UsageError(f"{name} {getattr(self, name)}: must not be negative")
 
 
@@ -110,7 +111,8 @@ def decide(seen: Situation, rules: Rules, now: float, rank: RankPolicy = sticky_
 
 def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decision:
     previous = [member.node for member in seen.record.members]
-    ready = _without_twins([n for n in seen.nodes.values() if n.phase is Phase.WAITING])
+    asking = [node for node in seen.nodes.values() if node.phase is Phase.WAITING]
+    ready, odd = _placeable(choose(asking, previous, len(asking)), rules.max_nodes)
     # Alive and still in the last round: they will come, so going without them would only mean
     # one more round a moment later (RV-5).
     coming = [node for node in seen.nodes.values() if node.phase is Phase.WORKING]
@@ -121,15 +123,16 @@ def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decisi
     if have < rules.min_nodes:
         short = rules.min_nodes - have
         reason = f"have {have} of {rules.min_nodes}: waiting for {short} more{_names(missing)}"
-        return _same(seen, have, 0, missing, reason)
+        return _same(seen, have, 0, missing, reason + odd)
     patience = seen.forming_since + rules.join_s
     if coming and now < patience:
         reason = f"have {have}, enough: waiting for {len(coming)} to come back{_names(missing)}"
-        return _same(seen, have, 0, missing, reason, wake_at=patience)
+        return _same(seen, have, 0, missing, reason + odd, wake_at=patience)
     last_call = (now if seen.enough_since is None else seen.enough_since) + rules.last_call_s
     if now < last_call:
         reason = f"have {have}, enough: last call for up to {rules.max_nodes}"
-        return _same(seen, have, 0, missing, reason, wake_at=last_call, left_s=last_call - now)
+        left_s = last_call - now
+        return _same(seen, have, 0, missing, reason + odd, wake_at=last_call, left_s=left_s)
     return _complete(seen, rules, ready, previous, rank, f"the last call is over, have {have}")
 
 
@@ -142,16 +145,19 @@ def _judge(seen: Situation, rules: Rules) -> Decision:
             gone.append(f"{member.host} is gone")
         elif node.phase is Phase.WAITING and node.round >= record.number:
             asking.append(f"{node.host}: {node.why}" if node.why else f"{node.host} asks for it")
-    members = {member.node for member in record.members}
-    outside = [node for node in seen.nodes.values() if node.node not in members]
-    waiting = min(len(outside), rules.max_nodes - len(members))
     if gone or asking:
-        reason = f"round {record.number} is over: {'; '.join([*gone, *asking][:NAMES_MAX])}"
+        why = "; ".join([*gone, *asking][:NAMES_MAX])
+        reason = clipped(f"round {record.number} is over: {why}")
         forming = Record(record.number + 1, Status.FORMING, record.members, reason)
         ready = sum(1 for node in seen.nodes.values() if node.phase is Phase.WAITING)
         return Decision(forming, Progress(record.number + 1, ready, 0, (), None, reason), None)
+    members = {member.node for member in record.members}
+    inside = [node for node in seen.nodes.values() if node.node in members]
+    outside = [node for node in seen.nodes.values() if node.node not in members]
+    fit, odd = _placeable([*inside, *outside], rules.max_nodes)
+    waiting = min(len(fit), rules.max_nodes) - len(members)
     reason = f"{record.reason}; {len(outside)} waiting" if outside else record.reason
-    return _same(seen, len(members), waiting, (), reason)
+    return _same(seen, len(members), max(0, waiting), (), reason + odd)
 
 
 def _complete(
@@ -162,9 +168,12 @@ def _complete(
     rank: RankPolicy,
     why: str,
 ) -> Decision:
-    chosen = rank(choose(ready, previous, rules.max_nodes), previous)
+    chosen = choose(ready, previous, rules.max_nodes)
+    ranked = rank(chosen, previous)
+    if sorted(node.node for node in ranked) != sorted(node.node for node in chosen):
+        raise UsageError("the rank policy must return the nodes that it is given, each once (RV-2)")
     number = seen.record.number
-    members = tuple(node.member() for node in chosen)
+    members = tuple(node.member() for node in ranked)
     reason = f"round {number} is complete with {len(members)}: {why}"
     record = Record(number, Status.COMPLETE, members, reason)
     return Decision(record, Progress(number, len(members), 0, (), None, reason), None)
@@ -180,20 +189,26 @@ def _same(
     wake_at: float | None = None,
     left_s: float | None = None,
 ) -> Decision:
-    progress = Progress(seen.record.number, have, waiting, missing[:NAMES_MAX], left_s, reason)
-    return Decision(None, progress, wake_at)
+    number, names = seen.record.number, missing[:NAMES_MAX]
+    return Decision(None, Progress(number, have, waiting, names, left_s, clipped(reason)), wake_at)
 
 
-def _without_twins(ready: list[Announcement]) -> list[Announcement]:
-    """Of nodes that insist on the same rank, keep the one that came first."""
-    taken: set[int] = set()
-    kept = []
-    for node in ready:
-        if node.slot is None or node.slot not in taken:
-            kept.append(node)
-        if node.slot is not None:
-            taken.add(node.slot)
-    return kept
+def _placeable(nodes: Sequence[Announcement], limit: int) -> tuple[list[Announcement], str]:
+    """Return the nodes that can have the rank they insist on, and what to say of the others."""
+    holders: dict[int, str] = {}
+    fit, odd = [], []
+    for node in nodes:
+        slot = node.slot
+        if slot is None:
+            fit.append(node)
+        elif slot >= limit:
+            odd.append(f"; {node.host} cannot have rank {slot}: there are {limit}")
+        elif slot in holders:
+            odd.append(f"; {node.host} cannot have rank {slot}: {holders[slot]} has it")
+        else:
+            holders[slot] = node.host
+            fit.append(node)
+    return fit, "".join(odd[:NAMES_MAX])
 
 
 def _names(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ one that works over any store.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ class StoreRendezvous(Rendezvous):
         *,
         close_s: float = 30.0,
         op_timeout_s: float = 60.0,
+        heartbeat_s: float = 5.0,
         rank: RankPolicy = sticky_ranks,
         master: Address | None = None,
         release: Callable[[Keys, Deadline], bool],
@@ -149,8 +151,17 @@ class StoreRendezvous(Rendezvous):
         node = Node(me, self._keys, rules, rank)
         self._node = node
         self._session = NodeSession(
-            run, node, store, op_timeout_s=op_timeout_s, sink=sink, clock=clock
+            run,
+            node,
+            store,
+            op_timeout_s=op_timeout_s,
+            heartbeat_s=heartbeat_s,
+            sink=sink,
+            clock=clock,
         )
+        # Held while this node leaves, so that a second shutdown waits for the first one's answer.
+        self._shutting = threading.Lock()
+        self._leaving = False
         self._shut: bool | None = None
 
     def start(self) -> None:
@@ -160,24 +171,27 @@ class StoreRendezvous(Rendezvous):
     def next_round(self, why: str = "", *, timeout: float | None = None) -> Round:
         session = self._session
         deadline = Deadline.after(check_timeout(timeout), self._clock)
-        last = session.ready
-        with session.told:
-            session.timed_out = None
-        session.request(lambda now: self._node.ask(why, now))
-        came = session.wait(
-            lambda: session.ready is not last or session.timed_out is not None or self._ended(),
+        wish = object()
+        self._check_in()
+        session.ask(_sentence("why", why), wish)
+        session.wait(
+            lambda: (
+                self._ended() or (session.wish is wish and bool(session.ready or session.timed_out))
+            ),
             deadline,
         )
-        if session.ready is not None and session.ready is not last:
-            return self._round(session.ready)
+        with session.told:
+            heard = session.wish is wish
+            ready, timed_out = session.ready, session.timed_out
+            if heard and ready is not None:
+                return self._round(ready)
         self._check_ended()
-        if session.timed_out is not None:
-            raise RendezvousTimedOut(f"run {self.run_id}: {session.timed_out.reason}")
-        if not came:
-            session.request(self._node.withdraw)
-            seen = session.progress.reason if session.progress else "no word from a leader"
-            raise RendezvousTimedOut(f"run {self.run_id}: no round within {timeout:g} s: {seen}")
-        raise UsageError(f"run {self.run_id}: this node has left it")
+        if heard and timed_out is not None:
+            raise RendezvousTimedOut(f"run {self.run_id}: {timed_out.reason}")
+        # The caller's own deadline. A round that comes after all is left by withdrawing.
+        session.request(self._node.withdraw)
+        seen = session.progress.reason if session.progress else "no word from a leader"
+        raise RendezvousTimedOut(f"run {self.run_id}: no round within {timeout:g} s: {seen}")
 
     def over(self) -> str | None:
         session = self._session
@@ -192,16 +206,22 @@ class StoreRendezvous(Rendezvous):
         waiting = progress.waiting if progress is not None else 0
         return max(1, waiting) if self._session.over is not None else waiting
 
+    @property
+    def endpoint(self) -> str:
+        """Where the nodes meet; for a store that this node hosts, with its real port."""
+        return self._store.endpoint
+
     def progress(self) -> Progress | None:
         """Return what the run waits for, as last heard: for people."""
         return self._session.progress
 
     def count_failure(self, *, timeout: float | None = 30.0) -> int:
         session = self._session
+        deadline = Deadline.after(check_timeout(timeout), self._clock)
+        self._check_in()
         with session.told:
             session.counted = None
         session.request(self._node.count_failure)
-        deadline = Deadline.after(check_timeout(timeout), self._clock)
         session.wait(lambda: session.counted is not None or self._ended(), deadline)
         if session.counted is not None:
             return session.counted.count
@@ -213,6 +233,8 @@ class StoreRendezvous(Rendezvous):
 
     def close(self, reason: str = "closed") -> None:
         session = self._session
+        self._check_in()
+        _sentence("reason", reason)
         session.request(lambda now: self._node.close(reason, now))
         deadline = Deadline.after(self._close_s, self._clock)
         if not session.wait(lambda: session.closed is not None or self._ended(), deadline):
@@ -221,15 +243,22 @@ class StoreRendezvous(Rendezvous):
             self._check_ended()
 
     def shutdown(self) -> bool:
-        if self._shut is not None:
+        self._leaving = True
+        with self._shutting:
+            if self._shut is None:
+                self._shut = self._leave(Deadline.after(self._close_s, self._clock))
             return self._shut
+
+    def _leave(self, deadline: Deadline) -> bool:
         session = self._session
-        deadline = Deadline.after(self._close_s, self._clock)
         session.request(self._node.leave)
         clean = session.wait(lambda: session.left or session.lost is not None, deadline)
         clean = session.stop() and clean
-        self._shut = self._release(self._keys, deadline) and clean
-        return self._shut
+        return self._release(self._keys, deadline) and clean
+
+    def _check_in(self) -> None:
+        if self._leaving:
+            raise UsageError(f"run {self.run_id}: this node has left it")
 
     def _ended(self) -> bool:
         session = self._session
@@ -241,6 +270,8 @@ class StoreRendezvous(Rendezvous):
             raise RendezvousClosed(f"run {self.run_id} is closed: {session.closed.reason}")
         if session.lost is not None:
             raise RendezvousLost(f"run {self.run_id}: {session.lost.reason}")
+        if session.left:
+            raise UsageError(f"run {self.run_id}: this node has left it")
 
     def _round(self, ready: RoundReady) -> Round:
         record = ready.record
@@ -258,3 +289,10 @@ class StoreRendezvous(Rendezvous):
             members=record.members,
             reason=record.reason,
         )
+
+
+def _sentence(what: str, text: str) -> str:
+    """Return the text if it is one; it ends up in what every node reads."""
+    if not isinstance(text, str):
+        raise UsageError(f"{what} {text!r:.80}: must be a str, not {type(text).__name__}")
+    return text

@@ -136,10 +136,11 @@ class Node:
         self._pump(now)
 
     def withdraw(self, now: float) -> None:
-        """Take the wish for a round back."""
-        if self._me.phase is Phase.WAITING:
-            self._active = False
-            self._join_by = None
+        """Take the wish for a round back, and leave the round if one came at that very moment."""
+        self._active = False
+        self._join_by = None
+        self._me = replace(self._me, phase=Phase.WAITING)
+        self._round_raw = None
         self._pump(now)
 
     def count_failure(self, now: float) -> None:
@@ -161,6 +162,8 @@ class Node:
 
     def changed(self, changes: Iterable[Change], now: float) -> None:
         """Hear of changes under the prefix that is followed."""
+        if self._stopped:
+            return
         for change in changes:
             if change.key.startswith(self._keys.nodes):
                 if self._leadership is not None:
@@ -200,11 +203,12 @@ class Node:
         """Return when `tick` is due even if nothing happens."""
         if self._stopped or self._busy is not None:
             return None
-        moments = [self._retry_at] if self._trouble else []
+        moments = [] if self._join_by is None else [self._join_by]
+        if self._trouble is not None:
+            moments.append(self._retry_at)  # nothing else is done before that
+            return min(moments)
         if self._lease is not None:
             moments.append(self._keep_at)
-        if self._join_by is not None:
-            moments.append(self._join_by)
         leading = self._leadership.next_wake() if self._leadership is not None else None
         if leading is not None:
             moments.append(leading)
@@ -260,8 +264,8 @@ class Node:
                 self._stop(Left())
                 return None
             return LeaseGrant(self._rules.lease_s, self._rules.linger_s)
-        if self._closing is not None:
-            return self._close_op()
+        if self._closing is not None and (op := self._close_op()) is not None:
+            return op
         if self._leaving:
             return LeaseRevoke(lease.id)
         if now >= self._keep_at:
@@ -392,6 +396,8 @@ class Node:
                 self._explain(Progress.decode(value))
             elif key == self._keys.leader:
                 self._leader_changed(value)
+            elif key == self._keys.failures and value is not None:
+                Failures.decode(value)
         except PeerViolation as error:
             self._stop(StoreLost(f"key {key!r} holds something that is not ours: {error}"))
 

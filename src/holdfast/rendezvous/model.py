@@ -33,6 +33,7 @@ __all__ = [
     "Progress",
     "Record",
     "Status",
+    "clipped",
 ]
 
 VERSION = 1
@@ -91,7 +92,8 @@ class _Value:
     def decode(cls, data: bytes) -> Self:
         """Read a value; PeerViolation says what is wrong with it."""
         plain = _load(data, cls.__name__)
-        if plain.pop("v", None) != VERSION:
+        version = plain.pop("v", None)
+        if type(version) is not int or version != VERSION:  # true would pass for 1
             raise PeerViolation(f"{cls.__name__}: version {VERSION} was expected")
         return _build(cls, plain)
 
@@ -180,6 +182,11 @@ class Failures(_Value):
     round: int
 
 
+def clipped(text: str) -> str:
+    """Return a text that fits into a value: what one node writes, all others must read."""
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
+
+
 def _load(data: bytes, what: str) -> dict[str, Any]:
     if len(data) > VALUE_BYTES_MAX:
         raise PeerViolation(f"{what}: {len(data)} bytes, at most {VALUE_BYTES_MAX} are allowed")
@@ -206,7 +213,9 @@ def _build(kind: type[T], plain: dict[str, Any]) -> T:
 
 
 def _wrong(kind: type, name: str, value: object) -> PeerViolation:
-    return PeerViolation(f"{kind.__name__}.{name}: {value!r:.60} is out of place")
+    # A list may be nested as deep as the stack allows, or be megabytes long: it is not shown.
+    shown = type(value).__name__ if isinstance(value, (list, dict)) else f"{value!r:.60}"
+    return PeerViolation(f"{kind.__name__}.{name}: {shown} is out of place")
 
 
 def _text(kind: type, name: str, value: object) -> str:

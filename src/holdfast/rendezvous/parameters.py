@@ -8,12 +8,14 @@ The configuration takes the keys of torchrun's `--rdzv-conf`, with torch's meani
     keep_alive_interval 5          seconds between two signs of life of a node
     keep_alive_max_attempt 3       how many of them may be missed
     heartbeat_timeout 5, heartbeat seconds that one sign of life may take
-    read_timeout 60                seconds that one store operation may take
+    read_timeout 60                seconds that any other store operation may take
     is_host                        c10d: whether this node hosts the store (absent: if it can bind)
     store_type                     c10d: tcp, or file
     rank                           static: this node's rank
     store_port                     static: where nodes meet (ours; else one above the master's port)
-    protocol, cert, key, cacert    etcd: http or https, and the files for it
+    protocol                       etcd, etcd-v2: http; https is refused, for etcd is reached
+                                   without TLS so far
+    cert, key, cacert              etcd: files for https; no effect without it
     ssl_cert, ssl_cert_key, ca_cert   etcd-v2: the same
     etcd_prefix                    etcd: where in etcd the run's keys lie
 """
@@ -27,11 +29,12 @@ from dataclasses import dataclass, field
 from holdfast.clock import check_timeout
 from holdfast.errors import UsageError
 from holdfast.ids import RunId, run_id
+from holdfast.net.address import parse_address
 from holdfast.rendezvous.decide import Rules
 
-__all__ = ["RendezvousParameters", "parse_config"]
+__all__ = ["CONFIG_KEYS", "RendezvousParameters", "parse_config"]
 
-_COMMON = {
+_EVERYWHERE = {
     "join_timeout",
     "timeout",
     "last_call_timeout",
@@ -43,11 +46,11 @@ _COMMON = {
     "read_timeout",
 }
 CONFIG_KEYS: dict[str, frozenset[str]] = {
-    "c10d": frozenset(_COMMON | {"is_host", "store_type"}),
-    "file": frozenset(_COMMON),
-    "static": frozenset(_COMMON | {"rank", "store_port"}),
-    "etcd": frozenset(_COMMON | {"protocol", "cert", "key", "cacert", "etcd_prefix"}),
-    "etcd-v2": frozenset(_COMMON | {"protocol", "ssl_cert", "ssl_cert_key", "ca_cert"}),
+    "c10d": frozenset(_EVERYWHERE | {"is_host", "store_type"}),
+    "file": frozenset(_EVERYWHERE),
+    "static": frozenset(_EVERYWHERE | {"rank", "store_port"}),
+    "etcd": frozenset(_EVERYWHERE | {"protocol", "cert", "key", "cacert", "etcd_prefix"}),
+    "etcd-v2": frozenset(_EVERYWHERE | {"protocol", "ssl_cert", "ssl_cert_key", "ca_cert"}),
 }
 """The keys that each backend takes. A backend of a third party judges its own."""
 
@@ -57,7 +60,7 @@ _FALSE = ("0", "false", "f", "no", "n")
 
 @dataclass(frozen=True, slots=True)
 class RendezvousParameters:
-    """Everything that a backend needs to know. Inert: making one does nothing."""
+    """Everything that a backend needs to know. Inert: making one only checks it."""
 
     backend: str
     endpoint: str
@@ -65,35 +68,83 @@ class RendezvousParameters:
     min_nodes: int
     max_nodes: int
     local_addr: str | None = None
-    config: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str | float | None] = field(default_factory=dict)
+    """Values as text, or as what the text would say; an empty one counts as not set."""
 
     def __post_init__(self) -> None:
+        for name in ("backend", "endpoint"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise UsageError(
+                    f"rendezvous {name} {value!r:.80}: must be a str, not {type(value).__name__}"
+                )
         if not self.backend:
             raise UsageError("rendezvous backend '': a name such as c10d or etcd is needed")
         run_id(self.run_id)
-        if self.min_nodes < 1 or self.max_nodes < self.min_nodes:
+        numbers = (self.min_nodes, self.max_nodes)
+        if any(type(number) is not int for number in numbers) or not 1 <= numbers[0] <= numbers[1]:
             raise UsageError(
-                f"nodes {self.min_nodes}:{self.max_nodes}: must be MIN:MAX with 1 <= MIN <= MAX"
+                f"nodes {self.min_nodes!r:.20}:{self.max_nodes!r:.20}: "
+                "must be MIN:MAX with 1 <= MIN <= MAX"
             )
+        if self.local_addr is not None:
+            self._check_local(self.local_addr)
         known = CONFIG_KEYS.get(self.backend)
-        for name in self.config if known is not None else ():
-            if known is not None and name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
+        if known is not None:
+            self._check_config(known)
+
+    def _check_local(self, address: str) -> None:
+        try:
+            # The brackets keep host:port from passing: a colon is for IPv6 alone here.
+            parse_address(f"[{address}]" if ":" in address else address, 0)
+        except (UsageError, TypeError):
+            raise UsageError(
+                f"local address {address!r:.80}: must be a host name or an IP address"
+            ) from None
+
+    def _check_config(self, known: frozenset[str]) -> None:
+        for name in self.config:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1)
                 hint = (
                     f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
                 )
                 raise UsageError(
                     f"rendezvous configuration {name!r:.60}: unknown for {self.backend}; {hint}"
                 )
+        # Judged here, before anything waits for anybody.
+        self.rules()
+        _ = (self.close_s, self.heartbeat_s, self.read_s)
 
     @property
     def run(self) -> RunId:
         """The run's name, checked."""
         return run_id(self.run_id)
 
+    @property
+    def join_s(self) -> float:
+        """How long to wait for a round, and before that for the store."""
+        return self.seconds("join_timeout", "timeout", default=600.0)
+
+    @property
+    def close_s(self) -> float:
+        """How long leaving and closing may take."""
+        return self.seconds("close_timeout", default=30.0)
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How long one sign of life may take."""
+        return self.seconds("heartbeat_timeout", "heartbeat", default=5.0)
+
+    @property
+    def read_s(self) -> float:
+        """How long one store operation may take."""
+        return self.seconds("read_timeout", default=60.0)
+
     def text(self, *names: str) -> str | None:
         """Return the first of these configuration values that is set."""
-        return next((self.config[n] for n in names if self.config.get(n, "") != ""), None)
+        values = ((name, self.config.get(name)) for name in names)
+        return next((_text(name, value) for name, value in values if value not in (None, "")), None)
 
     def seconds(self, *names: str, default: float) -> float:
         """Return a duration; UsageError names the key if it is none."""
@@ -102,7 +153,7 @@ class RendezvousParameters:
             if value is not None:
                 seconds = check_timeout(_number(name, value), f"rendezvous {name}")
                 if seconds is None:
-                    raise UsageError(f"rendezvous {name} {value!r}: must be finite")
+                    raise UsageError(f"rendezvous {name} {value!r:.40}: must be finite")
                 return seconds
         return default
 
@@ -111,7 +162,7 @@ class RendezvousParameters:
         value = self.text(name)
         if value is None:
             return None
-        if not (value.isascii() and value.isdigit()):
+        if not (value.isascii() and value.isdigit() and len(value) < 19):
             raise UsageError(f"rendezvous {name} {value!r:.40}: must be a whole number")
         return int(value)
 
@@ -138,7 +189,7 @@ class RendezvousParameters:
         return Rules(
             min_nodes=self.min_nodes,
             max_nodes=self.max_nodes,
-            join_s=self.seconds("join_timeout", "timeout", default=600.0),
+            join_s=self.join_s,
             last_call_s=self.seconds("last_call_timeout", default=30.0),
             keep_alive_s=min(interval, interval * attempts / 2),
             lease_s=interval * attempts,
@@ -154,6 +205,12 @@ def parse_config(text: str) -> dict[str, str]:
             raise UsageError(f"rendezvous configuration {part!r:.60}: must be key=value")
         config[name.strip()] = value.strip()
     return config
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, (str, int, float)):
+        raise UsageError(f"rendezvous {name} {value!r:.40}: must be text or a number")
+    return str(value)
 
 
 def _number(name: str, value: str) -> float:

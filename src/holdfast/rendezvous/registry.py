@@ -37,11 +37,22 @@ def create(parameters: RendezvousParameters) -> Rendezvous:
     """Make the rendezvous that the parameters describe, and take part in it."""
     creator = BACKENDS.get(parameters.backend) or _registered.get(parameters.backend)
     if creator is None:
-        for point in metadata.entry_points(group=GROUP, name=parameters.backend):
-            creator = point.load()
+        creator = _from_package(parameters.backend)
     if creator is None:
         raise UsageError(
             f"rendezvous backend {parameters.backend!r:.40}: unknown; "
             f"known are {', '.join(known())}"
         )
     return creator(parameters)
+
+
+def _from_package(name: str) -> Creator | None:
+    for point in metadata.entry_points(group=GROUP, name=name):
+        try:
+            found: Creator = point.load()
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"rendezvous backend {name!r:.40}: {point.value!r:.80} cannot be loaded: {error}"
+            ) from None
+        return found
+    return None

@@ -32,7 +32,7 @@ from holdfast.rendezvous.effects import (
 )
 from holdfast.rendezvous.machine import Node
 from holdfast.rendezvous.model import Progress
-from holdfast.store.ops import AnyOp, Change
+from holdfast.store.ops import AnyOp, Change, LeaseKeep
 from holdfast.store.store import Store, Watch
 
 __all__ = ["NodeSession"]
@@ -53,7 +53,8 @@ class NodeSession:
         node: Node,
         store: Store,
         *,
-        op_timeout_s: float,
+        op_timeout_s: float = 60.0,
+        heartbeat_s: float = 5.0,
         sink: Sink | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -63,6 +64,7 @@ class NodeSession:
         self._cause = CauseId(f"{run}/{node.id}")
         self._store = store
         self._op_timeout_s = op_timeout_s
+        self._heartbeat_s = heartbeat_s
         self._clock = clock
         # Changes that were read, requests, and None to wake up.
         self._events: queue.SimpleQueue[_Request | Change | None] = queue.SimpleQueue()
@@ -71,6 +73,8 @@ class NodeSession:
         self._reader: threading.Thread | None = None
         # What the machine has told, for those who wait; `told` is notified at each notice.
         self.told = threading.Condition()
+        # The newest wish for a round that the machine has heard; `ready` and `timed_out` answer it.
+        self.wish: object = None
         self.ready: RoundReady | None = None
         self.over: RoundOver | None = None
         self.timed_out: TimedOut | None = None
@@ -88,6 +92,16 @@ class NodeSession:
     def request(self, act: _Request) -> None:
         """Let the machine's thread do something with the machine, at `now`."""
         self._events.put(act)
+
+    def ask(self, why: str, wish: object) -> None:
+        """Ask for a round; what is told while `self.wish is wish` is the answer."""
+
+        def ask(now: float) -> None:
+            with self.told:
+                self.wish, self.ready, self.timed_out = wish, None, None
+            self._node.ask(why, now)
+
+        self.request(ask)
 
     def wait(self, done: Callable[[], bool], deadline: Deadline) -> bool:
         """Wait until `done()` about what has been told; False at the deadline."""
@@ -114,6 +128,8 @@ class NodeSession:
             while not self._stopping:
                 self._perform()
                 self._take_events()
+        except HoldfastError as error:
+            self._tell(StoreLost(str(error)))
         except Exception as error:
             # A thread that dies must not leave those who wait for it waiting.
             _log.exception("the rendezvous failed")
@@ -137,8 +153,9 @@ class NodeSession:
                         self._tell(effect)
 
     def _perform_op(self, op: AnyOp) -> None:
+        timeout = self._heartbeat_s if isinstance(op, LeaseKeep) else self._op_timeout_s
         try:
-            result = self._store._perform(op, Deadline.after(self._op_timeout_s, self._clock))
+            result = self._store._perform(op, Deadline.after(timeout, self._clock))
         except HoldfastError as error:
             self._node.failed(error, self._now())
         else:
