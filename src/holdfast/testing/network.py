@@ -183,6 +183,12 @@ class Link:
         """True from `linked` until it is closed or known to be broken."""
         return self._state == "open"
 
+    @property
+    def sound(self) -> bool:
+        """True if the link is open on both sides, and nothing vanishes on it: nobody can know."""
+        other = self._other
+        return self.open and other.open and not self._pipe.dead and not other._pipe.dead
+
     def send(self, frame: bytes) -> None:
         """Send a frame; if the link is not open, nothing happens, as nobody would know."""
         if self._state == "open":

@@ -268,7 +268,7 @@ class ClientProgram:
         self._rng = rng
         self._reconnect_within_s = reconnect_within_s
         self._link: Link | None = None
-        self._apart_since = 0.0
+        self._apart_since: float | None = 0.0  # None while a link is open
         self._tries = 0
         journal.clients.append(self)
         self._dial()
@@ -278,6 +278,11 @@ class ClientProgram:
     def alive(self) -> bool:
         """Say whether this process still runs."""
         return self.host.alive and self.host.life == self.life
+
+    @property
+    def sound(self) -> bool:
+        """Say whether it has a link on which nothing vanishes, and the server knows it there."""
+        return self.session.ready and self._link is not None and self._link.sound
 
     # Its user's side.
 
@@ -315,6 +320,7 @@ class ClientProgram:
 
     def linked(self, link: Link) -> None:
         if link is self._link:
+            self._apart_since = None
             self.session.connected(self._journal.sim.now)
             self._flush()
 
@@ -366,9 +372,9 @@ class ClientProgram:
         now = self._journal.sim.now
         link, self._link = self._link, None
         if link is not None:
-            if link.open:
-                self._apart_since = now
             link.close()
+        if self._apart_since is None:
+            self._apart_since = now
         self.session.disconnected()
         if self.session.met and now - self._apart_since > self._reconnect_within_s:
             self.session.lose(f"no connection for {now - self._apart_since:.0f} s: {reason}")
