@@ -1,0 +1,132 @@
+"""A node of a run as a process of its own: orders come on stdin, what happens goes to stdout.
+
+The argument is a JSON object: the fields of RendezvousParameters, and `reconnect_within_s` for
+those who do not want to wait ten seconds until a store counts as lost. Orders and reports are
+lines of JSON. A report is an event of the rendezvous as it is, or {"event": "did", "order": ...}
+with what came of an order: its result, or the error. The end of stdin, SIGTERM and the order
+"leave" make the node leave; its last report says what it has left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.observe.events import Event
+from holdfast.rendezvous import session
+from holdfast.rendezvous.handler import Rendezvous, Round
+from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.rendezvous.registry import create
+from holdfast.store import client
+from holdfast.testing.leaks import find_leaks, take_snapshot
+
+
+def report(event: str, **fields: object) -> None:
+    """Write one line; a short write to a pipe is never torn."""
+    os.write(1, json.dumps({"event": event, **fields}).encode() + b"\n")
+
+
+class Reporter:
+    """A sink that reports every event."""
+
+    def emit(self, event: Event) -> None:
+        fields = event.to_dict()
+        report(str(fields.pop("event")), **fields)
+
+    def close(self) -> None:
+        pass
+
+
+class Orders:
+    """What a node can be told to do; each method returns what to report."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.rendezvous = rendezvous
+        self.rounds: dict[int, Round] = {}
+
+    def next(self, why: str = "", timeout: float | None = None) -> dict[str, Any]:
+        here = self.rendezvous.next_round(why, timeout=timeout)
+        self.rounds[here.number] = here
+        return {
+            "round": here.number,
+            "rank": here.rank,
+            "size": here.world_size,
+            "master": f"{here.master_address}:{here.master_port}",
+            "hosts": [member.host for member in here.members],
+            "reason": here.reason,
+        }
+
+    def state(self) -> dict[str, Any]:
+        rendezvous = self.rendezvous
+        return {
+            "over": rendezvous.over(),
+            "closed": rendezvous.closed(),
+            "waiting": rendezvous.nodes_waiting(),
+        }
+
+    def write(self, number: int, key: str, value: str) -> dict[str, Any]:
+        self.rounds[number].store.set(key, value.encode())
+        return {}
+
+    def read(self, number: int, key: str) -> dict[str, Any]:
+        [value] = self.rounds[number].store.wait([key], timeout=30)
+        return {"value": value.decode()}
+
+    def count(self) -> dict[str, Any]:
+        return {"count": self.rendezvous.count_failure()}
+
+    def close(self, reason: str) -> dict[str, Any]:
+        self.rendezvous.close(reason)
+        return {}
+
+
+def obey(orders: Orders) -> None:
+    """Carry out orders until there are no more."""
+    for line in sys.stdin:
+        order, *arguments = json.loads(line)
+        if order == "leave":
+            return
+        try:
+            result = getattr(orders, order)(*arguments)
+        except HoldfastError as error:
+            result = {"error": type(error).__name__, "text": str(error)}
+        report("did", order=order, **result)
+
+
+def terminated(number: int, frame: FrameType | None) -> None:
+    """Leave by way of every `finally`."""
+    sys.exit(128 + number)
+
+
+def main() -> None:
+    """Be a node."""
+    signal.signal(signal.SIGTERM, terminated)
+    wish = json.loads(sys.argv[1])
+    client.RECONNECT_WITHIN_S = wish.pop("reconnect_within_s", client.RECONNECT_WITHIN_S)
+    session.LogSink = Reporter  # type: ignore[assignment, misc]
+    before = take_snapshot()
+    clean = True
+    try:
+        report("started", pid=os.getpid())
+        rendezvous = create(RendezvousParameters(**wish))
+        try:
+            report("created")
+            obey(Orders(rendezvous))
+        finally:
+            report("leaving")
+            clean = rendezvous.shutdown()
+    except HoldfastError as error:
+        report("failed", error=type(error).__name__, text=str(error))
+        sys.exit(1)
+    finally:
+        leaks = [f"{leak.kind}: {leak.what}" for leak in find_leaks(before)]
+        report("left", clean=clean, leaks=leaks)
+
+
+if __name__ == "__main__":
+    main()
