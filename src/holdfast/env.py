@@ -12,7 +12,7 @@ counts as unset.
     HOLDFAST_ETCD_BINARY   the etcd to start (also TORCHELASTIC_ETCD_BINARY_PATH)
     XDG_STATE_HOME, HOME   where the per-user state lies
     NO_COLOR               not empty: no colours
-    LOGLEVEL               DEBUG, INFO, WARNING, ERROR or CRITICAL
+    LOGLEVEL               what our commands log: DEBUG, INFO (if unset), WARNING, ERROR, CRITICAL
 
 An empty variable counts as unset, except that an empty secret is refused: nobody means it.
 """
@@ -60,7 +60,7 @@ class Environment:
     state_dir: Path | None = None
     """Where this user's state belongs; None if neither XDG_STATE_HOME nor HOME says."""
     color: bool = True
-    log_level: LogLevel = LogLevel.WARNING
+    log_level: LogLevel = LogLevel.INFO
 
 
 def read(variables: Mapping[str, str]) -> Environment:
@@ -117,4 +117,4 @@ def _log_level(text: str) -> LogLevel:
     try:
         return LogLevel(text.upper())
     except ValueError:
-        return LogLevel.WARNING
+        return LogLevel.INFO

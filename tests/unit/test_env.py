@@ -111,7 +111,7 @@ def test_where_the_state_lies(variables: dict[str, str], expected: Path | None) 
 
 @pytest.mark.parametrize("text", ["", "trace", "17", "WARN"])
 def test_a_log_level_of_others_stops_nobody(text: str) -> None:
-    assert read({"LOGLEVEL": text}).log_level is LogLevel.WARNING
+    assert read({"LOGLEVEL": text}).log_level is LogLevel.INFO
 
 
 def test_current_reads_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from holdfast import env
 from holdfast.cli.arguments import add_timeout, checked, one_line
 from holdfast.cli.exits import MISSING
 from holdfast.errors import UsageError
@@ -101,7 +103,10 @@ def _verb(
 
 
 def _serve(given: argparse.Namespace) -> int:
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(message)s", level=env.current().log_level.value)
+    # Every client takes a descriptor, and the usual soft limit is for programs with few.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Blocked before any thread starts, for all of them: only sigwait takes these signals.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:

@@ -34,6 +34,7 @@ from holdfast.observe.events import (
     ServerStarted,
     ServerStopped,
 )
+from holdfast.observe.metrics import Metric, Metrics
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.store.messages import KEY_CONTEXT
 from holdfast.store.service import Hangup, Send, Service, Status
@@ -65,6 +66,13 @@ class StoreServer:
         rng = random.SystemRandom()
         self._cause = CauseId(f"server-{rng.getrandbits(32):08x}")
         self._service = Service(incarnation=new_session_id(rng))
+        self._metrics = Metrics()
+        self._opened, self._refused = (
+            self._metrics.counter(
+                "holdfast_store_connections_total", "Connections by what became of them", outcome=o
+            )
+            for o in ("opened", "refused")
+        )
         self._peers: dict[int, _Peer] = {}
         # Peers that have not proved themselves yet, the oldest first.
         self._strangers: dict[int, _Peer] = {}
@@ -105,6 +113,12 @@ class StoreServer:
     def status(self) -> Status:
         """Return a snapshot of the numbers; it may be a step behind."""
         return self._service.status()
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """Return the numbers as metrics, for `observe.prometheus.render_prometheus`."""
+        for name, value in self.status()._asdict().items():
+            self._metrics.gauge(f"holdfast_store_{name}", f"The store's {name} now").set(value)
+        return self._metrics.snapshot()
 
     def __enter__(self) -> Self:
         if self._reactor is None:
@@ -244,6 +258,7 @@ class _Peer:
         server._strangers.pop(self.number, None)
         self._handshake = None
         server._service.connect(self.number)
+        server._opened.add()
         server._sink.emit(
             ConnectionOpened(cause=self._cause(), at=server._now(), peer=self.connection.peer)
         )
@@ -259,6 +274,7 @@ class _Peer:
 
     def _refuse(self, reason: str) -> None:
         server = self._server
+        server._refused.add()
         server._sink.emit(
             ConnectionRefused(
                 cause=self._cause(),

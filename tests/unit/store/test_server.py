@@ -25,6 +25,7 @@ from holdfast.observe.events import (
     ServerStarted,
     ServerStopped,
 )
+from holdfast.observe.prometheus import render_prometheus
 from holdfast.observe.sinks import MemorySink
 from holdfast.store import server as server_module
 from holdfast.store.messages import (
@@ -334,6 +335,17 @@ def test_status_may_be_asked_from_any_thread_at_any_time(server: StoreServer) ->
                 pass
         over.set()
         assert asking.result(LONG_S) > 0
+
+
+def test_its_numbers_can_be_scraped(server: StoreServer) -> None:
+    with new_client(server.address) as store:
+        store.set("k", b"v")
+        with pytest.raises(Refused):
+            tcp.connect(server.address, new_secret().key(KEY_CONTEXT), Deadline.after(LONG_S))
+        until(lambda: 'outcome="refused"} 1' in render_prometheus(server.metrics()))
+        text = render_prometheus(server.metrics())
+    assert 'holdfast_store_connections_total{outcome="opened"} 1' in text
+    assert "holdfast_store_keys 1" in text
 
 
 def test_two_versions_apart_are_told_so(server: StoreServer) -> None:
