@@ -19,6 +19,7 @@ from holdfast.net.secret import new_secret
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.etcd_server import EtcdServer
 from holdfast.store.etcd_v2 import EtcdV2Store
+from holdfast.store.fenced import FencedStore
 from holdfast.store.file import FileStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store
@@ -43,6 +44,10 @@ class Backend:
     key_bytes_max: int = KEY_BYTES_MAX
     atomic_multi_set: bool = True
     """Whether `multi_set` writes all keys at one moment; etcd's v2 API has no transactions."""
+    atomic_guards: bool = True
+    """Whether a guard holds at the moment of the write; etcd's v2 API looks at it before."""
+    has_guard: bool = False
+    """Whether its clients write under a guard, and so cannot be given another."""
     is_view: bool = False
     """Whether its clients are views of one store, which stays open when they are closed."""
 
@@ -125,6 +130,24 @@ def under_prefix(prefix: str, serve: Serve) -> Serve:
     return serve_views
 
 
+def under_guard(serve: Serve) -> Serve:
+    """Views of another backend that write under a guard, which is not among the keys they show."""
+
+    @contextmanager
+    def serve_views(folder: Path) -> Iterator[Spaces]:
+        with serve(folder) as spaces:
+
+            @contextmanager
+            def space() -> Iterator[Opener]:
+                with spaces() as open_inner, open_inner() as inner:
+                    inner.set("guard", b"1")
+                    yield lambda: PrefixStore(FencedStore(inner, "guard", b"1"), "r/")
+
+            yield space
+
+    return serve_views
+
+
 BACKENDS = (
     Backend("memory", memory),
     Backend(
@@ -141,6 +164,13 @@ BACKENDS = (
         key_bytes_max=KEY_BYTES_MAX - len("job 1/é".encode()),
         is_view=True,
     ),
+    Backend(
+        "prefix(fenced(tcp))",
+        under_guard(tcp),
+        key_bytes_max=KEY_BYTES_MAX - len("r/"),
+        has_guard=True,
+        is_view=True,
+    ),
     Backend("etcd", etcd),
-    Backend("etcd-v2", etcd_v2, atomic_multi_set=False),
+    Backend("etcd-v2", etcd_v2, atomic_multi_set=False, atomic_guards=False),
 )

@@ -26,6 +26,10 @@ class Space:
         if not self.backend.atomic_multi_set:
             pytest.skip(f"{self.backend.name} writes the keys of a multi_set one by one")
 
+    def needs_atomic_guards(self) -> None:
+        if not self.backend.atomic_guards:
+            pytest.skip(f"{self.backend.name} looks at a guard before the write, not with it")
+
 
 @pytest.fixture(scope="session", params=BACKENDS, ids=lambda backend: backend.name)
 def backend(request: pytest.FixtureRequest) -> Backend:

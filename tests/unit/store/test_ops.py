@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import pytest
 
@@ -12,6 +12,7 @@ from holdfast.store.ops import (
     AnyOp,
     check_key,
     check_keys,
+    check_linger,
     check_prefix,
     check_ttl,
     check_value,
@@ -20,7 +21,26 @@ from holdfast.store.ops import (
 
 def test_every_operation_is_either_a_write_or_a_read() -> None:
     reads = {ops.Get, ops.Wait, ops.MultiGet, ops.Count, ops.ListPrefix}
-    assert set(get_args(AnyOp)) == reads | set(ops.WRITES)
+    kinds = {get_origin(kind) or kind for kind in get_args(AnyOp)}
+    assert kinds == reads | set(ops.WRITES)
+
+
+def test_what_can_be_guarded_is_what_changes_keys() -> None:
+    assert set(ops.KEY_WRITES) == set(get_args(ops.KeyWrite))
+    leases = {ops.LeaseGrant, ops.LeaseKeep, ops.LeaseRevoke}
+    assert set(ops.WRITES) == {*ops.KEY_WRITES, *leases, ops.Guarded}
+
+
+@pytest.mark.parametrize("linger", [None, 0, 0.2, 86_400])
+def test_lingers_that_are_allowed(linger: float | None) -> None:
+    assert check_linger(linger) == linger
+
+
+@pytest.mark.parametrize("linger", [-0.1, 86_401, float("nan"), True, "2", "x" * 500])
+def test_lingers_that_are_not(linger: Any) -> None:
+    with pytest.raises(UsageError, match="linger .*from 0 to 86400 seconds") as caught:
+        check_linger(linger)
+    assert len(str(caught.value)) < 160
 
 
 def test_operations_cannot_be_changed() -> None:

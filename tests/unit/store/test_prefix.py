@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
-
 import pytest
 
-from holdfast.clock import Deadline
 from holdfast.errors import TimeoutExpired, UsageError
 from holdfast.store.memory import MemoryStore
-from holdfast.store.ops import Change, Entry, Op
+from holdfast.store.ops import Change, Entry, Guarded, Set
 from holdfast.store.prefix import PrefixStore
-from holdfast.store.store import Store, Watch
-
-R = TypeVar("R")
 
 
 def test_keys_lie_under_the_prefix() -> None:
@@ -92,19 +85,6 @@ def test_a_bad_prefix_is_refused(prefix: str) -> None:
         PrefixStore(MemoryStore(), prefix)
 
 
-def test_closing_a_view_ends_its_watches_and_leaves_the_store_open() -> None:
-    with MemoryStore() as store, ThreadPoolExecutor() as pool:
-        view = PrefixStore(store, "p/")
-        reader = pool.submit(view.watch("k").next)
-        view.close()
-        with pytest.raises(UsageError, match="closed"):
-            reader.result(30)
-        with pytest.raises(UsageError, match="memory:// under 'p/' is closed"):
-            view.get("k")
-        store.set("k", b"v")
-        assert store.get("k") == b"v"
-
-
 def test_closing_the_view_that_owns_the_store_closes_it() -> None:
     store = MemoryStore()
     PrefixStore(store, "p/", owner=True).close()
@@ -112,29 +92,10 @@ def test_closing_the_view_that_owns_the_store_closes_it() -> None:
         store.get("k")
 
 
-class SlowToOpen(Store):
-    """A store during whose opening of a watch somebody closes the view."""
-
-    endpoint = "slow://"
-    view: PrefixStore
-
-    def _perform(self, op: Op[R], deadline: Deadline) -> R:
-        raise NotImplementedError
-
-    def _open_watch(self, key: str, prefix: bool, deadline: Deadline) -> Watch:
-        self.view.close()
-        return below.watch(key)
-
-    def _close(self) -> None:
-        pass
-
-
-below = MemoryStore()
-
-
-def test_a_watch_opened_while_the_view_is_closed_is_closed() -> None:
-    store = SlowToOpen()
-    store.view = PrefixStore(store, "p/")
-    watch = store.view.watch("k")
-    with pytest.raises(UsageError, match="closed"):
-        watch.next(timeout=0)
+def test_a_guard_lies_under_the_prefix_like_the_keys_of_its_write() -> None:
+    with MemoryStore() as store:
+        view = PrefixStore(store, "p/")
+        view.set("g", b"1")
+        guarded: Guarded[int] = Guarded("g", b"1", Set("k", b"v"))
+        assert view._run(guarded, None) == 2
+        assert store.get("p/k") == b"v"

@@ -23,6 +23,7 @@ from holdfast.store.ops import (
     Delete,
     Entry,
     Get,
+    Guarded,
     LeaseKeep,
     ListPrefix,
     MultiGet,
@@ -355,6 +356,7 @@ def test_calls_on_several_keys_are_split() -> None:
         lost("a", MultiGet(("x",)), 13),
         lost("a", ListPrefix("x"), 13),
         lost("b", Add("z", 1), 14),
+        call("b", Guarded("g", b"1", Add("z", 2)), 2, 15, 16),
     ]
     assert split_by_key(calls) == {
         "x": [
@@ -366,7 +368,11 @@ def test_calls_on_several_keys_are_split() -> None:
             call("a", Set("y", b"2", LEASE), 4, 1, 2),
             call("a", Get("y"), Entry("y", b"2", 4), 5, 6),
         ],
-        "z": [call("a", Get("z"), None, 3, 4), lost("b", Add("z", 1), 14)],
+        "z": [
+            call("a", Get("z"), None, 3, 4),
+            lost("b", Add("z", 1), 14),
+            call("b", Add("z", 2), 2, 15, 16),
+        ],
     }
 
 
