@@ -4,6 +4,7 @@ Layout, in reading order
     __main__.py  which measurements there are; runs them, prints tables, writes JSON
     subjects.py  what is measured: our backends, and torch's store where torch is installed
     client.py    a process of clients that do one operation over and over
+    listener.py  a process that waits to be woken
     stores.py    operations a second, idle clients, wake-up latency, memory
     rendezvous.py  time to join, operations a node, re-formation after a kill
     imports.py   what importing costs

@@ -6,14 +6,12 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import holdfast
-from bench.client import torch_client
+from bench.client import acts, torch_client
 from bench.subjects import KINDS, ROOT, Subject, available, serve_subject
 from bench.table import number, render
 
@@ -117,61 +115,35 @@ def idle_clients(clients: int, seconds: float) -> tuple[str, object]:
 
 
 def wakeups(count: int) -> tuple[str, object]:
-    """Measure from one client's `set` to another's return from a watch, or from a wait."""
+    """Measure from one process's `set` to another's return from a watch, or from a wait."""
     rows, data = [], {}
-    with serve_subject("tcp") as subject:
-        writer, reader = (holdfast.open_store(subject.endpoint) for _ in range(2))
-        with writer, reader:
-            with reader.watch("w") as watch:
-                found = _latencies(
-                    count, lambda n: writer.set("w", b"%d" % n), lambda n: watch.next()
-                )
-            data["watch"] = found
-            rows.append(["tcp:// watch", *map(number, found.values())])
-            found = _latencies(
-                count, lambda n: writer.set(f"k{n}", b""), lambda n: reader.wait([f"k{n}"])
-            )
-            data["wait"] = found
-            rows.append(["tcp:// wait", *map(number, found.values())])
-    if available("torch"):
-        with serve_subject("torch") as subject:
-            sender, receiver = torch_client(subject.endpoint), torch_client(subject.endpoint)
-            found = _latencies(
-                count,
-                lambda n: sender.set(f"k{n}", ""),
-                lambda n: receiver.wait([f"k{n}"]),
-            )
-            data["torch"] = found
-            rows.append(["torch TCPStore wait", *map(number, found.values())])
-    else:
-        rows.append(["torch TCPStore wait", "torch is not installed", ""])
+    for label, kind, operation in (
+        ("tcp:// watch", "tcp", "watch"),
+        ("tcp:// wait", "tcp", "wait"),
+        ("torch TCPStore wait", "torch", "wait"),
+    ):
+        if not available(kind):
+            rows.append([label, "torch is not installed", ""])
+            continue
+        with serve_subject(kind) as subject:
+            data[label] = _latencies(subject, operation, count)
+        rows.append([label, *map(number, data[label].values())])
     return render("wake-up latency, set to return, µs", ["", "p50", "p99"], rows), data
 
 
-def _latencies(
-    count: int, send: Callable[[int], object], receive: Callable[[int], object]
-) -> Figures:
-    """Time `receive` in a thread, from the moment that `send` begins."""
-    times, turn, seen = [], threading.Semaphore(0), threading.Semaphore(0)
-    arrived = [0.0]
-
-    def listen() -> None:
-        for n in range(count):
-            turn.release()
-            receive(n)
-            arrived[0] = time.perf_counter()
-            seen.release()
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    for n in range(count):
-        turn.acquire()
-        time.sleep(0.002)  # let the listener block, so that waking up is what is measured
-        began = time.perf_counter()
-        send(n)
-        seen.acquire()
-        times.append((arrived[0] - began) * 1e6)
-    thread.join()
+def _latencies(subject: Subject, operation: str, count: int) -> Figures:
+    command = [sys.executable, "-m", "bench.listener", subject.endpoint, operation, str(count)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as listener:
+        assert listener.stdout is not None
+        write = acts(subject.endpoint, "set")
+        times = []
+        for turn in range(count):
+            if listener.stdout.readline() != "listening\n":
+                raise SystemExit(f"a listener at {subject.endpoint} failed")
+            time.sleep(0.002)  # let it block, so that waking up is what is measured
+            began = time.perf_counter()
+            write("watched" if operation == "watch" else f"turn/{turn}")
+            times.append((float(listener.stdout.readline()) - began) * 1e6)
     times.sort()
     return {"p50_us": times[count // 2], "p99_us": times[count * 99 // 100]}
 
