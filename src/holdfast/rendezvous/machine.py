@@ -131,8 +131,11 @@ class Node:
         self._active = True
         self._me = replace(self._me, phase=Phase.WAITING, why=why[:200])
         self._round_raw = None
-        if self._record is None or self._record.status is Status.FORMING:
+        if self._record is None:
             self._join_by = now + self._rules.join_s
+        else:
+            # It may name us already: a leader counts on who waited when it last looked.
+            self._wait_or_work(self._record, now)
         self._pump(now)
 
     def withdraw(self, now: float) -> None:
@@ -391,7 +394,7 @@ class Node:
         self._control[key] = (revision, value)
         try:
             if key == self._keys.round and value is not None:
-                self._record_changed(Record.decode(value), value, now)
+                self._record_changed(Record.decode(value), now)
             elif key == self._keys.progress and value is not None and self._leadership is None:
                 self._explain(Progress.decode(value))
             elif key == self._keys.leader:
@@ -407,7 +410,7 @@ class Node:
         if self._leadership is not None and value != self._leader_value():
             self._step_down()
 
-    def _record_changed(self, record: Record, raw: bytes, now: float) -> None:
+    def _record_changed(self, record: Record, now: float) -> None:
         self._record = record
         if self._leadership is not None:
             self._leadership.decision = None
@@ -416,20 +419,23 @@ class Node:
             self._over(record.reason)
             self._tell(Closed(record.reason))
             return
+        if self._active and self._me.phase is Phase.WAITING:
+            self._wait_or_work(record, now)
+        elif record.number > self._me.round:
+            self._over(record.reason)
+
+    def _wait_or_work(self, record: Record, now: float) -> None:
         rank = record.rank_of(self._me.node)
-        waiting = self._active and self._me.phase is Phase.WAITING
-        if waiting and rank is not None and record.number > self._me.round:
+        if rank is not None and record.number > self._me.round:
             self._me = replace(self._me, phase=Phase.WORKING, round=record.number, why="")
-            self._round_raw = raw
+            self._round_raw = self._raw(self._keys.round)
             self._over_told = False
             self._join_by = None
             self._tell(RoundReady(record, rank))
-        elif waiting:
+        else:
             # A spare beside a complete round waits for as long as that lasts.
             forming = record.status is Status.FORMING
             self._join_by = now + self._rules.join_s if forming else None
-        elif record.number > self._me.round:
-            self._over(record.reason)
 
     def _over(self, reason: str) -> None:
         if self._active and self._me.phase is Phase.WORKING and not self._over_told:

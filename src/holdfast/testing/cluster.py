@@ -234,7 +234,7 @@ class Cluster:
 
     def run(self) -> None:
         """Let everything go wrong, heal, and end."""
-        self.sim.run(self.plan.manners.until)
+        self.sim.run(self.plan.manners.until + self.plan.faults.delay_s)  # frames may be late
         leaving = [agent for agent in self.agents() if agent.leaving]
         self._await(LEAVE_S + NOTICE_S, lambda: all(one.ended for one in leaving), "L3")
         if self._await(self.plan.form_s(), lambda: self._too_few() or self._all_in(), "L1"):
@@ -268,7 +268,7 @@ class Cluster:
         agents, rng = self.agents(), self._rng
         match self.plan.ending:
             case Ending.CLOSE:
-                agents[0].hosts_until = lambda: self._crash(SERVER, silent=False)
+                agents[0].hosts_until = self._shut_store
                 rng.choice(agents).close("the work is done")
                 self._await_ends(agents, LEAVE_S + self.plan.manners.stop_s, ("left",), "L3")
                 if self.judge.record is None or self.judge.record.status is not Status.CLOSED:
@@ -285,6 +285,12 @@ class Cluster:
             case Ending.STORE_LOST:
                 self._crash(SERVER, silent=rng.random() < 0.5)
                 self._await_ends(agents, self.plan.lost_s(), ("lost",), "E2")
+
+    def _shut_store(self) -> None:
+        server = self.network.hosts[SERVER].program
+        assert isinstance(server, ClusterServer)
+        server.shut()
+        self._crash(SERVER, silent=False)
 
     def _crash(self, host: str, *, silent: bool) -> None:
         self.network.schedule(Crash(self.sim.now, host, None, silent))

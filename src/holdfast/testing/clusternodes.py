@@ -89,6 +89,12 @@ class ClusterServer(ServerProgram):
         keyspace.apply = observed  # type: ignore[method-assign]
         keyspace.take_changes = taken  # type: ignore[method-assign]
 
+    def shut(self) -> None:
+        """Close every link, after what was sent on it: the end of a server that is closed."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
 
 class NodeProgram(ClientProgram):
     """A node: its store client, its machine and its agent."""

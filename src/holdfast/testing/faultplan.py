@@ -1,8 +1,8 @@
 """What will go wrong in a simulated run, as data that can be drawn from a seed and printed.
 
 What can go wrong (`Fault`):
-    drop       a frame is lost, and with it all that follows in that direction: the link is
-               silent from then on, as when a router forgets it
+    drop       a frame is lost, and with it all that follows in that direction, and soon in the
+               other: the link is silent from then on, as when a router forgets it
     reset      the link breaks; what was under way is lost, and each side learns of it
     delay      a frame, and all behind it, is late
     duplicate  a frame arrives once more, later on the same link    (only where the protocol

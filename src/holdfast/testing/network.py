@@ -29,6 +29,9 @@ from holdfast.testing.faultplan import Break, Crash, Fault, FaultPlan, Incident,
 __all__ = ["Host", "Link", "Network", "Program", "Simulation", "Timer"]
 
 
+UNHEARD_S = 1.0
+"""How long one direction of a link goes on after the other has fallen silent for good."""
+
 # Time.
 
 
@@ -185,9 +188,10 @@ class Link:
 
     @property
     def sound(self) -> bool:
-        """True if the link is open on both sides, and nothing vanishes on it: nobody can know."""
-        other = self._other
-        return self.open and other.open and not self._pipe.dead and not other._pipe.dead
+        """True if the link is open at both ends, and nothing on it vanishes or is late."""
+        pipes, now = (self._pipe, self._other._pipe), self._host._network.sim.now
+        well = not any(pipe.dead or pipe.held or pipe.free_at > now + 0.1 for pipe in pipes)
+        return self.open and self._other.open and well
 
     def send(self, frame: bytes) -> None:
         """Send a frame; if the link is not open, nothing happens, as nobody would know."""
@@ -363,6 +367,7 @@ class Network:
         if (dice := dice - rates.drop) < 0:
             self._strike(Fault.DROP, link)
             link._pipe.dead = True
+            sim.call_later(UNHEARD_S, self._fall_silent, link._other)
         elif (dice := dice - rates.reset) < 0:
             self._strike(Fault.RESET, link)
             self._break(link)
@@ -378,6 +383,10 @@ class Network:
             self._astray(link, item)
         else:
             self._send(link, item)
+
+    def _fall_silent(self, link: Link) -> None:
+        """Let nothing pass any more: what is not acknowledged is not followed by more."""
+        link._pipe.dead = True
 
     def _strike(self, fault: Fault, link: Link) -> None:
         self.count(fault)
