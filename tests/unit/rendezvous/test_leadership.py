@@ -1,0 +1,140 @@
+"""What a leader sees, decides and tells."""
+
+from __future__ import annotations
+
+from holdfast.ids import NodeId, RunId
+from holdfast.rendezvous.decide import Rules
+from holdfast.rendezvous.leadership import PROGRESS_EVERY_S, Leadership
+from holdfast.rendezvous.model import Announcement, Keys, Phase, Record, Status
+from holdfast.rendezvous.ranks import sticky_ranks
+from holdfast.store.ops import Change, Entry
+
+KEYS = Keys(RunId("job"))
+RULES = Rules(min_nodes=2, max_nodes=3, join_s=100, last_call_s=10)
+
+
+def node(name: str, phase: Phase = Phase.WAITING) -> Announcement:
+    return Announcement(NodeId(name), f"host-{name}", "127.0.0.1", 1, phase, 0, None, "")
+
+
+def entry(name: str, revision: int) -> Entry:
+    return Entry(KEYS.node(NodeId(name)), node(name).encode(), revision)
+
+
+def change(name: str, revision: int, *, gone: bool = False) -> Change:
+    return Change(KEYS.node(NodeId(name)), None if gone else node(name).encode(), revision)
+
+
+def leadership(*entries: Entry, since: int = 5) -> Leadership:
+    leader = Leadership(since, KEYS, RULES, sticky_ranks)
+    leader.see_all(entries)
+    return leader
+
+
+def reason(leader: Leadership, now: float = 0.0) -> str:
+    decision = leader.decide(None, now)
+    assert decision is not None
+    return decision.reason
+
+
+def test_a_blind_leader_decides_and_tells_nothing() -> None:
+    leader = Leadership(5, KEYS, RULES, sticky_ranks)
+    leader.see(change("a", 9))
+    assert leader.blind
+    assert leader.decide(None, 0.0) is None
+    assert (leader.news(), leader.next_wake()) == (None, None)
+    leader.see_all(())
+    assert not leader.blind
+    assert reason(leader) == "have 0 of 2: waiting for 2 more"
+
+
+def test_changes_after_the_list_are_taken_and_older_ones_are_not() -> None:
+    leader = leadership(entry("a", 7))
+    leader.see(change("a", 6, gone=True))  # the list is newer
+    assert reason(leader).startswith("have 1 of 2")
+    leader.see(change("b", 4))  # before this leadership: the list would have it
+    assert reason(leader).startswith("have 1 of 2")
+    leader.see(change("b", 8))
+    assert reason(leader) == "have 2, enough: last call for up to 3"
+    leader.see(change("b", 9, gone=True))
+    assert reason(leader).startswith("have 1 of 2")
+    leader.see(change("b", 10, gone=True))  # not known any more: nothing new
+    assert leader.decision is not None
+
+
+def test_what_is_no_announcement_is_no_node() -> None:
+    other = Entry(KEYS.node(NodeId("x")), node("a").encode(), 7)  # says that it is another
+    junk = Entry(KEYS.node(NodeId("y")), b"junk", 7)
+    control = Entry(KEYS.leader, b"", 7)
+    assert reason(leadership(other, junk, control)).startswith("have 0 of 2")
+
+
+def test_nodes_count_by_their_arrival() -> None:
+    leader = leadership(entry("a", 9), entry("b", 8), entry("c", 7), entry("d", 6))
+    decision = leader.decide(None, 0.0)
+    assert decision is not None
+    assert decision.record is not None
+    assert [member.node for member in decision.record.members] == ["b", "c", "d"]
+
+
+def test_the_last_call_begins_when_there_are_enough_and_again_after_a_loss() -> None:
+    leader = leadership(entry("a", 6), entry("b", 7))
+    first = leader.decide(None, 100.0)
+    assert first is not None
+    assert first.wake_at == 110.0
+    assert leader.decide(None, 109.0) is first  # nothing has changed
+    leader.see(change("b", 8, gone=True))
+    leader.decide(None, 109.0)
+    leader.see(change("c", 9))
+    again = leader.decide(None, 109.5)
+    assert again is not None
+    assert again.wake_at == 119.5
+    done = leader.decide(None, 119.5)
+    assert done is not None
+    assert done.record is not None
+
+
+def test_a_new_round_has_a_last_call_of_its_own() -> None:
+    leader = leadership(entry("a", 6), entry("b", 7))
+    leader.decide(None, 100.0)
+    leader.decision = None
+    decision = leader.decide(Record(2, Status.FORMING, (), ""), 105.0)
+    assert decision is not None
+    assert decision.wake_at == 115.0
+
+
+def test_progress_is_told_once_and_not_too_often() -> None:
+    leader = leadership(entry("a", 6))
+    leader.decide(None, 0.0)
+    news = leader.news()
+    assert news is not None
+    assert leader.may_tell(0.0)
+    assert leader.next_wake() == 0.0
+    leader.told(news, 0.0)
+    assert leader.news() is None
+    assert leader.next_wake() is None
+    leader.see(change("b", 7))
+    leader.decide(None, 0.1)
+    assert leader.news() is not None
+    assert not leader.may_tell(0.1)
+    assert leader.next_wake() == PROGRESS_EVERY_S
+    assert leader.may_tell(PROGRESS_EVERY_S)
+
+
+def test_less_time_left_is_no_news() -> None:
+    leader = leadership(entry("a", 6), entry("b", 7))
+    leader.decide(None, 0.0)
+    news = leader.news()
+    assert news is not None
+    leader.told(news, 0.0)
+    leader.decision = None
+    later = leader.decide(None, 5.0)
+    assert later is not None
+    assert later.progress.left_s == 5.0
+    assert leader.news() is None
+
+
+def test_a_record_is_published_and_not_told() -> None:
+    leader = leadership(entry("a", 6), entry("b", 7), entry("c", 8))
+    leader.decide(None, 0.0)
+    assert leader.news() is None

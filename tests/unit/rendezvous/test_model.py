@@ -1,0 +1,248 @@
+"""Values in the store: they come back as they were, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import PeerViolation
+from holdfast.ids import NodeId, RunId
+from holdfast.rendezvous import model
+from holdfast.rendezvous.model import (
+    Announcement,
+    Failures,
+    Keys,
+    Leader,
+    Member,
+    Phase,
+    Progress,
+    Record,
+    Status,
+    clipped,
+)
+
+TEXT = st.text(max_size=40)
+COUNT = st.integers(0, (1 << 63) - 1)
+NODE_ID = TEXT.map(NodeId)
+MEMBER = st.builds(Member, NODE_ID, TEXT, TEXT, COUNT)
+ANNOUNCEMENT = st.builds(
+    Announcement,
+    NODE_ID,
+    TEXT,
+    TEXT,
+    COUNT,
+    st.sampled_from(Phase),
+    COUNT,
+    st.none() | COUNT,
+    TEXT,
+)
+LEADER = st.builds(Leader, NODE_ID, COUNT)
+MEMBERS = st.lists(MEMBER, max_size=5, unique_by=lambda member: member.node).map(tuple)
+RECORD = st.builds(Record, COUNT, st.sampled_from(Status), MEMBERS, TEXT)
+SECONDS = st.none() | st.floats(0, 1e8)
+PROGRESS = st.builds(
+    Progress, COUNT, COUNT, COUNT, st.lists(TEXT, max_size=4).map(tuple), SECONDS, TEXT
+)
+FAILURES = st.builds(Failures, COUNT, COUNT)
+VALUE = ANNOUNCEMENT | LEADER | RECORD | PROGRESS | FAILURES
+KINDS: tuple[Any, ...] = (Announcement, Leader, Record, Progress, Failures, Member)
+
+ALICE = Member(NodeId("a"), "host-a", "10.0.0.1", 4000)
+COMPLETE = Record(3, Status.COMPLETE, (ALICE,), "all places are taken")
+
+
+@settings(max_examples=2000)
+@given(VALUE)
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    data = value.encode()
+    assert type(value).decode(data) == value
+    assert type(value).decode(data).encode() == data
+
+
+def refused_or_true(data: bytes) -> None:
+    """Every kind either raises PeerViolation, or understands all that there is."""
+    for kind in KINDS:
+        try:
+            value = kind.decode(data)
+        except PeerViolation:
+            continue
+        assert kind.decode(value.encode()) == value
+
+
+@settings(max_examples=3000)
+@given(st.binary(max_size=80))
+def test_any_bytes_are_refused_or_true(data: bytes) -> None:
+    refused_or_true(data)
+
+
+@settings(max_examples=3000)
+@given(VALUE, st.data())
+def test_a_damaged_value_is_refused_or_true(value: Any, data: st.DataObject) -> None:
+    good = bytearray(value.encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(good) - 1))
+        good[place] = data.draw(st.integers(0, 255))
+    refused_or_true(bytes(good))
+
+
+@settings(max_examples=1000)
+@given(VALUE, st.data())
+def test_a_cut_value_is_refused(value: Any, data: st.DataObject) -> None:
+    good = value.encode()
+    with pytest.raises(PeerViolation):
+        type(value).decode(good[: data.draw(st.integers(0, len(good) - 1))])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=3000)
+@given(VALUE, st.data())
+def test_a_field_of_any_other_type_is_refused_or_true(value: Any, data: st.DataObject) -> None:
+    plain = json.loads(value.encode())
+    plain[data.draw(st.sampled_from(sorted(plain)))] = data.draw(JSON)
+    refused_or_true(json.dumps(plain).encode())
+
+
+@settings(max_examples=500)
+@given(VALUE, st.data())
+def test_a_missing_and_an_extra_field_are_refused(value: Any, data: st.DataObject) -> None:
+    plain = json.loads(value.encode())
+    short = {**plain}
+    del short[data.draw(st.sampled_from(sorted(plain)))]
+    for wrong in (short, {**plain, "more": 1}):
+        with pytest.raises(PeerViolation):
+            type(value).decode(json.dumps(wrong).encode())
+
+
+def with_field(name: str, value: object, of: Any = COMPLETE) -> bytes:
+    return json.dumps({**json.loads(of.encode()), name: value}).encode()
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", True, 1.0, None, [1]])
+def test_another_version_is_refused(version: object) -> None:
+    with pytest.raises(PeerViolation, match=r"^Record: version 1 was expected$"):
+        Record.decode(with_field("v", version))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("number", -1, "Record.number: -1 is out of place"),
+        ("number", True, "Record.number: True is out of place"),
+        ("number", 1 << 63, "Record.number: 9223372036854775808 is out of place"),
+        ("number", 1.0, "Record.number: 1.0 is out of place"),
+        ("status", "open", "Record.status: 'open' is out of place"),
+        ("status", ["forming"], "Record.status: list is out of place"),
+        ("reason", None, "Record.reason: None is out of place"),
+        ("reason", {}, "Record.reason: dict is out of place"),
+        ("members", {}, "Record.members: dict is out of place"),
+        ("members", [1], "Record.members: list is out of place"),
+        ("members", [{}], "Member: fields address, host, node, port are missing or unknown"),
+        ("more", 1, "Record: fields more are missing or unknown"),
+    ],
+)
+def test_what_is_wrong_is_said(name: str, value: object, message: str) -> None:
+    with pytest.raises(PeerViolation) as caught:
+        Record.decode(with_field(name, value))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("phase", ["resting", 1, None, ["waiting"]])
+def test_an_unknown_phase_is_refused(phase: object) -> None:
+    alice = Announcement(NodeId("a"), "h", "127.0.0.1", 1, Phase.WAITING, 0, None, "")
+    with pytest.raises(PeerViolation, match=r"^Announcement\.phase: "):
+        Announcement.decode(with_field("phase", phase, alice))
+
+
+@pytest.mark.parametrize("left", [-1, "1", True, 1e9, float("nan"), float("inf")])
+def test_odd_seconds_are_refused(left: object) -> None:
+    progress = Progress(1, 1, 0, (), None, "")
+    with pytest.raises(PeerViolation, match=r"^Progress\.left_s: "):
+        Progress.decode(with_field("left_s", left, progress))
+
+
+@pytest.mark.parametrize("missing", ["a", [1], {"a": 1}, None])
+def test_odd_names_are_refused(missing: object) -> None:
+    with pytest.raises(PeerViolation, match=r"^Progress\.missing: "):
+        Progress.decode(with_field("missing", missing, Progress(1, 1, 0, (), None, "")))
+
+
+def test_a_node_cannot_be_in_a_round_twice() -> None:
+    twice = Record(1, Status.COMPLETE, (ALICE, ALICE), "")
+    with pytest.raises(PeerViolation, match=r"^Record\.members: list is out of place$"):
+        Record.decode(twice.encode())
+
+
+@pytest.mark.parametrize("depth", [50, 200, 500, 900, 985, 2_000, 100_000])
+def test_deep_nesting_ends_in_a_violation(depth: int) -> None:
+    for name in ("reason", "members", "number"):
+        nested = b"[" * depth + b"]" * depth
+        data = with_field(name, "HERE").replace(b'"HERE"', nested)
+        with pytest.raises(PeerViolation):
+            Record.decode(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"null", b"[]", b"1", b'"text"', b"\xff\xfe", b"{", b'{"v":' + b"9" * 5000 + b"}"],
+)
+def test_what_is_no_object_is_refused(data: bytes) -> None:
+    refused_or_true(data)
+    with pytest.raises(PeerViolation):
+        Record.decode(data)
+
+
+def test_a_huge_value_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(PeerViolation, match=r"4194305 bytes, at most 4194304 are allowed$"):
+        Record.decode(b" " * (model.VALUE_BYTES_MAX + 1))
+
+
+def test_a_long_text_is_refused_and_clipped_it_is_taken() -> None:
+    for length, whole in ((500, True), (501, False), (100_000, False)):
+        record = Record(1, Status.FORMING, (), clipped("x" * length))
+        assert Record.decode(record.encode()) == record
+        assert (record.reason == "x" * length) is whole
+        assert record.reason.endswith("…") is not whole
+    with pytest.raises(PeerViolation, match=r"^Record\.reason: 'xxx"):
+        Record.decode(Record(1, Status.FORMING, (), "x" * 501).encode())
+
+
+def test_ten_thousand_members_fit() -> None:
+    members = tuple(Member(NodeId(f"n{n:011}"), f"h{n}", "10.0.0.1", n) for n in range(10_000))
+    record = Record(1, Status.COMPLETE, members, "")
+    assert Record.decode(record.encode()) == record
+
+
+def test_only_a_complete_round_has_ranks() -> None:
+    assert COMPLETE.rank_of(NodeId("a")) == 0
+    assert COMPLETE.rank_of(NodeId("b")) is None
+    assert Record(4, Status.FORMING, (ALICE,), "").rank_of(NodeId("a")) is None
+    assert Record(4, Status.CLOSED, (ALICE,), "").rank_of(NodeId("a")) is None
+
+
+def test_what_a_round_shares_lies_apart_from_what_nodes_follow() -> None:
+    keys = Keys(RunId("job"))
+    assert keys.node(NodeId("a")) == "rdzv/job/node/a"
+    for key in (keys.leader, keys.round, keys.progress, keys.failures):
+        assert key.startswith(keys.control)
+    assert keys.control.startswith(keys.root)
+    assert keys.nodes.startswith(keys.root)
+    assert not keys.of_round(1).startswith(keys.root)
+    assert not keys.of_round(11).startswith(keys.of_round(1))
+    assert not Keys(RunId("job2")).root.startswith(keys.root)
+
+
+def test_an_announcement_becomes_a_member() -> None:
+    node = Announcement(NodeId("a"), "host-a", "10.0.0.1", 4000, Phase.WORKING, 2, None, "why")
+    assert node.member() == ALICE
