@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.clock import Deadline
-from holdfast.errors import InternalError, LeaseLost, StoreUnavailable
+from holdfast.errors import Fenced, InternalError, LeaseLost, StoreUnavailable
 from holdfast.ids import LeaseId
 from holdfast.store.etcd_server import EtcdServer
 from holdfast.store.etcd_v2 import EtcdV2Store
 from holdfast.store.etcd_v2_api import ask, get, remove
 from holdfast.store.etcd_v2_ops import Task
+from holdfast.store.fenced import FencedStore
 from holdfast.store.ops import Lease, Wait
 from holdfast.store.store import Store
 from tests.unit.store.etcd_proxy import Fate, Proxy
@@ -155,3 +156,14 @@ def test_a_wait_is_not_for_a_task(store: EtcdV2Store) -> None:
         task = Task(store._client, store._layout, lane, Deadline.after(TIMEOUT_S), "test")
         with pytest.raises(InternalError):
             task.perform(Wait(("k",)))
+
+
+def test_a_guard_whose_lease_is_dead_does_not_hold(store: EtcdV2Store) -> None:
+    lease = store.grant_lease(60)
+    store.set("g", b"1", lease=lease)
+    view = FencedStore(store, "g", b"1")
+    assert view.add("n") == 1
+    end_lease(store, lease)
+    with pytest.raises(Fenced):
+        view.add("n")
+    assert store.get("n") == b"1"

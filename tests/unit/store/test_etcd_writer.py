@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast.clock import Deadline
-from holdfast.errors import LeaseLost, StoreUnavailable
+from holdfast.errors import Fenced, LeaseLost, StoreUnavailable
 from holdfast.net.address import Address
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.etcd_gateway import kvs_of, range_op
 from holdfast.store.etcd_lease import end_once
 from holdfast.store.etcd_server import EtcdServer
 from holdfast.store.etcd_writer import MARKER_TTL_S
+from holdfast.store.fenced import FencedStore
 from holdfast.store.ops import Swap
 from holdfast.store.store import Store
 from holdfast.testing.clock import ManualClock
@@ -134,6 +135,53 @@ def test_a_delayed_attempt_does_not_come_true_after_the_answer_no(
     direct.set("k", b"a")
     assert proxy.release() == [200]
     assert direct.get("k") == b"a"
+
+
+@each_write
+@pytest.mark.parametrize("fate", [Fate.LOSE_REPLY, Fate.LOSE_REQUEST])
+def test_a_guarded_write_whose_answer_is_lost_happens_once(
+    store: EtcdStore,
+    direct: EtcdStore,
+    proxy: Proxy,
+    fate: Fate,
+    write: Callable[[Store], object],
+    result: object,
+    after: dict[str, bytes],
+) -> None:
+    direct.multi_set({"n": b"5", "log": b"a", "g": b"1"})
+    before = {entry.key: entry.revision for entry in direct.list_prefix()}
+    proxy.next(TXN, fate, Fate.PASS, fate)  # the reading of `add` and `append`, and the write
+    assert write(FencedStore(store, "g", b"1")) == result
+    changed = {e.key: e.value for e in direct.list_prefix() if e.revision != before.get(e.key)}
+    assert changed == after
+
+
+def test_a_write_that_was_performed_is_not_called_fenced(
+    store: EtcdStore, direct: EtcdStore, proxy: Proxy
+) -> None:
+    """EW-2: the guard changes after the write, and before its answer is found."""
+    direct.set("g", b"1")
+    proxy.next(TXN, Fate.LOSE_REPLY, *[Fate.LOSE_REQUEST] * 5)
+    with direct.watch("k") as watch, ThreadPoolExecutor() as pool:
+        writing = pool.submit(FencedStore(store, "g", b"1").set, "k", b"v")
+        revision = watch.next(TIMEOUT_S).revision
+        direct.set("g", b"2")
+        assert writing.result(TIMEOUT_S) == revision
+
+
+def test_a_delayed_attempt_does_not_come_true_after_it_was_fenced(
+    store: EtcdStore, direct: EtcdStore, proxy: Proxy
+) -> None:
+    """EW-3: the guard does not hold when the retry arrives, and does when the first one does."""
+    direct.set("g", b"2")
+    proxy.next(TXN, Fate.DELAY)
+    with pytest.raises(Fenced):
+        FencedStore(store, "g", b"1").set("k", b"v")
+    direct.set("g", b"1")
+    assert proxy.release() == [200]
+    assert direct.get("k") is None
+    assert b"fenced" in markers(store)
+    assert FencedStore(store, "g", b"1").set("k", b"v") > 0
 
 
 @pytest.mark.parametrize("fate", [Fate.LOSE_REPLY, Fate.LOSE_REQUEST])
