@@ -108,7 +108,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, terminated)
     wish = json.loads(sys.argv[1])
     client.RECONNECT_WITHIN_S = wish.pop("reconnect_within_s", client.RECONNECT_WITHIN_S)
-    session.LogSink = Reporter  # type: ignore[assignment, misc]
+    session.LogSink = Reporter  # type: ignore[assignment, attr-defined]
     before = take_snapshot()
     clean = True
     try:

@@ -24,6 +24,9 @@ PROGRAM = Path(__file__).with_name("rendezvous_node.py")
 TIMEOUT_S = 60.0
 """How long anything may take; what takes longer does not come."""
 
+PIPE_BYTES = 256 * 1024
+"""Room for what a node says while nobody listens: one that cannot write stands still."""
+
 FOREVER = {"keep_alive_interval": "20", "keep_alive_max_attempt": "30"}
 """A lease that outlasts every test: whoever counts as gone, it is not by silence."""
 BRIEF = {"keep_alive_interval": "0.25", "keep_alive_max_attempt": "8"}
@@ -101,6 +104,7 @@ class Node:
             [sys.executable, str(PROGRAM), json.dumps(wish | {"config": config})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            pipesize=PIPE_BYTES,
             env=os.environ | place.env,
         )
         self.said: list[Report] = []
@@ -211,6 +215,13 @@ class Nodes:
         self._all.append(node)
         return node
 
+    def lead(self, least: int, most: int | None = None, **config: str) -> Node:
+        """Start the first one, and wait until it leads."""
+        node = self.start(least, most, **config)
+        node.order("next")
+        node.hear_waiting(f"have 1 of {least}")
+        return node
+
     def discard(self) -> None:
         """End those that are left."""
         for node in self._all:
@@ -235,7 +246,7 @@ def next_round(nodes: list[Node], number: int, why: str = "") -> list[int]:
 
 
 def met(nodes: list[Node], number: int) -> list[int]:
-    """Wait until nodes that ask for a round are in this one, and agree on it; return their ranks."""
+    """Wait until nodes that have asked are in this round, and agree on it; return their ranks."""
     found = [node.did("next") for node in nodes]
     assert [each.get("round") for each in found] == [number] * len(nodes), found
     ranks: list[int] = [each["rank"] for each in found]

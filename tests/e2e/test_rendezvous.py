@@ -10,7 +10,6 @@ import pytest
 from holdfast.store.etcd_server import EtcdServer
 from tests.e2e.rendezvous_nodes import (
     BRIEF,
-    Node,
     Nodes,
     Place,
     built_in,
@@ -37,16 +36,8 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path, etcd: str) -> Iterator
         yield found
 
 
-def leading(nodes: Nodes, least: int, most: int, **config: str) -> Node:
-    """Start a node and wait until it leads; it does if it is the first."""
-    node = nodes.start(least, most, **config)
-    node.order("next")
-    node.hear_waiting(f"have 1 of {least}")
-    return node
-
-
 def test_nodes_come_leave_and_come_back(nodes: Nodes) -> None:
-    a = leading(nodes, 2, 3)
+    a = nodes.lead(2, 3)
     b = nodes.start(2, 3)
     b.order("next")
     assert met([a, b], 1) == [0, 1]
@@ -96,8 +87,8 @@ def test_nodes_come_leave_and_come_back(nodes: Nodes) -> None:
 def test_a_killed_node_is_replaced_by_a_spare(nodes: Nodes, victim: str) -> None:
     """On c10d the victim's lease would outlast the test: the closed connection tells."""
     mortal = nodes.place.mortal
-    a = leading(nodes, 3, 3, **(mortal if victim == "leader" else {}))
-    b = nodes.start(3, **(mortal if victim == "follower" else {}))
+    a = nodes.lead(3, None, **(mortal if victim == "leader" else {}))
+    b = nodes.start(3, None, **(mortal if victim == "follower" else {}))
     c = nodes.start(3)
     for node in (b, c):
         node.order("next")
@@ -126,8 +117,8 @@ def test_a_killed_node_is_replaced_by_a_spare(nodes: Nodes, victim: str) -> None
 def test_several_deaths_at_once_are_one_more_round(nodes: Nodes) -> None:
     """The leader is one of the dead; those who are left go on with less, once both are missed."""
     mortal = nodes.place.mortal
-    a = leading(nodes, 4, 4, **mortal)
-    b = nodes.start(4, **mortal)
+    a = nodes.lead(4, None, **mortal)
+    b = nodes.start(4, None, **mortal)
     left = [nodes.start(2, 4), nodes.start(2, 4)]
     for node in (b, *left):
         node.order("next")
@@ -146,7 +137,7 @@ def test_several_deaths_at_once_are_one_more_round(nodes: Nodes) -> None:
 
 
 def test_a_silent_node_is_missed_fenced_and_welcome_again(nodes: Nodes) -> None:
-    a = leading(nodes, 2, 3)
+    a = nodes.lead(2, 3)
     b = nodes.start(2, 3)
     b.order("next")
     met([a, b], 1)
