@@ -1,0 +1,489 @@
+"""One node at a time, by hand: ND-1 to ND-6, and what it does when things go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.ids import NodeId
+from holdfast.rendezvous.decide import Rules
+from holdfast.rendezvous.effects import (
+    Closed,
+    Counted,
+    Explained,
+    Left,
+    RoundOver,
+    RoundReady,
+    StoreLost,
+    TimedOut,
+)
+from holdfast.rendezvous.machine import RETRY_MAX_S
+from holdfast.rendezvous.model import Failures, Leader, Record, Status
+from holdfast.store.ops import Change, CompareSet, Delete, Guarded, LeaseKeep, ListPrefix, Set
+from tests.unit.rendezvous.by_hand import KEYS, NO_STORE, Driven, World
+
+RULES = Rules(
+    min_nodes=2, max_nodes=2, join_s=60, last_call_s=5, keep_alive_s=5, lease_s=15, linger_s=0.5
+)
+
+
+def pair(rules: Rules = RULES) -> tuple[World, Driven, Driven]:
+    """Two nodes in round 1; the first one leads."""
+    world = World(rules)
+    a, b = world.add("a"), world.add("b")
+    world.settle()
+    assert (a.the(RoundReady).rank, b.the(RoundReady).rank) == (0, 1)
+    assert a.node.leading
+    assert not b.node.leading
+    return world, a, b
+
+
+def record(world: World) -> Record:
+    entry = world.entry(KEYS.round)
+    assert entry is not None
+    return Record.decode(entry.value)
+
+
+class TestRounds:
+    def test_two_nodes_meet(self) -> None:
+        world, a, b = pair()
+        assert a.node.record == b.node.record == record(world)
+        assert a.node.id == "a"
+        assert record(world).status is Status.COMPLETE
+        assert (a.take(RoundOver), b.take(RoundOver)) == ([], [])
+
+    def test_waiting_is_explained_when_it_changes(self) -> None:
+        world = World(replace(RULES, min_nodes=3, max_nodes=3))
+        a = world.add("a")
+        world.settle()
+        assert a.take(Explained)[-1].progress.reason == "have 1 of 3: waiting for 2 more"
+        b = world.add("b")
+        world.run(1)
+        assert b.take(Explained)[-1].progress.reason == "have 2 of 3: waiting for 1 more"
+        a.take(Explained)
+        world.run(20)
+        assert (a.take(Explained), b.take(Explained)) == ([], [])
+
+    def test_a_node_works_in_one_round_at_a_time(self) -> None:
+        """ND-1."""
+        world, a, b = pair()
+        b.node.ask("a worker failed", world.now)
+        world.settle()
+        over = a.the(RoundOver)
+        assert (over.number, over.reason) == (1, "round 1 is over: host-b: a worker failed")
+        assert a.take(RoundReady) == b.take(RoundReady) == []  # a has not asked yet
+        a.node.ask("", world.now)
+        world.settle()
+        assert a.the(RoundReady).record == b.the(RoundReady).record == record(world)
+        assert record(world).number == 2
+
+    def test_a_round_without_this_node_is_none_of_its_own(self) -> None:
+        """ND-1: a spare waits for as long as the round lasts."""
+        world, a, b = pair()
+        spare = world.add("s")
+        world.run(10 * RULES.join_s)
+        assert not spare.take(RoundReady)
+        assert not spare.take(TimedOut)
+        assert spare.node.progress is not None
+        assert spare.node.progress.reason.endswith("; 1 waiting")
+        world.kill(b)
+        world.run(RULES.lease_s + 1)
+        a.node.ask("", world.now)
+        world.settle()
+        assert (a.the(RoundReady).rank, spare.the(RoundReady).rank) == (0, 1)
+
+    def test_a_member_that_dies_ends_the_round_within_its_lease(self) -> None:
+        world, a, b = pair()
+        world.kill(b)
+        world.run(RULES.lease_s + 0.1)
+        assert a.the(RoundOver).reason == "round 1 is over: host-b is gone"
+
+    def test_a_member_that_leaves_ends_the_round_and_not_the_run(self) -> None:
+        """RV-4."""
+        world, a, b = pair()
+        b.node.leave(world.now)
+        world.settle()
+        assert b.take(Left) == [Left()]
+        assert a.the(RoundOver).reason == "round 1 is over: host-b is gone"
+        assert a.take(Closed) == []
+        assert world.entry(KEYS.node(NodeId("b"))) is None
+        c = world.add("c")
+        a.node.ask("", world.now)
+        world.settle()
+        assert (a.the(RoundReady).rank, c.the(RoundReady).rank) == (0, 1)
+
+
+class TestLeading:
+    def test_the_leader_dies_and_another_takes_over(self) -> None:
+        world, a, b = pair()
+        world.kill(a)
+        world.run(RULES.lease_s + 0.1)
+        assert b.node.leading
+        assert b.the(RoundOver).reason == "round 1 is over: host-a is gone"
+
+    def test_a_replaced_leader_publishes_nothing(self) -> None:
+        """ND-2: its decision was on its way when it lost the lead."""
+        world, a, b = pair()
+        a.hold = Guarded
+        b.node.ask("one", world.now)
+        world.settle()
+        assert isinstance(a.held, Guarded)  # the new record, about to be published
+        a.stopped = True
+        world.run(RULES.lease_s + 1)
+        assert b.node.leading
+        published = record(world)
+        a.stopped = False
+        a.let_go()
+        assert record(world) == published
+        world.settle()
+        assert not a.node.leading
+        assert b.node.leading
+
+    def test_a_leader_hears_of_its_replacement(self) -> None:
+        world, a, _b = pair()
+        world.put(KEYS.leader, Leader(NodeId("b"), 7).encode())
+        world.settle()
+        assert not a.node.leading
+        assert a.prefix == KEYS.control
+
+    def test_an_election_that_was_won_without_hearing_of_it(self) -> None:
+        world = World(RULES)
+        a = world.add("a")
+        a.hold = CompareSet
+        world.settle()
+        held = a.held
+        assert isinstance(held, CompareSet)
+        world.apply(held)  # it happened; the answer was lost
+        a.node.failed(NO_STORE, world.now)
+        a.hold = a.held = None
+        world.run(1)
+        assert a.node.leading
+
+    def test_a_node_that_does_not_lead_does_not_pay_for_others(self) -> None:
+        """ND-5."""
+        counts = []
+        for size in (2, 40):
+            world = World(replace(RULES, min_nodes=size, max_nodes=size))
+            nodes = [world.add(f"n{number}") for number in range(size)]
+            world.run(1)
+            assert all(node.take(RoundReady) for node in nodes)
+            assert [node.node.leading for node in nodes].count(True) == 1
+            followers = [node for node in nodes if not node.node.leading]
+            counts.append(max(len(node.ops) for node in followers))
+            assert all(node.prefix == KEYS.control for node in followers)
+            assert not any(isinstance(op, ListPrefix) for node in followers for op in node.ops)
+        assert counts[0] == counts[1]
+
+    def test_changes_of_nodes_are_nothing_to_a_follower(self) -> None:
+        world, _a, b = pair()
+        entry = world.entry(KEYS.node(NodeId("a")))
+        assert entry is not None
+        b.node.changed([Change(entry.key, None, entry.revision + 99)], world.now)
+        world.settle()
+        assert b.take(RoundOver) == []
+
+    def test_a_leader_that_loses_its_lead_while_it_lists(self) -> None:
+        world = World(RULES)
+        a = world.add("a")
+        a.hold = ListPrefix
+        world.settle()
+        world.put(KEYS.leader, Leader(NodeId("z"), 0).encode())
+        a.inbox, changes = [], a.inbox
+        a.node.changed(changes, world.now)
+        assert not a.node.leading
+        a.let_go()
+        world.settle()
+        assert not a.node.leading
+
+    def test_a_leader_that_loses_its_lead_while_it_tells(self) -> None:
+        world, a, _b = pair()
+        a.hold = Guarded
+        world.add("s")
+        world.run(1)
+        held = a.held
+        assert isinstance(held, Guarded)
+        assert isinstance(held.op, Set)
+        result = world.apply(held)
+        world.apply(Delete(KEYS.leader))
+        changes, a.inbox = a.inbox, []
+        a.node.changed(changes, world.now)
+        assert not a.node.leading
+        a.hold = a.held = None
+        a.node.done(result, world.now)
+        world.run(1)
+        assert a.node.leading  # again, since nobody else did
+
+
+class TestSilence:
+    def test_a_node_that_was_silent_learns_that_its_round_is_over(self) -> None:
+        """ND-3."""
+        world, _a, b = pair()
+        b.stopped = True
+        world.run(RULES.lease_s + 1)
+        b.stopped = False
+        b.inbox = []  # it has not heard of the new record yet
+        world.run(RULES.keep_alive_s)
+        assert any(isinstance(op, LeaseKeep) for op in b.ops)
+        assert b.the(RoundOver).reason == "this node was silent for longer than its lease"
+
+    def test_its_end_is_told_once(self) -> None:
+        world, _a, b = pair()
+        b.stopped = True
+        world.run(RULES.lease_s + 1)
+        b.stopped = False
+        world.run(2 * RULES.keep_alive_s)
+        assert len(b.take(RoundOver)) == 1
+
+    def test_one_that_waits_comes_back_with_a_new_lease(self) -> None:
+        world = World(RULES)
+        a = world.add("a")
+        world.settle()
+        a.stopped = True
+        world.run(RULES.lease_s + 1)
+        assert world.entry(KEYS.node(NodeId("a"))) is None
+        a.stopped = False
+        world.run(RULES.keep_alive_s)
+        assert world.entry(KEYS.node(NodeId("a"))) is not None
+        assert a.take(RoundOver) == []
+        assert a.node.leading
+
+
+class TestFailures:
+    def test_a_round_counts_once(self) -> None:
+        """ND-4."""
+        world, a, b = pair()
+        for each in (a, b, a):
+            each.node.count_failure(world.now)
+            world.settle()
+            assert each.the(Counted) == Counted(1)
+
+    def test_two_at_once_count_once(self) -> None:
+        """ND-4: the second one loses the race in the store."""
+        world, a, b = pair()
+        for each in (a, b):
+            each.hold = Guarded
+            each.node.count_failure(world.now)
+        world.settle()
+        a.let_go()
+        b.inbox = []
+        b.let_go()
+        world.settle()
+        assert a.the(Counted) == b.the(Counted) == Counted(1)
+
+    def test_the_next_round_counts_again(self) -> None:
+        world, a, b = pair()
+        a.node.count_failure(world.now)
+        world.settle()
+        for each in (a, b):
+            each.node.ask("a failure", world.now)
+        world.settle()
+        b.node.count_failure(world.now)
+        world.settle()
+        assert b.the(Counted) == Counted(2)
+        entry = world.entry(KEYS.failures)
+        assert entry is not None
+        assert Failures.decode(entry.value) == Failures(2, 2)
+
+    def test_a_round_that_is_over_counts_no_more(self) -> None:
+        """ND-4: the store refuses it."""
+        world, a, b = pair()
+        b.hold = Guarded
+        b.node.count_failure(world.now)
+        world.settle()
+        a.node.ask("over", world.now)
+        world.settle()
+        b.let_go()
+        world.settle()
+        assert b.the(Counted) == Counted(0)
+        assert world.entry(KEYS.failures) is None
+
+    def test_outside_a_round_nothing_is_counted(self) -> None:
+        world = World(RULES)
+        a = world.add("a")
+        a.node.count_failure(world.now)
+        world.settle()
+        assert a.the(Counted) == Counted(0)
+
+
+class TestEnds:
+    def test_no_round_in_time_ends_with_its_reason(self) -> None:
+        """ND-6."""
+        world = World(RULES)
+        a = world.add("a")
+        world.run(RULES.join_s - 0.1)
+        assert a.take(TimedOut) == []
+        world.run(0.1)
+        reason = "no round within 60 s: have 1 of 2: waiting for 1 more"
+        assert a.the(TimedOut).reason == reason
+        world.settle()
+        assert world.entry(KEYS.node(NodeId("a"))) is None
+        a.node.ask("", world.now)
+        world.add("b")
+        world.settle()
+        assert a.the(RoundReady).record.number == 1
+
+    def test_no_word_at_all(self) -> None:
+        """ND-6."""
+        rules = replace(RULES, join_s=1)
+        world = World(rules)
+        a = world.add("a")
+        a.cut = NO_STORE
+        world.run(1)
+        assert a.the(TimedOut).reason == "no round within 1 s: no word from a leader"
+
+    def test_the_time_begins_with_the_round(self) -> None:
+        world, _a, b = pair()
+        spare = world.add("s")
+        world.run(2 * RULES.join_s)
+        b.node.leave(world.now)
+        world.settle()
+        world.run(RULES.join_s)
+        assert len(spare.take(TimedOut)) == 1
+
+    def test_closing_ends_it_for_everyone_for_good(self) -> None:
+        """ND-6, RV-4."""
+        world, a, b = pair()
+        b.node.close("the job is done", world.now)
+        world.settle()
+        assert a.the(Closed) == b.the(Closed) == Closed("the job is done")
+        assert a.the(RoundOver).reason == "the job is done"
+        a.node.ask("", world.now)
+        world.settle()
+        assert a.the(Closed) == Closed("the job is done")
+        b.node.close("again", world.now)
+        late = world.add("late")
+        world.run(1)
+        assert late.take(Closed)
+        assert record(world).reason == "the job is done"
+
+    def test_closing_before_anything_was_published(self) -> None:
+        world = World(RULES)
+        a = world.add("a", ask=False)
+        a.node.close("", world.now)
+        world.settle()
+        assert a.the(Closed) == Closed("closed")
+
+    def test_closing_a_record_that_was_not_known(self) -> None:
+        world, _a, _b = pair()
+        c = world.add("c", ask=False)
+        c.deaf = True
+        c.node.close("x" * 300, world.now)
+        world.run(1)
+        assert record(world).status is Status.CLOSED
+        assert len(record(world).reason) == 200
+
+    def test_closing_and_leaving_at_once(self) -> None:
+        world, a, _b = pair()
+        a.node.close("done", world.now)
+        a.node.leave(world.now)
+        world.settle()
+        assert (a.take(Closed), a.take(Left)) == ([Closed("done")], [Left()])
+
+    def test_a_node_that_never_had_a_lease_leaves_at_once(self) -> None:
+        world = World(RULES)
+        a = world.add("a")
+        a.cut = NO_STORE
+        world.settle()
+        a.node.leave(world.now)
+        a.cut = None
+        world.run(1)
+        assert a.take(Left) == [Left()]
+        a.node.tick(world.now)
+        assert (a.node.take_effects(), a.node.next_wake()) == ([], None)
+
+    def test_a_wish_can_be_taken_back(self) -> None:
+        world = World(RULES)
+        a = world.add("a")
+        world.settle()
+        a.node.withdraw(world.now)
+        world.settle()
+        assert world.entry(KEYS.node(NodeId("a"))) is None
+        world.run(RULES.join_s + 1)
+        assert a.take(TimedOut) == []
+
+    def test_a_round_that_comes_as_the_wish_is_taken_back_is_left(self) -> None:
+        world, a, b = pair()
+        b.node.withdraw(world.now)
+        world.settle()
+        assert a.the(RoundOver).reason == "round 1 is over: host-b is gone"
+        b.node.ask("", world.now)
+        a.node.ask("", world.now)
+        world.settle()
+        assert b.the(RoundReady).record.number == 2
+
+
+class TestTrouble:
+    def test_it_tries_again_and_goes_on(self) -> None:
+        world, _a, b = pair()
+        b.cut = NO_STORE
+        world.run(RULES.keep_alive_s + 3)
+        assert b.take(StoreLost) == []
+        tries = len(b.ops)
+        b.cut = None
+        world.run(RETRY_MAX_S)
+        assert len(b.ops) > tries
+        world.run(3 * RULES.lease_s)
+        assert not b.take(RoundOver)
+        assert not b.take(StoreLost)
+
+    def test_a_lost_store_ends_everything_within_a_lease(self) -> None:
+        """ND-6."""
+        world, _a, b = pair()
+        b.cut = NO_STORE
+        world.run(RULES.keep_alive_s + RULES.lease_s + 2 * RETRY_MAX_S)
+        assert b.the(StoreLost).reason == "the store cannot be used: nobody there"
+        b.node.ask("", world.now)
+        world.run(60)
+        assert b.node.take_effects() == []
+
+    def test_retries_pause_longer_and_longer(self) -> None:
+        world = World(replace(RULES, lease_s=100))
+        a = world.add("a")
+        a.cut = NO_STORE
+        world.run(10)
+        assert 10 < len(a.ops) < 20
+
+    def test_a_closed_store_is_the_end(self) -> None:
+        world, _a, b = pair()
+        b.cut = UsageError("the store memory:// is closed")
+        world.run(RULES.keep_alive_s)
+        assert b.the(StoreLost).reason == "the store memory:// is closed"
+
+    @pytest.mark.parametrize(
+        ("key", "told"),
+        [
+            (KEYS.round, "Record: "),
+            (KEYS.progress, "Progress: "),
+            (KEYS.leader, "Leader: "),
+            (KEYS.failures, "Failures: "),
+        ],
+    )
+    def test_what_is_not_ours_ends_it(self, key: str, told: str) -> None:
+        world, _a, b = pair()
+        world.put(key, b"junk")
+        world.settle()
+        lost = b.the(StoreLost)
+        assert lost.reason == (
+            f"key {key!r} holds something that is not ours: {told}b'junk' is not JSON"
+        )
+
+    def test_unknown_keys_are_left_alone(self) -> None:
+        world, a, b = pair()
+        world.put(KEYS.control + "more", b"junk")
+        world.settle()
+        assert a.take(StoreLost) == b.take(StoreLost) == []
+
+    def test_an_answer_that_nobody_asked_for(self) -> None:
+        world, a, _b = pair()
+        a.node.done(None, world.now)
+        world.settle()
+        assert a.node.leading
+
+    def test_an_answer_of_the_wrong_kind(self) -> None:
+        world = World(RULES)
+        a = world.add("a")
+        a.node.take_effects()
+        with pytest.raises(UsageError, match="is no result of LeaseGrant"):
+            a.node.done("what?", world.now)
