@@ -118,13 +118,15 @@ def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decisi
     coming = [node for node in seen.nodes.values() if node.phase is Phase.WORKING]
     missing = tuple(node.host for node in coming)
     have = len(ready)
-    if have >= rules.max_nodes:
+    patience = seen.forming_since + rules.join_s
+    # A newcomer that is quick does not take the place of a member that ends its work.
+    kept = now < patience and not {node.node for node in coming}.isdisjoint(previous)
+    if have >= rules.max_nodes and not kept:
         return _complete(seen, rules, ready, previous, rank, "all places are taken")
     if have < rules.min_nodes:
         short = rules.min_nodes - have
         reason = f"have {have} of {rules.min_nodes}: waiting for {short} more{_names(missing)}"
         return _same(seen, have, 0, missing, reason + odd)
-    patience = seen.forming_since + rules.join_s
     if coming and now < patience:
         reason = f"have {have}, enough: waiting for {len(coming)} to come back{_names(missing)}"
         return _same(seen, have, 0, missing, reason + odd, wake_at=patience)

@@ -5,8 +5,6 @@ Pure, as `machine.py` of which it is a part: a new one is made for each leadersh
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from holdfast.errors import PeerViolation
 from holdfast.ids import NodeId
 from holdfast.rendezvous.decide import Decision, Rules, Situation, decide
@@ -103,9 +101,7 @@ class Leadership:
         if self.decision is None or self.decision.record is not None:
             return None
         new = self.decision.progress
-        if self._told is not None and replace(self._told, left_s=None) == replace(new, left_s=None):
-            return None
-        return new
+        return None if new == self._told else new
 
     def told(self, progress: Progress, now: float) -> None:
         """Hear that the others can read this progress now."""

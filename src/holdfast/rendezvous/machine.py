@@ -445,7 +445,7 @@ class Node:
     def _explain(self, progress: Progress) -> None:
         old = self._explained
         self._explained = progress
-        if old is None or replace(old, left_s=None) != replace(progress, left_s=None):
+        if progress != old:
             self._tell(Explained(progress))
 
     def _check_join(self, now: float) -> None:

@@ -15,8 +15,9 @@ extra field, a wrong type or an absurd size is a PeerViolation, never adopted in
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cache
 from typing import Any, Self, TypeVar
 
 from holdfast.errors import PeerViolation
@@ -85,8 +86,8 @@ class _Value:
 
     def encode(self) -> bytes:
         """Return the value as JSON; equal values give equal bytes."""
-        plain = {"v": VERSION, **asdict(self)}  # type: ignore[call-overload]
-        return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+        plain = {"v": VERSION, **_fields(self)}
+        return json.dumps(plain, default=_fields, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -163,14 +164,15 @@ class Progress(_Value):
     """What the leader sees, for everyone else.
 
     `have` nodes are in or ready, `waiting` more could enter the complete round; `missing` names
-    those that are known and not there; `left_s` is the rest of the last call.
+    those that are known and not there; `left_s` is the rest of the last call, which alone is no
+    news.
     """
 
     number: int
     have: int
     waiting: int
     missing: tuple[str, ...]
-    left_s: float | None
+    left_s: float | None = field(compare=False)
     reason: str
 
 
@@ -185,6 +187,10 @@ class Failures(_Value):
 def clipped(text: str) -> str:
     """Return a text that fits into a value: what one node writes, all others must read."""
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
+
+
+def _fields(value: Any) -> dict[str, object]:
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def _load(data: bytes, what: str) -> dict[str, Any]:
@@ -202,8 +208,13 @@ def _load(data: bytes, what: str) -> dict[str, Any]:
 T = TypeVar("T")
 
 
+@cache
+def _types(kind: type) -> dict[str, str]:
+    return {field.name: str(field.type) for field in fields(kind)}
+
+
 def _build(kind: type[T], plain: dict[str, Any]) -> T:
-    expected = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    expected = _types(kind)  # type: ignore[arg-type]  # a type is hashable
     if plain.keys() != expected.keys():
         odd = sorted(plain.keys() ^ expected.keys())
         raise PeerViolation(

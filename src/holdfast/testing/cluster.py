@@ -195,7 +195,7 @@ class Cluster:
         self.sim = Simulation(seed, traced=traced)
         self.network = Network(self.sim, plan.faults, loose=is_loose)
         self.journal = Journal(self.sim)
-        self.judge = Judge(_KEYS, plan.rules, self.journal.fail)
+        self.judge = Judge(_KEYS, plan.rules, self.journal.fail, lambda: self.sim.now)
         self._rng = random.Random(f"ending {seed}")
         self._changes = 0
         self.judge.on_control = self._ambush

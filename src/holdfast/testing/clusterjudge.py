@@ -14,7 +14,8 @@ by change, and every operation with its guard. What nodes tell is compared with 
         told so while its round lasts is told the truth
     ND-1, ND-2  a node works in one round at a time; only who leads by the store's word publishes
 
-Also: who stays keeps its rank, every record says why, and a node that has left has left nothing.
+Also: who stays keeps its place and its rank, every record says why, and a node that has left has
+left nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ __all__ = ["Judge"]
 class Judge:
     """Watches one run. `fail` is told of every promise that is broken."""
 
-    def __init__(self, keys: Keys, rules: Rules, fail: Callable[[str], None]) -> None:
+    def __init__(
+        self, keys: Keys, rules: Rules, fail: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
         self.keys = keys
         self.rules = rules
         self.record: Record | None = None
@@ -56,6 +59,7 @@ class Judge:
         self.on_control: Callable[[], None] = lambda: None
         """Called when the leader or the round has changed."""
         self._fail = fail
+        self._clock = clock
         self._values: dict[str, bytes] = {}
         self._closing = False
         self._counted: set[int] = set()
@@ -65,6 +69,9 @@ class Judge:
         # The round that each node works in, and the newest that it has been in.
         self._working: dict[NodeId, int] = {}
         self._newest: dict[NodeId, int] = {}
+        # Members of the last complete round that never went away since; and when it ended.
+        self._faithful: set[NodeId] = set()
+        self._forming_since = 0.0
 
     # What users do.
 
@@ -124,6 +131,7 @@ class Judge:
             self.announced[node] = Announcement.decode(value)
         elif self.announced.pop(node, None) is not None:
             self._gone[node] += 1
+            self._faithful.discard(node)
 
     def _record_changed(self, new: Record) -> None:
         old, self.record = self.record, new
@@ -154,11 +162,21 @@ class Judge:
         for rank, member in enumerate(before.members if before else ()):
             if member.node in ids and rank < len(ids) and ids.index(member.node) != rank:
                 self._fail(f"rank {rank} of round {number - 1} is another in round {number}")
+        if before is not None:
+            self._check_places({member.node for member in before.members}, set(ids))
         self.rounds[number] = record
+        self._faithful = set(ids) & self.announced.keys()
         if len(self.announced) > len(ids) == self.rules.max_nodes:
             self.counts["rounds with spares"] += 1
 
+    def _check_places(self, before: set[NodeId], now: set[NodeId]) -> None:
+        """Check that nobody who stayed has lost its place to a newcomer."""
+        patient = self._clock() < self._forming_since + 0.9 * self.rules.join_s
+        if patient and self._faithful - now and now - before:
+            self._fail(f"{sorted(self._faithful - now)} lost their places to {sorted(now)}")
+
     def _ended(self, old: Record, new: Record) -> None:
+        self._forming_since = self._clock()
         members = [member.node for member in old.members]
         asking = [node for node in members if (node, old.number) in self._asking]
         gone = [node for node in members if self._gone[node]]
