@@ -27,6 +27,7 @@ from holdfast.rendezvous.registry import create
 __all__ = ["joins", "reforming"]
 
 TORCH_PATIENCE_S = 400.0
+REFORM_PATIENCE_S = 60.0
 JOIN_S = "600"
 
 
@@ -140,7 +141,11 @@ def reforming(rounds: int) -> tuple[str, object]:
         if kind == "torch" and not available("torch"):
             rows.append(["torch", "torch is not installed"])
             continue
-        times = sorted(_reform(kind) for _ in range(rounds if kind == "ours" else 1))
+        try:
+            times = sorted(_reform(kind) for _ in range(rounds if kind == "ours" else 1))
+        except TimeoutError as error:
+            rows.append([kind, str(error)])
+            continue
         data[kind] = times[len(times) // 2]
         rows.append([kind, number(data[kind])])
     title = "rendezvous: SIGKILL of one of 4 nodes to the next round, one spare, default settings"
@@ -181,9 +186,9 @@ def _rounds(
     said: list[subprocess.Popen[str]] = []
     by_fd = {node.stdout.fileno(): node for node in nodes if node.stdout is not None}
     while len(said) < count:
-        ready, _, _ = select.select(list(by_fd), [], [], 120)
+        ready, _, _ = select.select(list(by_fd), [], [], REFORM_PATIENCE_S)
         if not ready:
-            raise SystemExit(f"round {label} did not form within 120 s")
+            raise TimeoutError(f"none within {REFORM_PATIENCE_S:g} s")
         for fd in ready:
             if os.read(fd, 100).decode().split()[-1:] == [label]:
                 said.append(by_fd[fd])
