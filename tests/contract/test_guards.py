@@ -14,21 +14,19 @@ from holdfast.store.fenced import FencedStore
 from holdfast.store.ops import Swap
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
-from tests.contract.backends import BACKENDS, Backend
+from tests.contract.backends import BACKENDS
 from tests.contract.conftest import Space
 
 TIMEOUT_S = 60.0
 THREADS = 4
 
 
-UNGUARDED = [backend for backend in BACKENDS if not backend.has_guard]
-
-
-@pytest.fixture(scope="session", params=UNGUARDED, ids=lambda backend: backend.name)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    found = request.param
-    assert isinstance(found, Backend)
-    return found
+pytestmark = pytest.mark.parametrize(
+    "backend",
+    [backend for backend in BACKENDS if not backend.has_guard],
+    ids=lambda backend: backend.name,
+    indirect=True,
+)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, LeaseLost, TimeoutExpired
 from holdfast.ids import LeaseId
 from holdfast.net.address import Address, Endpoint
+from holdfast.net.tls import ClientTls
 from holdfast.store.etcd_client import EtcdClient, Lane, backoff_s, still_missing
 from holdfast.store.etcd_gateway import (
     Gateway,
@@ -103,11 +104,14 @@ class EtcdStore(Store):
         prefix: str = DEFAULT_PREFIX,
         *,
         rng: random.Random | None = None,
+        tls: ClientTls | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.endpoint = str(Endpoint("etcd", tuple(addresses), prefix))
+        options = {} if tls is None else {"protocol": "https", **tls.files}
+        self.endpoint = str(Endpoint("etcd", tuple(addresses), prefix, options))
         self._prefix = prefix.encode() + b"/"
-        self._client = EtcdClient(self.endpoint, addresses, rng or random.SystemRandom(), clock)
+        rng = rng or random.SystemRandom()
+        self._client = EtcdClient(self.endpoint, addresses, rng, clock, tls)
         self._gateway = Gateway(self._client)
         self._writer = Writer(self._gateway)
         self._lock = threading.Lock()  # guards what follows

@@ -18,6 +18,7 @@ from typing import NoReturn
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import PeerViolation, StoreUnavailable, TimeoutExpired, Unavailable, UsageError
 from holdfast.net.address import Address
+from holdfast.net.tls import ClientTls
 from holdfast.store.etcd_http import HttpConnection, Lost, NoAnswer, NotSent, Request
 from holdfast.store.etcd_reply import Reply
 
@@ -63,9 +64,9 @@ class Marker:
 class Lane:
     """A connection that one caller at a time uses, and the marker of its writes, if any."""
 
-    def __init__(self, member: int, address: Address) -> None:
+    def __init__(self, member: int, connection: HttpConnection) -> None:
         self.member = member
-        self.connection = HttpConnection(address)
+        self.connection = connection
         self.marker: Marker | None = None
 
 
@@ -78,6 +79,7 @@ class EtcdClient:
         addresses: Sequence[Address],
         rng: random.Random,
         clock: Clock = SYSTEM_CLOCK,
+        tls: ClientTls | None = None,
     ) -> None:
         if not addresses:
             raise UsageError(f"endpoint {endpoint!r}: an address is missing, such as host:2379")
@@ -85,6 +87,7 @@ class EtcdClient:
         self.rng = rng
         self.clock = clock
         self._addresses = tuple(addresses)
+        self._tls = tls
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards what follows
         self._member = rng.randrange(len(self._addresses))  # the one that answered last
@@ -104,7 +107,7 @@ class EtcdClient:
             if self._idle:
                 lane = self._idle.pop()
             else:
-                lane = Lane(self._member, self._addresses[self._member])
+                lane = Lane(self._member, self.new_connection())
                 self._lanes.append(lane)
         try:
             yield lane
@@ -116,7 +119,10 @@ class EtcdClient:
 
     def new_connection(self) -> HttpConnection:
         """Return an unopened connection, of the caller's own, to the member that answered last."""
-        return HttpConnection(self._addresses[self._member])
+        return self._connection_to(self._member)
+
+    def _connection_to(self, member: int) -> HttpConnection:
+        return HttpConnection(self._addresses[member], self._tls)
 
     def failed_at(self, address: Address) -> None:
         """Note that a member failed: connections made from now on go to the next one."""
@@ -141,7 +147,7 @@ class EtcdClient:
             self.failed_at(address)
             lane.connection.close()
             lane.member = (lane.member + 1) % len(self._addresses)
-            lane.connection = HttpConnection(self._addresses[lane.member])
+            lane.connection = self._connection_to(lane.member)
             raise
         self._member = lane.member
         return reply
@@ -163,7 +169,7 @@ class EtcdClient:
 
     def reopened(self) -> EtcdClient:
         """Return a client like this one that is open, for what is left to do after closing."""
-        return EtcdClient(self.endpoint, self._addresses, self.rng, self.clock)
+        return EtcdClient(self.endpoint, self._addresses, self.rng, self.clock, self._tls)
 
     def close(self) -> list[Lane]:
         """Wake everybody and let the connections go; return the lanes there were. Idempotent."""

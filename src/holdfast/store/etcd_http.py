@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import ssl
 from dataclasses import dataclass
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, PeerViolation, Unavailable
 from holdfast.net.address import Address
 from holdfast.net.tcp import open_socket
+from holdfast.net.tls import ClientTls, refusal
 from holdfast.store.etcd_reply import Reply, ReplyParser
 
 __all__ = ["HttpConnection", "Lost", "NoAnswer", "NotSent", "Request"]
@@ -54,19 +56,27 @@ class Request:
 
 
 class HttpConnection:
-    """One socket to one address. Not thread-safe, except for `shut`."""
+    """One socket to one address, by TLS if there is any. Not thread-safe, except for `shut`."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, tls: ClientTls | None = None) -> None:
         self.address = address
+        self._tls = tls
         self._socket: socket.socket | None = None
+        self._ahead: bytes | None = None  # what was read to see whether there is something
 
     def open(self, deadline: Deadline) -> None:
-        """Connect, unless a connection from earlier is still good. NotSent names the step."""
-        if self._socket is not None and _silent(self._socket):
+        """Connect, unless a connection from earlier is still good. NotSent names the step.
+
+        Refused or PeerViolation if the other side does not want, or does not speak, our TLS.
+        """
+        if self._socket is not None and self._silent(self._socket):
             return
         self.close()
         try:
-            self._socket = open_socket(self.address, deadline)
+            sock = open_socket(self.address, deadline)
+            if self._tls is not None:
+                sock = self._tls.secure(sock, self.address, deadline)
+            self._socket = sock
         except Unavailable as error:
             raise NotSent(str(error), step=error.step, address=error.address) from None
 
@@ -124,30 +134,55 @@ class HttpConnection:
 
     def readable(self) -> bool:
         """Say whether bytes, or the end of the connection, can be read without waiting."""
-        return self._socket is not None and not _silent(self._socket)
+        return self._socket is not None and not self._silent(self._socket)
 
     def shut(self) -> None:
         """Wake whoever reads or writes, from any thread; the owner then closes."""
         sock = self._socket
         if sock is not None:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                # Not the method of an SSLSocket, which first makes a plain socket of it: what
+                # another thread sends at that moment would leave in the clear.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Let the socket go; the next call opens another."""
+        self._ahead = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
+    def _silent(self, sock: socket.socket) -> bool:
+        """Say whether there is nothing to read; on an idle connection that could only be its end.
+
+        By TLS, bytes may come that mean nothing, and meaning may wait inside: only reading tells.
+        """
+        if not isinstance(sock, ssl.SSLSocket):
+            return _no_bytes(sock)
+        if self._ahead is None:
+            try:
+                sock.settimeout(0)
+                self._ahead = sock.recv(_READ_BYTES)
+            except ssl.SSLWantReadError:
+                return True
+            except OSError:
+                return False
+        return False
+
     def _receive(self, deadline: Deadline) -> bytes:
         """Return the next bytes, b"" at the end of the connection."""
         sock = self._sure()
+        if self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            return ahead
         try:
             sock.settimeout(_timeout(deadline))
             return sock.recv(_READ_BYTES)
         except TimeoutError:
             raise self._no_answer() from None
         except OSError as error:
+            if refused := refusal(error, self.address):
+                raise refused from None
             raise self._lost(error.strerror or str(error)) from None
 
     def _sure(self) -> socket.socket:
@@ -174,8 +209,7 @@ def _timeout(deadline: Deadline) -> float | None:
     return None if remaining is None else min(max(remaining, _TIMEOUT_MIN_S), _TIMEOUT_MAX_S)
 
 
-def _silent(sock: socket.socket) -> bool:
-    """Say whether there is nothing to read; on an idle connection that could only be its end."""
+def _no_bytes(sock: socket.socket) -> bool:
     poll = select.poll()
     try:
         poll.register(sock, select.POLLIN)

@@ -26,6 +26,7 @@ from typing import TypeVar, cast
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, TimeoutExpired
 from holdfast.net.address import Address, Endpoint
+from holdfast.net.tls import ClientTls
 from holdfast.store.etcd_client import EtcdClient, backoff_s, still_missing
 from holdfast.store.etcd_http import Lost, NoAnswer, NotSent
 from holdfast.store.etcd_v2_api import Layout, Node, Poll
@@ -53,10 +54,13 @@ class EtcdV2Store(Store):
         prefix: str = DEFAULT_PREFIX,
         *,
         rng: random.Random | None = None,
+        tls: ClientTls | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.endpoint = str(Endpoint("etcd-v2", tuple(addresses), prefix))
-        self._client = EtcdClient(self.endpoint, addresses, rng or random.SystemRandom(), clock)
+        options = {} if tls is None else {"protocol": "https", **tls.files}
+        self.endpoint = str(Endpoint("etcd-v2", tuple(addresses), prefix, options))
+        rng = rng or random.SystemRandom()
+        self._client = EtcdClient(self.endpoint, addresses, rng, clock, tls)
         self._layout = Layout(prefix)
         self._lock = threading.Lock()  # guards what follows
         self._watches: set[EtcdWatch] = set()

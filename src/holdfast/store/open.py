@@ -7,6 +7,9 @@
     etcd-v2://host:port,…[/prefix] etcd, v2 keys API
     c10d://host:port               a store that torch hosts; no authentication
 
+Those of etcd may be followed by options: ?protocol=https for TLS, and with it the PEM files
+&cert=…&key=… (our certificate and its key) and &cacert=… (whom we trust).
+
 An endpoint is checked whole before anything is done: no file, no socket comes of a wrong one.
 Only the module of the scheme that is used gets imported.
 """
@@ -28,9 +31,13 @@ from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import DEFAULT_TIMEOUT_S, Store
 
 if TYPE_CHECKING:
+    from holdfast.net.tls import ClientTls
     from holdfast.store.server import StoreServer
 
 __all__ = ["choose_secret", "open_store", "parse_store_endpoint", "serve_store"]
+
+_WITH_OPTIONS = ("etcd", "etcd-v2")
+_TLS_FILES = ("cert", "key", "cacert")
 
 
 def open_store(
@@ -85,8 +92,9 @@ def parse_store_endpoint(text: str) -> Endpoint:
         )
     # A relative file name would be taken for a host that lacks its port.
     relative = scheme == "file" and not rest.startswith("/")
-    if relative or (where := parse_endpoint(text)).options or not _fits(where):
+    if relative or not _fits(where := parse_endpoint(text)):
         raise UsageError(f"endpoint {text!r:.200}: write {_SCHEMES[scheme].form}")
+    _check_options(where, text)
     if any(address.port == 0 for address in where.addresses):
         raise UsageError(f"endpoint {text!r:.200}: port 0 is for serving, not for opening")
     if where.addresses:
@@ -140,6 +148,8 @@ def _place(endpoint: str | None, environment: env.Environment) -> Endpoint:
 def _fits(where: Endpoint) -> bool:
     """Say whether an endpoint has the parts that its scheme takes."""
     hosts = len(where.addresses)
+    if where.options and where.scheme not in _WITH_OPTIONS:
+        return False
     match where.scheme:
         case "memory":
             return hosts == 0 and not where.path
@@ -151,6 +161,22 @@ def _fits(where: Endpoint) -> bool:
             return hosts == 1 and not where.path
         case _:
             return hosts >= 1
+
+
+def _check_options(where: Endpoint, text: str) -> None:
+    """Raise UsageError unless the options are some that etcd's schemes know, and go together."""
+    head = f"endpoint {text!r:.200}: option"
+    known = ("protocol", *_TLS_FILES)
+    for name, value in where.options.items():
+        if name not in known:
+            raise UsageError(f"{head} {name!r:.40} is unknown; known are {', '.join(known)}")
+        if not value:
+            raise UsageError(f"{head} {name!r} must not be empty")
+    protocol = where.options.get("protocol", "http")
+    if protocol not in ("http", "https"):
+        raise UsageError(f"{head} 'protocol' must be http or https")
+    if protocol == "http" and (files := where.options.keys() & _TLS_FILES):
+        raise UsageError(f"{head} {min(files)!r} is for TLS: give protocol=https, too")
 
 
 class _Wish(NamedTuple):
@@ -189,13 +215,23 @@ def _open_tcp(wish: _Wish) -> Store:
 def _open_etcd(wish: _Wish) -> Store:
     from holdfast.store.etcd import DEFAULT_PREFIX, EtcdStore
 
-    return EtcdStore(wish.where.addresses, wish.where.path or DEFAULT_PREFIX)
+    where = wish.where
+    return EtcdStore(where.addresses, where.path or DEFAULT_PREFIX, tls=_tls_of(where))
 
 
 def _open_etcd_v2(wish: _Wish) -> Store:
     from holdfast.store.etcd_v2 import DEFAULT_PREFIX, EtcdV2Store
 
-    return EtcdV2Store(wish.where.addresses, wish.where.path or DEFAULT_PREFIX)
+    where = wish.where
+    return EtcdV2Store(where.addresses, where.path or DEFAULT_PREFIX, tls=_tls_of(where))
+
+
+def _tls_of(where: Endpoint) -> ClientTls | None:
+    if where.options.get("protocol") != "https":
+        return None
+    from holdfast.net.tls import load_client_tls
+
+    return load_client_tls(*(where.options.get(name) for name in _TLS_FILES))
 
 
 def _open_c10d(wish: _Wish) -> Store:
@@ -215,7 +251,7 @@ _SCHEMES = {
     "memory": _Scheme("memory://", _open_memory),
     "file": _Scheme("file:///absolute/path", _open_file),
     "tcp": _Scheme("tcp://host:port[/prefix]", _open_tcp),
-    "etcd": _Scheme("etcd://host:port,…[/prefix]", _open_etcd),
-    "etcd-v2": _Scheme("etcd-v2://host:port,…[/prefix]", _open_etcd_v2),
+    "etcd": _Scheme("etcd://host:port,…[/prefix][?options]", _open_etcd),
+    "etcd-v2": _Scheme("etcd-v2://host:port,…[/prefix][?options]", _open_etcd_v2),
     "c10d": _Scheme("c10d://host:port", _open_c10d),
 }
