@@ -162,18 +162,23 @@ def test_a_connection_to_a_dead_process_is_refused_and_to_a_dead_machine_is_sile
 # Faults.
 
 
-def test_a_drop_silences_one_direction_for_good() -> None:
+def test_a_drop_silences_one_direction_at_once_and_soon_the_other() -> None:
     world = World(rates=Rates(drop=1.0))
     near, far = world.link()
+    assert near.sound
+    world.sim.run(world.network.plan.calm_at - 0.5)
     near.send(b"lost")
     near.send(b"lost too")
-    world.sim.run(200.0)  # calm by now
-    near.send(b"and this")
+    world.sim.run(world.network.plan.calm_at)
     far.send(b"heard")
+    world.sim.run(200.0)
+    near.send(b"and this")
+    far.send(b"and this")
     world.sim.run(201.0)
     assert world.b.frames == []
     assert world.a.frames == [b"heard"]
     assert near.open
+    assert not near.sound
     assert world.network.faults[Fault.DROP] == 2
 
 
