@@ -13,7 +13,7 @@ KEEPS = {"keep_alive_interval": "0.25", "keep_alive_max_attempt": "160"}
 """Many signs of life while a member is away, and time enough for each."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[EtcdServer]:
     with EtcdServer(3) as server:
         yield server

@@ -25,6 +25,8 @@ from tests.e2e.rendezvous_nodes import (
 )
 
 TERMINATED = 128 + signal.SIGTERM
+QUICK = {"read_timeout": "0.5", "heartbeat_timeout": "0.5"}
+"""How long operations may take; with the lease it bounds how long a store may be away."""
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_nodes_end_when_the_host_of_the_store_is_killed(nodes: Nodes) -> None:
 def test_nodes_end_when_etcd_is_gone(backend: str) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(EtcdServer())
-        place = Place(backend, str(server.addresses[0])).using(read_timeout="0.5", **BRIEF)
+        place = Place(backend, str(server.addresses[0])).using(**BRIEF, **QUICK)
         nodes = stack.enter_context(nodes_at(place))
         working = [nodes.start(2), nodes.start(2)]
         next_round(working, 1)

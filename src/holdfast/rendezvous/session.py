@@ -125,7 +125,7 @@ class NodeSession:
     def _run(self) -> None:
         try:
             self._node.start(self._now())
-            while not self._stopping:
+            while not self._stopping and self.lost is None:
                 self._perform()
                 self._take_events()
         except HoldfastError as error:
@@ -216,6 +216,8 @@ class NodeSession:
 
     def _tell(self, notice: Notice) -> None:
         with self.told:
+            if self.lost is not None:
+                return  # that was the end, and its reason stands
             match notice:
                 case RoundReady():
                     self.ready, self.over = notice, None
@@ -233,6 +235,7 @@ class NodeSession:
                     self.left = True
                 case StoreLost():
                     self.lost = notice
+                    self._events.put(None)  # the reader may be the one who tells
                 case _:
                     assert_never(notice)
             self.told.notify_all()
