@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.unit.net.certificates import Certificates, make_certificates
 
 # Leak checks on every test, the `transcript` fixture, and the options of simulations.
 pytest_plugins = ["holdfast.testing.plugin"]
@@ -12,3 +15,9 @@ settings.register_profile(
     "holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("holdfast")
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Files for TLS, made once."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))

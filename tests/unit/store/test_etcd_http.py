@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast.clock import Deadline
-from holdfast.errors import PeerViolation, Step
+from holdfast.errors import PeerViolation, Refused, Step
 from holdfast.net.address import Address
+from holdfast.net.tls import load_client_tls
 from holdfast.store.etcd_http import HttpConnection, Lost, NoAnswer, NotSent, Request
 from holdfast.store.etcd_server import EtcdServer
+from tests.unit.net.certificates import Certificates, by_tls, server_context, serving
 from tests.unit.store.etcd_fakes import answering, http
 
 HEALTH = Request("GET", "/health")
@@ -134,3 +137,112 @@ def test_reading_in_steps_keeps_what_came_before_a_deadline() -> None:
         with pytest.raises(Lost, match="it is closed"):
             connection.read_body(parser, soon())
         assert not connection.readable()
+
+
+# By TLS.
+
+
+def read_request(sock: ssl.SSLSocket) -> bytes:
+    data = b""
+    while not data.endswith(b"\r\n\r\n"):
+        more = sock.recv(65536)
+        if not more:
+            return b""
+        data += more
+    return data
+
+
+def answer_all(sock: ssl.SSLSocket) -> None:
+    while read_request(sock):
+        sock.sendall(http(200, b"{}"))
+
+
+def test_by_tls_a_connection_is_used_again(certificates: Certificates) -> None:
+    """What TLS itself sends after the handshake, tickets, is not taken for the end."""
+    talks: list[ssl.SSLSocket] = []
+
+    def talk(sock: ssl.SSLSocket) -> None:
+        talks.append(sock)
+        answer_all(sock)
+
+    with serving(by_tls(server_context(certificates), talk)) as address:
+        connection = HttpConnection(address, load_client_tls(cacert=certificates.ca))
+        for _ in range(3):
+            assert connection.call(HEALTH, soon()).body == b"{}"
+        connection.close()
+    assert len(talks) == 1
+
+
+def test_by_tls_looking_whether_there_is_something_loses_nothing(
+    certificates: Certificates,
+) -> None:
+    body = b"x" * 40_000  # several records of TLS, and one reading
+
+    def talk(sock: ssl.SSLSocket) -> None:
+        read_request(sock)
+        sock.sendall(http(200, body))
+        sock.recv(1)
+
+    with serving(by_tls(server_context(certificates), talk)) as address:
+        connection = HttpConnection(address, load_client_tls(cacert=certificates.ca))
+        parser = connection.send(HEALTH, soon())
+        found = b""
+        while not parser.done:
+            while not connection.readable():
+                pass
+            assert connection.readable()
+            found += connection.read_body(parser, soon())
+        connection.close()
+    assert found == body
+
+
+def test_by_tls_a_stale_connection_is_replaced_before_anything_is_sent(
+    certificates: Certificates,
+) -> None:
+    def talk(sock: ssl.SSLSocket) -> None:
+        read_request(sock)
+        sock.sendall(http(200, b"{}"))
+
+    with serving(by_tls(server_context(certificates), talk)) as address:
+        connection = HttpConnection(address, load_client_tls(cacert=certificates.ca))
+        for _ in range(3):
+            assert connection.call(HEALTH, soon()).body == b"{}"
+            while not connection.readable():
+                pass
+        connection.close()
+
+
+def deaf(sock: ssl.SSLSocket) -> None:
+    while sock.recv(65536):
+        pass
+
+
+def test_by_tls_whoever_reads_is_woken(certificates: Certificates) -> None:
+    with (
+        serving(by_tls(server_context(certificates), deaf)) as there,
+        ThreadPoolExecutor() as pool,
+    ):
+        connection = HttpConnection(there, load_client_tls(cacert=certificates.ca))
+        parser = connection.send(HEALTH, soon())
+        reading = pool.submit(connection.read_body, parser, soon())
+        connection.shut()
+        with pytest.raises(Lost, match="lost"):
+            reading.result(TIMEOUT_S)
+        connection.close()
+
+
+def test_by_tls_a_refused_certificate_is_final(certificates: Certificates) -> None:
+    with serving(by_tls(server_context(certificates, asks=True), answer_all)) as address:
+        connection = HttpConnection(address, load_client_tls(cacert=certificates.ca))
+        with pytest.raises(Refused, match="certificate required") as caught:
+            connection.read_body(connection.send(HEALTH, soon()), soon())
+        connection.close()
+    assert caught.value.step is Step.HANDSHAKE
+
+
+def test_by_tls_a_server_that_hangs_up_was_not_asked(certificates: Certificates) -> None:
+    with serving(lambda sock: None) as address:
+        connection = HttpConnection(address, load_client_tls(cacert=certificates.ca))
+        with pytest.raises(NotSent, match="TLS handshake") as caught:
+            connection.call(HEALTH, soon())
+    assert caught.value.step is Step.HANDSHAKE

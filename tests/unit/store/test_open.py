@@ -16,6 +16,7 @@ from holdfast.errors import Refused, Step, StoreUnavailable, UsageError
 from holdfast.net.address import Address
 from holdfast.net.secret import Secret, new_secret
 from holdfast.store.open import choose_secret, open_store, parse_store_endpoint, serve_store
+from tests.unit.net.certificates import Certificates
 
 LOOPBACK = Address("127.0.0.1", 1)
 SCHEMES = "memory, file, tcp, etcd, etcd-v2, c10d"
@@ -73,10 +74,38 @@ BAD_TO_OPEN = [
     ("file://h:1/x", "endpoint 'file://h:1/x': write file:///absolute/path"),
     ("file://relative", "endpoint 'file://relative': write file:///absolute/path"),
     ("file:///x?sync=1", "endpoint 'file:///x?sync=1': write file:///absolute/path"),
-    ("etcd://", "endpoint 'etcd://': write etcd://host:port,…[/prefix]"),
+    ("etcd://", "endpoint 'etcd://': write etcd://host:port,…[/prefix][?options]"),
+    (
+        "etcd://h:1?user=me",
+        (
+            "endpoint 'etcd://h:1?user=me': option 'user' is unknown; "
+            "known are protocol, cert, key, cacert"
+        ),
+    ),
+    (
+        "etcd://h:1?protocol=ftp",
+        "endpoint 'etcd://h:1?protocol=ftp': option 'protocol' must be http or https",
+    ),
+    (
+        "etcd-v2://h:1?protocol=https&cacert=",
+        "endpoint 'etcd-v2://h:1?protocol=https&cacert=': option 'cacert' must not be empty",
+    ),
+    (
+        "etcd://h:1?key=k&cert=c",
+        "endpoint 'etcd://h:1?key=k&cert=c': option 'cert' is for TLS: give protocol=https, too",
+    ),
+    (
+        "etcd://h:1?protocol=https&cacert=/missing/ca.pem",
+        "cacert '/missing/ca.pem': No such file or directory",
+    ),
+    (
+        "etcd-v2://h:1?protocol=https&key=k",
+        "key 'k': of no use without cert, the certificate it belongs to",
+    ),
     ("etcd://h:1,", "address '': a port is missing; write host:port"),
     ("etcd://h:1,h:0", "endpoint 'etcd://h:1,h:0': port 0 is for serving, not for opening"),
-    ("etcd-v2:///x", "endpoint 'etcd-v2:///x': write etcd-v2://host:port,…[/prefix]"),
+    ("etcd-v2:///x", "endpoint 'etcd-v2:///x': write etcd-v2://host:port,…[/prefix][?options]"),
+    ("c10d://h:1?a=b", "endpoint 'c10d://h:1?a=b': write c10d://host:port"),
     ("c10d://a:1,b:2", "endpoint 'c10d://a:1,b:2': write c10d://host:port"),
     ("c10d://h:1/x", "endpoint 'c10d://h:1/x': write c10d://host:port"),
 ]
@@ -221,6 +250,18 @@ def test_only_the_backend_that_is_used_gets_imported() -> None:
         " and m.split('.')[2] in ('file', 'client', 'server', 'etcd', 'etcd_v2', 'c10d_client')])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "[]\n"
+
+
+@pytest.mark.parametrize("scheme", ["etcd", "etcd-v2"])
+def test_etcd_is_opened_by_tls_if_that_is_asked_for(
+    scheme: str, certificates: Certificates, user: Environment
+) -> None:
+    cert, key = certificates.client
+    tls = f"protocol=https&cert={cert}&key={key}&cacert={certificates.ca}"
+    with open_store(f"{scheme}://h:1/p?{tls}", environment=user) as store:
+        assert store.endpoint == f"{scheme}://h:1/p?{tls}"
+    with open_store(f"{scheme}://h:1/p?protocol=http", environment=user) as store:
+        assert store.endpoint == f"{scheme}://h:1/p"
 
 
 def test_parsing_gives_the_parts() -> None:

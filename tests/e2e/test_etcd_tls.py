@@ -1,0 +1,136 @@
+"""etcd over TLS, with certificates on both sides: a real etcd, by both of its APIs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.errors import Refused, Step, StoreUnavailable
+from holdfast.net.address import Address, parse_address
+from holdfast.store.etcd_server import EtcdServer, _Ports, find_binary
+from holdfast.store.open import open_store
+from holdfast.store.store import Store
+from tests.unit.net.certificates import Certificates
+
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def address(
+    certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Address]:
+    """An etcd that talks only to clients with a certificate."""
+    folder = tmp_path_factory.mktemp("etcd-tls")
+    ports = _Ports()  # held, and shared with etcd
+    client, peer = (f"127.0.0.1:{ports.take()}" for _ in range(2))
+    cert, key = certificates.server
+    with (folder / "log").open("wb") as log:
+        etcd = subprocess.Popen(
+            [
+                find_binary(),
+                "--enable-v2",
+                "--socket-reuse-port",
+                "--unsafe-no-fsync",
+                f"--data-dir={folder / 'data'}",
+                f"--listen-client-urls=https://{client}",
+                f"--advertise-client-urls=https://{client}",
+                f"--listen-peer-urls=http://{peer}",
+                f"--initial-advertise-peer-urls=http://{peer}",
+                f"--initial-cluster=default=http://{peer}",
+                f"--cert-file={cert}",
+                f"--key-file={key}",
+                f"--trusted-ca-file={certificates.ca}",
+                "--client-cert-auth",
+            ],
+            stderr=log,
+        )
+    try:
+        yield parse_address(client)
+    finally:
+        etcd.kill()
+        etcd.wait()
+        ports.release()
+
+
+def options(certificates: Certificates) -> str:
+    cert, key = certificates.client
+    return f"protocol=https&cert={cert}&key={key}&cacert={certificates.ca}"
+
+
+@pytest.fixture(params=["etcd", "etcd-v2"])
+def store(
+    request: pytest.FixtureRequest, address: Address, certificates: Certificates
+) -> Iterator[Store]:
+    # etcd may still be starting: a store connects at its first operation, until its deadline.
+    endpoint = f"{request.param}://{address}/{request.param}?{options(certificates)}"
+    with open_store(endpoint) as made:
+        yield made
+
+
+def test_a_store_works_as_without_tls(store: Store) -> None:
+    with store.watch("", prefix=True) as watch, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(store.wait, ["k", "log"], timeout=TIMEOUT_S)
+        lease = store.grant_lease(60)
+        assert store.set("k", b"v", lease=lease) == watch.next(TIMEOUT_S).revision
+        assert store.append("log", b"x" * 300_000) == 300_000
+        assert watch.next(TIMEOUT_S).value == b"x" * 300_000
+        assert waiting.result(TIMEOUT_S) == [b"v", b"x" * 300_000]
+        assert [store.add("n") for _ in range(20)] == list(range(1, 21))
+        assert store.compare_set("k", b"v", b"w", lease=lease).ok
+        assert store.revoke_lease(lease)
+        assert store.get("k") is None
+        assert store.delete("log")
+
+
+def test_closing_wakes_whoever_waits(store: Store) -> None:
+    watch = store.watch("k")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(store.wait, ["never"], timeout=TIMEOUT_S)
+        reading = pool.submit(watch.next, TIMEOUT_S)
+        store.add("n")
+        store.close()
+        for future in (waiting, reading):
+            with pytest.raises(ValueError, match="closed"):
+                future.result(TIMEOUT_S)
+
+
+def test_without_a_certificate_we_are_refused(
+    store: Store, address: Address, certificates: Certificates
+) -> None:
+    store.get("k", timeout=TIMEOUT_S)  # it serves
+    bare = f"etcd://{address}?protocol=https&cacert={certificates.ca}"
+    with open_store(bare) as other, pytest.raises(Refused, match="refuses our cert") as caught:
+        other.set("k", b"", timeout=TIMEOUT_S)
+    assert caught.value.step is Step.HANDSHAKE
+
+
+def test_an_authority_that_did_not_sign_is_not_enough(
+    store: Store, address: Address, certificates: Certificates
+) -> None:
+    store.get("k", timeout=TIMEOUT_S)
+    wrong = options(certificates).replace(certificates.ca, certificates.other_ca)
+    with (
+        open_store(f"etcd://{address}?{wrong}") as other,
+        pytest.raises(Refused, match="we do not trust the server") as caught,
+    ):
+        other.get("k", timeout=TIMEOUT_S)
+    assert caught.value.step is Step.HANDSHAKE
+
+
+def test_tls_with_a_server_that_has_none(certificates: Certificates) -> None:
+    with (
+        EtcdServer() as server,
+        open_store(f"{server.endpoint}?{options(certificates)}") as store,
+        pytest.raises(StoreUnavailable, match="TLS handshake with .* closed") as caught,
+    ):
+        store.get("k", timeout=0.2)
+    assert caught.value.step is Step.HANDSHAKE
+
+
+def test_no_tls_with_a_server_that_wants_it(store: Store, address: Address) -> None:
+    store.get("k", timeout=TIMEOUT_S)
+    with open_store(f"etcd://{address}") as other, pytest.raises(StoreUnavailable, match="closed"):
+        other.get("k", timeout=0.2)
