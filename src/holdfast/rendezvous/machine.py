@@ -62,6 +62,8 @@ from holdfast.store.ops import (
     Change,
     CompareSet,
     Delete,
+    Entry,
+    Get,
     Guarded,
     KeyWrite,
     Lease,
@@ -296,7 +298,9 @@ class Node:
             return None
         raw = self._raw(self._keys.failures)
         known = Failures(0, 0) if raw is None else Failures.decode(raw)
-        if self._round_raw is None or known.round >= self._me.round:
+        if self._round_raw is None:
+            return Get(self._keys.failures)  # nothing to count: say how many there are
+        if known.round >= self._me.round:
             self._counting = False
             self._tell(Counted(known.count))
             return None
@@ -356,6 +360,10 @@ class Node:
                     if result.value == desired:  # ok, or ok the time before and not heard of
                         self._lead(result.revision)
                 self._control_changed(key, result.value, result.revision, now)
+            case Get(), _:
+                known = Failures.decode(result.value) if isinstance(result, Entry) else None
+                self._counting = False
+                self._tell(Counted(known.count if known else 0))
             case ListPrefix(), tuple():
                 if self._leadership is not None:
                     self._leadership.see_all(result)

@@ -1,0 +1,352 @@
+"""The rendezvous as its users see it, over memory and over a server."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import (
+    Fenced,
+    RendezvousClosed,
+    RendezvousLost,
+    RendezvousTimedOut,
+    UsageError,
+)
+from holdfast.ids import NodeId, RunId
+from holdfast.net.address import Address
+from holdfast.net.secret import new_secret
+from holdfast.observe.events import RoundAwaited
+from holdfast.observe.sinks import MemorySink
+from holdfast.rendezvous.decide import Rules
+from holdfast.rendezvous.handler import Round, StoreRendezvous
+from holdfast.rendezvous.model import Announcement, Keys, Phase
+from holdfast.store import client
+from holdfast.store.memory import MemoryStore
+from holdfast.store.open import open_store, serve_store
+from holdfast.store.server import StoreServer
+from holdfast.store.store import Store
+
+RUN = RunId("job")
+TWO = Rules(min_nodes=2, max_nodes=2, join_s=60, last_call_s=0)
+SOON = 20.0
+
+
+class Party:
+    """Nodes of one run over one store, or each with a client of one server."""
+
+    def __init__(self, kind: str) -> None:
+        self.server: StoreServer | None = None
+        self.shared: Store | None = None
+        self.secret = new_secret()
+        if kind == "tcp":
+            self.server = serve_store(secret=self.secret)
+        else:
+            self.shared = MemoryStore()
+        self.nodes: list[StoreRendezvous] = []
+
+    def open(self) -> Store:
+        if self.shared is not None:
+            return self.shared
+        assert self.server is not None
+        return open_store(self.server.endpoint, secret=self.secret)
+
+    def add(self, name: str, rules: Rules = TWO, **more: Any) -> StoreRendezvous:
+        store = self.open()
+
+        def release(keys: Keys, deadline: Deadline) -> bool:
+            if store is not self.shared:
+                store.close()
+            return True
+
+        me = Announcement(
+            NodeId(name), f"host-{name}", "127.0.0.1", 4000, Phase.WAITING, 0, None, ""
+        )
+        given: dict[str, Any] = {"release": release, "sink": MemorySink(), "close_s": 10.0}
+        node = StoreRendezvous("test", RUN, me, rules, store, **given | more)
+        node.start()
+        self.nodes.append(node)
+        return node
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.shutdown()
+        if self.server is not None:
+            self.server.close()
+        if self.shared is not None:
+            self.shared.close()
+
+
+@pytest.fixture(params=["memory", "tcp"])
+def party(request: pytest.FixtureRequest) -> Iterator[Party]:
+    party = Party(request.param)
+    yield party
+    party.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[Party]:
+    party = Party("memory")
+    yield party
+    party.close()
+
+
+@pytest.fixture
+def tcp() -> Iterator[Party]:
+    party = Party("tcp")
+    yield party
+    party.close()
+
+
+def together(*nodes: StoreRendezvous, why: str = "") -> list[Round]:
+    """Let nodes ask at the same time; return their rounds."""
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        return list(pool.map(lambda node: node.next_round(why, timeout=SOON), nodes))
+
+
+def until(node: StoreRendezvous, done: Callable[[], object]) -> None:
+    assert node._session.wait(lambda: bool(done()), Deadline.after(SOON))
+
+
+def test_two_nodes_meet_and_share_a_store(party: Party) -> None:
+    a, b = party.add("a"), party.add("b")
+    one, two = together(a, b)
+    assert (one.rank, two.rank) == (0, 1)
+    assert one.number == two.number == 1
+    assert one.world_size == two.world_size == 2
+    assert one.members == two.members
+    assert one.reason == "round 1 is complete with 2: all places are taken"
+    assert (two.master_address, two.master_port) == ("127.0.0.1", 4000)
+    one.store.set("k", b"v")
+    assert two.store.get("k") == b"v"
+    assert (a.over(), a.closed(), a.nodes_waiting()) == (None, None, 0)
+
+
+def test_the_master_can_be_given(memory: Party) -> None:
+    a, b = (memory.add(name, master=Address("gpu-7", 29500)) for name in "ab")
+    for here in together(a, b):
+        assert (here.master_address, here.master_port) == ("gpu-7", 29500)
+
+
+def test_rounds_follow_each_other_and_old_ones_are_fenced(party: Party) -> None:
+    a, b = party.add("a"), party.add("b")
+    old, _ = together(a, b)
+    old.store.set("k", b"1")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(b.next_round, "a worker failed", timeout=SOON)
+        until(a, a.over)
+        assert a.over() == "round 1 is over: host-b: a worker failed"
+        assert a.nodes_waiting() == 1  # a signal for whoever asks only for this number
+        new = a.next_round(timeout=SOON)
+        assert asked.result().number == new.number == 2
+    assert a.over() is None
+    with pytest.raises(Fenced):
+        old.store.set("k", b"2")
+    assert new.store.get("k") is None  # every round has a store of its own
+    new.store.set("k", b"3")
+
+
+def test_spares_are_counted_while_they_could_come_in(party: Party) -> None:
+    rules = Rules(min_nodes=2, max_nodes=3, last_call_s=0)
+    a, b = party.add("a", rules), party.add("b", rules)
+    together(a, b)
+    c = party.add("c", rules)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(c.next_round, timeout=SOON)
+        until(a, a.nodes_waiting)
+        assert a.nodes_waiting() == 1
+        rounds = together(a, b, why="to let it in")
+        assert waiting.result().world_size == rounds[0].world_size == 3
+    assert [here.rank for here in rounds] == [0, 1]  # who stays keeps its rank
+
+
+def test_a_failure_counts_once_for_all_nodes(party: Party) -> None:
+    a, b = party.add("a"), party.add("b")
+    together(a, b)
+    with ThreadPoolExecutor(2) as pool:
+        counted = list(pool.map(lambda node: node.count_failure(timeout=SOON), [a, b] * 3))
+    assert counted == [1] * 6
+    together(a, b)
+    assert [b.count_failure(), a.count_failure()] == [2, 2]
+    assert party.add("c").count_failure() == 2  # not in a round: it only learns the number
+
+
+def test_closing_ends_the_run_for_everyone(party: Party) -> None:
+    a, b = party.add("a"), party.add("b")
+    together(a, b)
+    a.close("the job is done")
+    until(b, b.closed)
+    assert b.closed() == b.over() == "the job is done"
+    for node in (a, b, party.add("late")):
+        with pytest.raises(RendezvousClosed, match="^run job is closed: the job is done$"):
+            node.next_round(timeout=SOON)
+    b.close("again")  # is closed: nothing to do
+    assert a.closed() == "the job is done"
+
+
+def test_leaving_does_not_close(party: Party) -> None:
+    """RV-4."""
+    a, b = party.add("a"), party.add("b")
+    together(a, b)
+    assert b.shutdown()
+    until(a, a.over)
+    assert a.over() == "round 1 is over: host-b is gone"
+    assert a.closed() is None
+    rounds = together(a, party.add("c"))
+    assert [here.rank for here in rounds] == [0, 1]
+
+
+def test_leaving_twice_and_from_two_threads(memory: Party) -> None:
+    released: list[Keys] = []
+
+    def release(keys: Keys, deadline: Deadline) -> bool:
+        released.append(keys)
+        return True
+
+    a = memory.add("a", release=release)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: a.shutdown(), range(4))) == [True] * 4
+    assert a.shutdown()
+    assert len(released) == 1
+
+
+def test_leaving_by_with(memory: Party) -> None:
+    alone = Rules(min_nodes=1, max_nodes=1)
+    with memory.add("a", alone) as node:
+        assert node.next_round(timeout=SOON).world_size == 1
+        assert (node.backend, node.run_id, node.endpoint) == ("test", "job", "memory://")
+    store = memory.shared
+    assert store is not None
+    assert store.count("rdzv/job/node/") == 0
+
+
+def test_a_release_that_was_late_is_said(memory: Party) -> None:
+    assert not memory.add("a", release=lambda keys, deadline: False).shutdown()
+
+
+def test_after_leaving_nothing_can_be_asked(memory: Party) -> None:
+    a = memory.add("a")
+    a.shutdown()
+    for use in (a.next_round, a.count_failure, a.close):
+        with pytest.raises(UsageError, match="^run job: this node has left it$"):
+            use()
+
+
+def test_leaving_ends_a_wait_in_another_thread(memory: Party) -> None:
+    a = memory.add("a")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(a.next_round)
+        until(a, a.progress)
+        a.shutdown()
+        with pytest.raises(UsageError, match="^run job: this node has left it$"):
+            waiting.result(SOON)
+
+
+@pytest.mark.parametrize("use", ["why", "reason"])
+def test_reasons_are_text(memory: Party, use: str) -> None:
+    a = memory.add("a")
+    wrong: Any = b"because"
+    with pytest.raises(UsageError, match=f"^{use} b'because': must be a str, not bytes$"):
+        a.next_round(wrong) if use == "why" else a.close(wrong)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "soon", True])
+def test_odd_timeouts_are_refused(memory: Party, timeout: Any) -> None:
+    a = memory.add("a")
+    for use in (a.next_round, a.count_failure):
+        with pytest.raises(UsageError, match="^timeout "):
+            use(timeout=timeout)
+
+
+def test_no_round_in_time_says_who_is_there(party: Party) -> None:
+    rules = Rules(min_nodes=8, max_nodes=8, join_s=0.5)
+    a = party.add("a", rules)
+    with pytest.raises(RendezvousTimedOut) as caught:
+        a.next_round()
+    assert str(caught.value) == ("run job: no round within 0.5 s: have 1 of 8: waiting for 7 more")
+    with pytest.raises(RendezvousTimedOut):  # and again, from the beginning
+        a.next_round()
+
+
+def test_the_callers_own_timeout_takes_the_wish_back(party: Party) -> None:
+    a = party.add("a")
+    with pytest.raises(RendezvousTimedOut) as caught:
+        a.next_round(timeout=0.3)
+    assert str(caught.value) == "run job: no round within 0.3 s: have 1 of 2: waiting for 1 more"
+    b = party.add("b")
+    with pytest.raises(RendezvousTimedOut) as caught:
+        b.next_round(timeout=0.5)
+    assert "have 1 of 2" in str(caught.value)  # not two: a does not wait any more
+    together(a, b)
+
+
+def test_a_round_that_comes_too_late_for_its_caller_is_left(memory: Party) -> None:
+    """Whoever was told "no round" must not be counted on as a member of one."""
+    alone = Rules(min_nodes=1, max_nodes=1)
+    a = memory.add("a", alone)
+    with pytest.raises(RendezvousTimedOut):
+        a.next_round(timeout=0)  # the round comes all the same, a moment later
+    store = memory.shared
+    assert store is not None
+    with store.watch("rdzv/job/node/", prefix=True) as watch:
+        while store.count("rdzv/job/node/"):
+            watch.next(SOON)
+    assert a.next_round(timeout=SOON).number >= 1
+
+
+def test_no_time_for_a_failure_or_an_end(memory: Party) -> None:
+    a = memory.add("a", close_s=0.0)
+    with pytest.raises(RendezvousTimedOut, match="the failure could not be counted in time$"):
+        a.count_failure(timeout=0)
+    with pytest.raises(RendezvousTimedOut, match="it could not be closed in time$"):
+        a.close()
+
+
+def test_a_lost_store_ends_every_call_with_the_reason(
+    tcp: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "RECONNECT_WITHIN_S", 0.3)
+    a, b, spare = (tcp.add(name) for name in "abs")
+    together(a, b)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(spare.next_round)
+        until(spare, spare.progress)
+        assert tcp.server is not None
+        began = SYSTEM_CLOCK.monotonic()
+        tcp.server.close()
+        with pytest.raises(RendezvousLost, match="is lost: no connection"):
+            waiting.result(SOON)
+        until(a, a.over)
+        assert SYSTEM_CLOCK.monotonic() - began < SOON
+    assert "is lost" in (a.over() or "")
+    for use in (a.next_round, a.count_failure, a.close):
+        with pytest.raises(RendezvousLost, match="is lost: no connection"):
+            use()
+    assert all(node.shutdown() for node in (a, b, spare))
+
+
+def test_waiting_is_explained_to_people_when_it_changes(memory: Party) -> None:
+    sink = MemorySink()
+    rules = Rules(min_nodes=3, max_nodes=3)
+    a = memory.add("a", rules, sink=sink)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(a.next_round, timeout=SOON)
+        until(a, lambda: (seen := a.progress()) and seen.have == 1)
+        together(*(memory.add(name, rules) for name in "bc"))
+        assert first.result().rank == 0
+    reasons = [event.reason for event in sink.events if isinstance(event, RoundAwaited)]
+    assert "have 1 of 3: waiting for 2 more" in reasons
+    assert all(one != two for one, two in itertools.pairwise(reasons))
+
+
+def test_no_threads_are_left(party: Party) -> None:
+    before = threading.active_count()
+    nodes = [party.add(name) for name in "ab"]
+    together(*nodes)
+    assert all(node.shutdown() for node in nodes)
+    assert threading.active_count() == before
