@@ -116,12 +116,14 @@ def create_file(parameters: RendezvousParameters) -> Rendezvous:
 
 def create_etcd(parameters: RendezvousParameters) -> Rendezvous:
     """Meet in etcd, over its v3 API."""
-    return _create_etcd(parameters, parameters.text("etcd_prefix") or "/torchelastic/p2p")
+    prefix = parameters.text("etcd_prefix") or "/torchelastic/p2p"
+    return _create_etcd(parameters, prefix, ("cert", "key", "cacert"))
 
 
 def create_etcd_v2(parameters: RendezvousParameters) -> Rendezvous:
     """Meet in etcd, over its v2 keys API."""
-    return _create_etcd(parameters, "torch/elastic/rendezvous")
+    files = ("ssl_cert", "ssl_cert_key", "ca_cert")
+    return _create_etcd(parameters, "torch/elastic/rendezvous", files)
 
 
 BACKENDS: dict[str, Creator] = {
@@ -179,18 +181,22 @@ def _warn_if_unreachable(address: Address) -> None:
         )
 
 
-def _create_etcd(parameters: RendezvousParameters, prefix: str) -> Rendezvous:
+def _create_etcd(
+    parameters: RendezvousParameters, prefix: str, files: tuple[str, str, str]
+) -> Rendezvous:
+    """Meet in etcd; `files` names the keys of our certificate, of its key, and of whom we trust."""
     scheme, endpoint = parameters.backend, parameters.endpoint
     parts = [part.strip() for part in endpoint.split(",") if part.strip()]
     if not parts:
         raise UsageError(f"rendezvous endpoint {endpoint!r:.80}: {scheme} needs host:port[,…]")
     addresses = [parse_address(part, ETCD_PORT) for part in parts]
     protocol = parameters.text("protocol") or "http"
-    if protocol != "http":
-        raise UsageError(
-            f"rendezvous protocol {protocol!r:.40}: must be http; etcd is reached without TLS"
-        )
-    url = f"{scheme}://{','.join(map(str, addresses))}/{prefix.strip('/')}"
+    if protocol not in ("http", "https"):
+        raise UsageError(f"rendezvous protocol {protocol!r:.40}: must be http or https")
+    url = f"{scheme}://{','.join(map(str, addresses))}/{prefix.strip('/')}?protocol={protocol}"
+    if protocol == "https":
+        given = zip(("cert", "key", "cacert"), map(parameters.text, files), strict=True)
+        url += "".join(f"&{option}={path}" for option, path in given if path)
     parse_store_endpoint(url)
     return _take_part(parameters, lambda undo: _opened(parameters, url, addresses[0], undo))
 

@@ -13,8 +13,7 @@ The configuration takes the keys of torchrun's `--rdzv-conf`, with torch's meani
     store_type                     c10d: tcp, or file
     rank                           static: this node's rank
     store_port                     static: where nodes meet (ours; else one above the master's port)
-    protocol                       etcd, etcd-v2: http; https is refused, for etcd is reached
-                                   without TLS so far
+    protocol http                  etcd, etcd-v2: https for TLS
     cert, key, cacert              etcd: files for https; no effect without it
     ssl_cert, ssl_cert_key, ca_cert   etcd-v2: the same
     etcd_prefix                    etcd: where in etcd the run's keys lie
