@@ -9,10 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.rendezvous.decide import Rules
-from holdfast.testing.cluster import Cluster, ClusterPlan, Ending, draw_plan, run_seed, run_seeds
-from holdfast.testing.clusternodes import Manners, NodePlan
-from holdfast.testing.faultplan import FaultPlan
+from holdfast.testing.cluster import Ending, count_operations, draw_plan, run_seed, run_seeds
 
 HASHES = (
     "from holdfast.testing.cluster import run_seed\n"
@@ -75,23 +72,8 @@ def test_plans_differ_between_seeds_and_not_between_draws() -> None:
 # Scale.
 
 
-def store_operations(nodes: int) -> tuple[int, list[int]]:
-    """Let so many nodes meet; return the operations of the leader, and of each other node."""
-    rules = Rules(min_nodes=nodes, max_nodes=nodes, keep_alive_s=20.0, lease_s=60.0)
-    # They come over one second and meet long before the first lease is renewed.
-    plans = tuple(NodePlan(f"n{one}", one / nodes, None, 0.0, 1.0) for one in range(nodes))
-    plan = ClusterPlan(FaultPlan(), plans, rules, Manners(0.0, 0.0, 0.0), (), Ending.LEAVE)
-    cluster = Cluster(1, plan)
-    cluster.sim.run(4.0)
-    programs = cluster.programs()
-    assert cluster.judge.all_in([program.id for program in programs])
-    assert not cluster.journal.failures
-    (leader,) = [program.ops for program in programs if program.node.leading]
-    return leader, [program.ops for program in programs if not program.node.leading]
-
-
 def test_store_operations_of_a_node_do_not_grow_with_the_number_of_nodes() -> None:
-    small, middle, large = (store_operations(nodes) for nodes in (10, 100, 1000))
+    small, middle, large = (count_operations(nodes) for nodes in (10, 100, 1000))
     assert max(small[1]) == max(middle[1]) == max(large[1]) <= 6
     # The leader tells its progress now and then; nothing that it does grows faster than the joins.
     assert large[0] <= middle[0] + 5 <= small[0] + 10

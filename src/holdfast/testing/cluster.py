@@ -55,7 +55,17 @@ from holdfast.testing.network import Host, Network, Simulation
 from holdfast.testing.seeds import Report, Tally, command, run_many
 from holdfast.testing.storeactors import SERVER, Journal, is_loose
 
-__all__ = ["Cluster", "ClusterPlan", "Ending", "draw_plan", "main", "run_seed", "run_seeds"]
+__all__ = [
+    "Ambush",
+    "Cluster",
+    "ClusterPlan",
+    "Ending",
+    "count_operations",
+    "draw_plan",
+    "main",
+    "run_seed",
+    "run_seeds",
+]
 
 _MODULE = "holdfast.testing.cluster"
 _LEAST = {"rounds": 2}
@@ -311,6 +321,21 @@ class Cluster:
         wrong = [str(one) for one in agents if one.ended not in how]
         if wrong:
             self.journal.fail(f"{promise}: should have {how[0]}: {wrong}")
+
+
+def count_operations(nodes: int) -> tuple[int, list[int]]:
+    """Let so many nodes meet, in calm; return the leader's operations, and each other node's."""
+    rules = Rules(min_nodes=nodes, max_nodes=nodes, keep_alive_s=20.0, lease_s=60.0)
+    # They come over one second, and meet long before the first lease is renewed.
+    plans = tuple(NodePlan(f"n{one}", one / nodes, None, 0.0, 1.0) for one in range(nodes))
+    calm = Manners(until=0.0, stop_s=0.0, failures=0.0)
+    cluster = Cluster(nodes, ClusterPlan(FaultPlan(), plans, rules, calm, (), Ending.LEAVE))
+    cluster.sim.run(4.0)
+    programs = cluster.programs()
+    assert cluster.judge.all_in([program.id for program in programs])
+    assert not cluster.journal.failures
+    (leader,) = [program.ops for program in programs if program.node.leading]
+    return leader, [program.ops for program in programs if not program.node.leading]
 
 
 def run_seed(seed: int, *, traced: bool = False) -> Report:

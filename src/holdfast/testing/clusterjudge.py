@@ -9,25 +9,28 @@ by change, and every operation with its guard. What nodes tell is compared with 
         and no write that is guarded by a round is performed in another
     S4  the run is closed only by somebody who closes it
     S5  each end of a round uses up one event: the announcement of one of its members went away
-        (death, silence, leaving, giving up), or one of them asked of its own accord
+        (death, silence, leaving, giving up), or one of them asked of its own accord; and who
+        stays has a place in the next one
     S6  a failure is counted once for each round, while it lasts, by one at a time; a node that is
         told so while its round lasts is told the truth
-    ND-1, ND-2  a node works in one round at a time; only who leads by the store's word publishes
+    ND  a node works in one round at a time, and learns that it is over if it lost its lease;
+        only who leads by the store's word publishes
 
-Also: who stays keeps its place and its rank, every record says why, and a node that has left has
+Also: who stays keeps its rank, every record says why, and a node that has left has
 left nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from holdfast.ids import NodeId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import (
     Closed,
     Counted,
+    Effect,
     Left,
     Notice,
     RoundOver,
@@ -163,17 +166,17 @@ class Judge:
             if member.node in ids and rank < len(ids) and ids.index(member.node) != rank:
                 self._fail(f"rank {rank} of round {number - 1} is another in round {number}")
         if before is not None:
-            self._check_places({member.node for member in before.members}, set(ids))
+            self._check_places(set(ids))
         self.rounds[number] = record
         self._faithful = set(ids) & self.announced.keys()
         if len(self.announced) > len(ids) == self.rules.max_nodes:
             self.counts["rounds with spares"] += 1
 
-    def _check_places(self, before: set[NodeId], now: set[NodeId]) -> None:
-        """Check that nobody who stayed has lost its place to a newcomer."""
+    def _check_places(self, now: set[NodeId]) -> None:
+        """Check that nobody who stayed has lost its place: it would only mean one more round."""
         patient = self._clock() < self._forming_since + 0.9 * self.rules.join_s
-        if patient and self._faithful - now and now - before:
-            self._fail(f"{sorted(self._faithful - now)} lost their places to {sorted(now)}")
+        if patient and self._faithful - now:
+            self._fail(f"S5: {sorted(self._faithful - now)} stayed and lost their places")
 
     def _ended(self, old: Record, new: Record) -> None:
         self._forming_since = self._clock()
@@ -223,6 +226,13 @@ class Judge:
                 self.counts["joins timed out"] += 1
             case _:
                 pass
+
+    def lost_lease(self, node: NodeId, notices: Sequence[Effect]) -> None:
+        """Hear that a node has lost its lease, and what it tells then (ND-3)."""
+        number, record = self._working.get(node), self.record
+        lasts = record is not None and (record.status, record.number) == (Status.COMPLETE, number)
+        if lasts and not any(isinstance(notice, RoundOver) for notice in notices):
+            self._fail(f"ND-3: {node} was silent for too long, and works on in round {number}")
 
     def rests(self, node: NodeId) -> None:
         """Hear that a node's user does not work in a round any more."""

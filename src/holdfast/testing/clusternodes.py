@@ -222,6 +222,8 @@ class NodeProgram(ClientProgram):
             case LeaseLost():
                 self.judge.counts["leases lost"] += 1
                 self.node.failed(result, self.local())
+                self._effects.extend(self.node.take_effects())
+                self.judge.lost_lease(self.id, self._effects)
             case HoldfastError():
                 self.node.failed(result, self.local())
             case Unknown():
