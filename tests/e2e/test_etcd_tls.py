@@ -10,6 +10,8 @@ import pytest
 
 from holdfast.errors import Refused, Step, StoreUnavailable
 from holdfast.net.address import Address, parse_address
+from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.rendezvous.registry import create
 from holdfast.store.etcd_server import EtcdServer, _Ports, find_binary
 from holdfast.store.open import open_store
 from holdfast.store.store import Store
@@ -118,6 +120,25 @@ def test_an_authority_that_did_not_sign_is_not_enough(
     ):
         other.get("k", timeout=TIMEOUT_S)
     assert caught.value.step is Step.HANDSHAKE
+
+
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [
+        ("etcd", ("cert", "key", "cacert")),
+        ("etcd-v2", ("ssl_cert", "ssl_cert_key", "ca_cert")),
+    ],
+)
+def test_nodes_meet_over_tls_by_the_keys_of_torch(
+    address: Address, certificates: Certificates, backend: str, names: tuple[str, ...]
+) -> None:
+    files = (*certificates.client, certificates.ca)
+    config = {"protocol": "https", **dict(zip(names, files, strict=True))}
+    place = RendezvousParameters(backend, str(address), "tls", 1, 1, config=config)
+    with create(place) as rendezvous:
+        found = rendezvous.next_round(timeout=TIMEOUT_S)
+        assert (found.rank, found.world_size) == (0, 1)
+        found.store.set("k", b"v")
 
 
 def test_tls_with_a_server_that_has_none(certificates: Certificates) -> None:
