@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -85,9 +87,28 @@ class Orders:
         return {}
 
 
+def lines() -> Iterator[bytes]:
+    """Yield the lines of stdin; a signal is heard even if it comes just before the wait."""
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    rest = b""
+    try:
+        while 0 in select.select([0, woken], [], [])[0]:
+            data = os.read(0, 65536)
+            if not data:
+                return
+            *whole, rest = (rest + data).split(b"\n")
+            yield from whole
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(woken)
+        os.close(waker)
+
+
 def obey(orders: Orders) -> None:
     """Carry out orders until there are no more."""
-    for line in sys.stdin:
+    for line in lines():
         order, *arguments = json.loads(line)
         if order == "leave":
             return

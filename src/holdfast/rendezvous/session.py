@@ -38,6 +38,7 @@ from holdfast.store.store import Store, Watch
 __all__ = ["NodeSession"]
 
 STOP_WITHIN_S = 5.0
+SIGNALS_EVERY_S = 1.0
 
 _log = logging.getLogger("holdfast.rendezvous")
 
@@ -107,10 +108,10 @@ class NodeSession:
         """Wait until `done()` about what has been told; False at the deadline."""
         with self.told:
             while not done():
-                remaining = deadline.remaining()
-                if remaining == 0.0:
+                if deadline.passed():
                     return False
-                self.told.wait(remaining)
+                # A signal that comes just before a wait is handled only after it: wait in slices.
+                self.told.wait(deadline.sooner(SIGNALS_EVERY_S).remaining())
             return True
 
     def stop(self) -> bool:
