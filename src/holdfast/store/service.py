@@ -65,7 +65,6 @@ from holdfast.store.ops import (
     Lease,
     LeaseGrant,
     LeaseKeep,
-    LeaseRevoke,
     ListPrefix,
     Wait,
 )
@@ -352,8 +351,6 @@ class Service:
             result = self.keyspace.apply(op, now)
             if isinstance(op, LeaseGrant) and isinstance(result, Lease) and op.linger is not None:
                 self._linger(session, result.id, op.linger)
-            elif isinstance(op, LeaseRevoke):
-                session.lingers.pop(op.lease, None)
             return self._reply(number, op, result)
         except UsageError as error:
             return encode(Failure(number, Why.USAGE, str(error)))

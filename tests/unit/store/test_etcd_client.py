@@ -12,10 +12,12 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import StoreUnavailable, TimeoutExpired, UsageError
 from holdfast.net.address import Address
+from holdfast.net.tls import load_client_tls
 from holdfast.store.etcd_client import ATTEMPT_S, EtcdClient, Retries, backoff_s, still_missing
 from holdfast.store.etcd_http import Lost, NoAnswer, NotSent, Request
 from holdfast.store.etcd_server import EtcdServer
 from holdfast.testing.clock import ManualClock
+from tests.unit.net.certificates import Certificates
 from tests.unit.store.etcd_fakes import answering, http
 
 HEALTH = Request("GET", "/health")
@@ -158,3 +160,15 @@ def test_a_wait_that_failed_names_a_few_of_many_keys() -> None:
     assert len(error.waiting_for) == 1000
     assert "'key-9'" in str(error)
     assert "'key-10'" not in str(error)
+
+
+def test_every_connection_is_by_the_same_tls(certificates: Certificates, unused: Address) -> None:
+    tls = load_client_tls(cacert=certificates.ca)
+    client = EtcdClient("etcd://test", [unused], random.Random(0), tls=tls)
+    for each in (client, client.reopened()):
+        assert each.new_connection()._tls is tls
+        with each.lane() as lane:
+            assert lane.connection._tls is tls
+            with pytest.raises(NotSent):
+                each.exchange(lane, HEALTH, Deadline.after(TIMEOUT_S))
+            assert lane.connection._tls is tls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import ssl
 import threading
 from collections.abc import Iterator
@@ -167,6 +168,9 @@ def test_by_tls_a_connection_is_used_again(certificates: Certificates) -> None:
 
     with serving(by_tls(server_context(certificates), talk)) as address:
         connection = HttpConnection(address, load_client_tls(cacert=certificates.ca))
+        connection.open(soon())
+        assert select.select([connection._socket], [], [], TIMEOUT_S)[0]  # a ticket
+        assert not connection.readable()
         for _ in range(3):
             assert connection.call(HEALTH, soon()).body == b"{}"
         connection.close()
