@@ -252,9 +252,12 @@ class StoreRendezvous(Rendezvous):
     def _leave(self, deadline: Deadline) -> bool:
         session = self._session
         session.request(self._node.leave)
-        clean = session.wait(lambda: session.left or session.lost is not None, deadline)
-        clean = session.stop() and clean
-        return self._release(self._keys, deadline) and clean
+        left = session.wait(lambda: session.left or session.lost is not None, deadline)
+        if left:
+            session.stop()
+        # Else its thread may be waiting for the store, and closing that is what ends the wait.
+        alone = self._release(self._keys, deadline)
+        return session.stop() and alone and left
 
     def _check_in(self) -> None:
         if self._leaving:
