@@ -22,7 +22,7 @@ import holdfast
 from bench.subjects import ROOT, available
 from bench.table import number, render
 from holdfast.rendezvous.parameters import RendezvousParameters
-from holdfast.rendezvous.registry import create
+from holdfast.rendezvous.registry import create_rendezvous
 
 __all__ = ["joins", "reforming"]
 
@@ -39,7 +39,7 @@ def join_ours(nodes: int) -> tuple[float, float]:
 
         def node() -> None:
             config = {"is_host": "false", "join_timeout": JOIN_S}
-            rendezvous = create(
+            rendezvous = create_rendezvous(
                 RendezvousParameters("c10d", address, "bench", nodes, nodes, config=config)
             )
             made.append(rendezvous)
@@ -197,7 +197,9 @@ def _rounds(
 
 def node_ours(address: str) -> None:
     config = {"is_host": "false", "join_timeout": JOIN_S}
-    rendezvous = create(RendezvousParameters("c10d", address, "bench", 4, 4, config=config))
+    rendezvous = create_rendezvous(
+        RendezvousParameters("c10d", address, "bench", 4, 4, config=config)
+    )
     while True:
         print(rendezvous.next_round().number, flush=True)
         while rendezvous.over() is None:

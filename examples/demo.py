@@ -23,7 +23,7 @@ from holdfast.errors import Fenced, TimeoutExpired
 from holdfast.net.secret import new_secret
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.rendezvous.parameters import RendezvousParameters
-from holdfast.rendezvous.registry import create
+from holdfast.rendezvous.registry import create_rendezvous
 
 NODES = 4
 SPARES = 1
@@ -44,7 +44,7 @@ def node(me: str, endpoint: str) -> None:
     parameters = RendezvousParameters(
         "c10d", endpoint, "demo", NODES, NODES, config={"is_host": "false"}
     )
-    with create(parameters) as rendezvous:
+    with create_rendezvous(parameters) as rendezvous:
         why = ""
         while not rendezvous.closed():
             try:

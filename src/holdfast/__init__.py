@@ -8,6 +8,7 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     observe/     events, recorder, metrics, sinks
     net/         addresses, frames, the handshake, transports, the reactor
     store/       the shared key-value space and its backends
+    rendezvous/  who is in this round of a run, and in which order
     cli/         the command line
     testing/     what tests of distributed programs need; nothing above imports it
 
@@ -20,6 +21,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
+    from holdfast.rendezvous.handler import Rendezvous, Round
+    from holdfast.rendezvous.parameters import RendezvousParameters
+    from holdfast.rendezvous.registry import create_rendezvous
     from holdfast.store.gather import all_gather, barrier
     from holdfast.store.lease import LeaseKeeper
     from holdfast.store.open import open_store, serve_store
@@ -32,11 +36,15 @@ __all__ = [
     "HoldfastError",
     "LeaseKeeper",
     "PrefixStore",
+    "Rendezvous",
+    "RendezvousParameters",
+    "Round",
     "Store",
     "Watch",
     "__version__",
     "all_gather",
     "barrier",
+    "create_rendezvous",
     "open_store",
     "serve_store",
 ]
@@ -45,10 +53,14 @@ _HOMES = {
     "HoldfastError": "holdfast.errors",
     "LeaseKeeper": "holdfast.store.lease",
     "PrefixStore": "holdfast.store.prefix",
+    "Rendezvous": "holdfast.rendezvous.handler",
+    "RendezvousParameters": "holdfast.rendezvous.parameters",
+    "Round": "holdfast.rendezvous.handler",
     "Store": "holdfast.store.store",
     "Watch": "holdfast.store.store",
     "all_gather": "holdfast.store.gather",
     "barrier": "holdfast.store.gather",
+    "create_rendezvous": "holdfast.rendezvous.registry",
     "open_store": "holdfast.store.open",
     "serve_store": "holdfast.store.open",
 }

@@ -23,7 +23,7 @@ from holdfast.observe.events import Event
 from holdfast.rendezvous import session
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.rendezvous.parameters import RendezvousParameters
-from holdfast.rendezvous.registry import create
+from holdfast.rendezvous.registry import create_rendezvous
 from holdfast.store import client
 from holdfast.testing.leaks import find_leaks, take_snapshot
 
@@ -134,7 +134,7 @@ def main() -> None:
     clean = True
     try:
         report("started", pid=os.getpid())
-        rendezvous = create(RendezvousParameters(**wish))
+        rendezvous = create_rendezvous(RendezvousParameters(**wish))
         try:
             report("created")
             obey(Orders(rendezvous))

@@ -11,7 +11,7 @@ import pytest
 from holdfast.errors import Refused, Step, StoreUnavailable
 from holdfast.net.address import Address, parse_address
 from holdfast.rendezvous.parameters import RendezvousParameters
-from holdfast.rendezvous.registry import create
+from holdfast.rendezvous.registry import create_rendezvous
 from holdfast.store.etcd_server import EtcdServer, _Ports, find_binary
 from holdfast.store.open import open_store
 from holdfast.store.store import Store
@@ -135,7 +135,7 @@ def test_nodes_meet_over_tls_by_the_keys_of_torch(
     files = (*certificates.client, certificates.ca)
     config = {"protocol": "https", **dict(zip(names, files, strict=True))}
     place = RendezvousParameters(backend, str(address), "tls", 1, 1, config=config)
-    with create(place) as rendezvous:
+    with create_rendezvous(place) as rendezvous:
         found = rendezvous.next_round(timeout=TIMEOUT_S)
         assert (found.rank, found.world_size) == (0, 1)
         found.store.set("k", b"v")

@@ -1,6 +1,6 @@
 """The rendezvous as its users see it: ask for a round, get a rank, a world and a store.
 
-    with create(parameters) as rendezvous:
+    with create_rendezvous(parameters) as rendezvous:
         here = rendezvous.next_round()
         here.rank, here.world_size, here.store, here.master_address, here.master_port
 

@@ -13,7 +13,7 @@ from holdfast.rendezvous.backends import BACKENDS, Creator
 from holdfast.rendezvous.handler import Rendezvous
 from holdfast.rendezvous.parameters import RendezvousParameters
 
-__all__ = ["GROUP", "create", "known", "register"]
+__all__ = ["GROUP", "create_rendezvous", "known", "register"]
 
 GROUP = "holdfast.rendezvous"
 
@@ -33,7 +33,7 @@ def known() -> tuple[str, ...]:
     return tuple(sorted(found | BACKENDS.keys() | _registered.keys()))
 
 
-def create(parameters: RendezvousParameters) -> Rendezvous:
+def create_rendezvous(parameters: RendezvousParameters) -> Rendezvous:
     """Make the rendezvous that the parameters describe, and take part in it."""
     creator = BACKENDS.get(parameters.backend) or _registered.get(parameters.backend)
     if creator is None:

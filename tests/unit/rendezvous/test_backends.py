@@ -24,7 +24,7 @@ from holdfast.errors import (
 from holdfast.net.address import Address
 from holdfast.rendezvous.handler import Round, StoreRendezvous
 from holdfast.rendezvous.parameters import RendezvousParameters
-from holdfast.rendezvous.registry import create
+from holdfast.rendezvous.registry import create_rendezvous
 from holdfast.store.etcd_server import EtcdServer
 from holdfast.store.open import open_store
 
@@ -59,7 +59,7 @@ def make() -> Iterator[Make]:
     nodes: list[StoreRendezvous] = []
 
     def make(*args: Any, **config: Any) -> StoreRendezvous:
-        node = create(params(*args, **config))
+        node = create_rendezvous(params(*args, **config))
         assert isinstance(node, StoreRendezvous)
         nodes.append(node)
         return node
@@ -82,7 +82,7 @@ def hosts(node: StoreRendezvous) -> bool:
 def refused(parameters: RendezvousParameters, kind: type[HoldfastError] = UsageError) -> str:
     """Return the one line that a mistake costs."""
     with pytest.raises(kind) as caught:
-        create(parameters)
+        create_rendezvous(parameters)
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -200,7 +200,7 @@ class TestC10d:
     def test_a_local_address_is_the_masters(self, address: str) -> None:
         config = {"is_host": "true"}
         said = RendezvousParameters("c10d", "127.0.0.1:0", "job", 1, 1, address, config)
-        with create(said) as node:
+        with create_rendezvous(said) as node:
             assert node.next_round(timeout=SOON).master_address == address
 
     def test_a_name_that_means_loopback_here_is_warned_of(

@@ -63,7 +63,7 @@ def test_ours_are_known() -> None:
 
 def test_an_unknown_one_lists_the_known() -> None:
     with pytest.raises(UsageError) as caught:
-        registry.create(params("zookeeper"))
+        registry.create_rendezvous(params("zookeeper"))
     assert str(caught.value) == (
         "rendezvous backend 'zookeeper': unknown; known are c10d, etcd, etcd-v2, file, static"
     )
@@ -80,7 +80,7 @@ def test_registering_makes_a_backend_known() -> None:
     registry.register("mine", create)  # the same again changes nothing
     assert registry.known() == (*OURS[:4], "mine", "static")
     with pytest.raises(UsageError, match="^theirs to say$"):
-        registry.create(params("mine"))
+        registry.create_rendezvous(params("mine"))
     assert made == [params("mine")]
 
 
@@ -93,18 +93,22 @@ def test_a_name_is_given_once(name: str, package: None) -> None:
 
 def test_a_package_offers_one(package: None) -> None:
     assert "theirs" in registry.known()
-    found: object = registry.create(params("theirs"))
+    found: object = registry.create_rendezvous(params("theirs"))
     assert found == "a rendezvous of theirs"
 
 
 def test_a_package_cannot_replace_ours(package: None) -> None:
     with pytest.raises(UsageError, match="^rendezvous rank 1: "):
-        registry.create(RendezvousParameters("static", "", "job", 1, 1, config={"rank": "1"}))
+        registry.create_rendezvous(
+            RendezvousParameters("static", "", "job", 1, 1, config={"rank": "1"})
+        )
     with pytest.raises(UsageError, match="^rendezvous store_type 'x': "):
-        registry.create(RendezvousParameters("c10d", "", "job", 1, 1, config={"store_type": "x"}))
+        registry.create_rendezvous(
+            RendezvousParameters("c10d", "", "job", 1, 1, config={"store_type": "x"})
+        )
 
 
 @pytest.mark.parametrize("name", ["broken", "absent"])
 def test_one_that_cannot_be_loaded_is_named(package: None, name: str) -> None:
     with pytest.raises(UsageError, match=f"^rendezvous backend '{name}': .* cannot be loaded: "):
-        registry.create(params(name))
+        registry.create_rendezvous(params(name))
