@@ -202,8 +202,10 @@ class StoreRendezvous(Rendezvous):
         return session.over.reason if session.over is not None else None
 
     def nodes_waiting(self) -> int:
-        progress = self._session.progress
-        waiting = progress.waiting if progress is not None else 0
+        progress, ready = self._session.progress, self._session.ready
+        # Who waited beside an earlier round is in this one; to ask again would be a round too many.
+        stale = progress is None or (ready is not None and progress.number < ready.record.number)
+        waiting = 0 if progress is None or stale else progress.waiting
         return max(1, waiting) if self._session.over is not None else waiting
 
     @property

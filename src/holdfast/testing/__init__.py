@@ -10,5 +10,9 @@ In reading order:
     checkers.py    are the histories of clients linearizable? do watches and leases keep word?
     storeactors.py a store's server and clients as programs of that network
     storeusers.py  what the users of these clients do
+    seeds.py       what a simulation needs around its seeds: reports, tallies, a command line
     storesim.py    many of them together, judged over many seeds
+    clusterjudge.py  do the nodes of a run keep their word, at every step?
+    clusternodes.py  these nodes as programs of that network, with clocks that go wrong
+    cluster.py     many of them together, judged over many seeds
 """
