@@ -83,12 +83,14 @@ def test_the_host_leaves_last(nodes: Nodes) -> None:
     host = nodes.start(3, is_host="true")
     a, b = nodes.start(3), nodes.start(3)
     next_round([host, a, b], 1)
+    host.do("write", 1, "result", "42")
     host.do("close", "done")
     host.order("leave")
     host.hear("leaving")
     for node in (a, b):
         node.hear("RunEnded")
-        assert node.do("next")["error"] == "RendezvousClosed"
+        assert node.do("read", 1, "result")["value"] == "42"
+        assert host.process.poll() is None
         node.leave()
     host.ended()
 
