@@ -61,11 +61,11 @@ class _Place:
     server: StoreServer | None = None
 
 
-def create_c10d(parameters: RendezvousParameters) -> Rendezvous:
+def _create_c10d(parameters: RendezvousParameters) -> Rendezvous:
     """Meet at the built-in store."""
     kind = parameters.text("store_type") or "tcp"
     if kind == "file":
-        return create_file(parameters)
+        return _create_file(parameters)
     if kind != "tcp":
         raise UsageError(f"rendezvous store_type {kind!r:.40}: must be tcp or file")
     address = parse_address(parameters.endpoint or "localhost", C10D_PORT)
@@ -78,7 +78,7 @@ def create_c10d(parameters: RendezvousParameters) -> Rendezvous:
     return _take_part(parameters, lambda undo: _built_in(parameters, address, is_host, undo))
 
 
-def create_static(parameters: RendezvousParameters) -> Rendezvous:
+def _create_static(parameters: RendezvousParameters) -> Rendezvous:
     """Take the rank and the master that were given."""
     size = parameters.max_nodes
     if parameters.min_nodes != size:
@@ -106,7 +106,7 @@ def create_static(parameters: RendezvousParameters) -> Rendezvous:
     return _take_part(parameters, meet, slot=rank, master=master)
 
 
-def create_file(parameters: RendezvousParameters) -> Rendezvous:
+def _create_file(parameters: RendezvousParameters) -> Rendezvous:
     """Meet in a file of this host."""
     path = parameters.endpoint.removeprefix("file://")
     if not path.startswith("/"):
@@ -114,24 +114,24 @@ def create_file(parameters: RendezvousParameters) -> Rendezvous:
     return _take_part(parameters, lambda undo: _opened(parameters, f"file://{path}", None, undo))
 
 
-def create_etcd(parameters: RendezvousParameters) -> Rendezvous:
+def _create_etcd(parameters: RendezvousParameters) -> Rendezvous:
     """Meet in etcd, over its v3 API."""
     prefix = parameters.text("etcd_prefix") or "/torchelastic/p2p"
-    return _create_etcd(parameters, prefix, ("cert", "key", "cacert"))
+    return _meet_in_etcd(parameters, prefix, ("cert", "key", "cacert"))
 
 
-def create_etcd_v2(parameters: RendezvousParameters) -> Rendezvous:
+def _create_etcd_v2(parameters: RendezvousParameters) -> Rendezvous:
     """Meet in etcd, over its v2 keys API."""
     files = ("ssl_cert", "ssl_cert_key", "ca_cert")
-    return _create_etcd(parameters, "torch/elastic/rendezvous", files)
+    return _meet_in_etcd(parameters, "torch/elastic/rendezvous", files)
 
 
 BACKENDS: dict[str, Creator] = {
-    "c10d": create_c10d,
-    "static": create_static,
-    "etcd": create_etcd,
-    "etcd-v2": create_etcd_v2,
-    "file": create_file,
+    "c10d": _create_c10d,
+    "static": _create_static,
+    "etcd": _create_etcd,
+    "etcd-v2": _create_etcd_v2,
+    "file": _create_file,
 }
 
 
@@ -181,7 +181,7 @@ def _warn_if_unreachable(address: Address) -> None:
         )
 
 
-def _create_etcd(
+def _meet_in_etcd(
     parameters: RendezvousParameters, prefix: str, files: tuple[str, str, str]
 ) -> Rendezvous:
     """Meet in etcd; `files` names the keys of our certificate, of its key, and of whom we trust."""
@@ -220,13 +220,13 @@ def _take_part(
     """Make this machine a node of the run."""
     with ExitStack() as undo:
         given = parameters.local_addr
-        held = HeldPort(given) if given and is_numeric(given) else None
+        held = HeldPort(given) if given and _is_numeric(given) else None
         if held is not None:
             undo.callback(held.close)
         place = meet(undo)
         address = given or address_towards(place.towards, Deadline.after(5.0))
         if held is None:
-            held = HeldPort(address if is_numeric(address) else "0.0.0.0")
+            held = HeldPort(address if _is_numeric(address) else "0.0.0.0")
             undo.callback(held.close)
         me = Announcement(
             node=NodeId(new_token(random.SystemRandom(), 12)),
@@ -256,7 +256,7 @@ def _take_part(
     return rendezvous
 
 
-def is_numeric(address: str) -> bool:
+def _is_numeric(address: str) -> bool:
     """Say whether an address is an IP address rather than a name."""
     return ":" in address or address.replace(".", "").isdigit()
 

@@ -467,9 +467,8 @@ class Node:
     # Leading.
 
     def _lead(self, revision: int) -> None:
-        if self._leadership is None:
-            self._leadership = Leadership(revision, self._keys, self._rules, self._rank)
-            self._effects.append(Follow(self._keys.root))
+        self._leadership = Leadership(revision, self._keys, self._rules, self._rank)
+        self._effects.append(Follow(self._keys.root))
 
     def _step_down(self) -> None:
         if self._leadership is not None:

@@ -94,6 +94,12 @@ class TestRounds:
         world.settle()
         assert (a.the(RoundReady).rank, spare.the(RoundReady).rank) == (0, 1)
 
+    def test_its_own_round_told_again_is_no_end(self) -> None:
+        world, a, b = pair()
+        world.put(KEYS.round, replace(record(world), reason="told again").encode())
+        world.settle()
+        assert a.take(RoundOver) == b.take(RoundOver) == []
+
     def test_a_member_that_dies_ends_the_round_within_its_lease(self) -> None:
         world, a, b = pair()
         world.kill(b)
@@ -468,6 +474,22 @@ class TestTrouble:
         assert lost.reason == (
             f"key {key!r} holds something that is not ours: {told}b'junk' is not JSON"
         )
+
+    def test_the_end_is_told_once(self) -> None:
+        world = World(RULES)
+        a = world.add("a")
+        assert a.node.next_wake() is None  # busy
+        a.hold = CompareSet
+        world.settle()
+        world.put(KEYS.round, b"junk")
+        world.settle()
+        a.node.failed(UsageError("the store is closed"), world.now)
+        world.settle()
+        assert a.the(StoreLost).reason.startswith("key 'rdzv/job/ctl/round' holds something")
+
+    def test_a_node_that_was_not_started_wants_nothing(self) -> None:
+        node = Driven(World(RULES), "a", RULES, None).node
+        assert (node.next_wake(), node.take_effects()) == (None, [])
 
     def test_unknown_keys_are_left_alone(self) -> None:
         world, a, b = pair()
