@@ -63,6 +63,8 @@ class Rendezvous(ABC):
 
     backend: str
     run_id: RunId
+    endpoint: str
+    """Where the nodes meet; for a store that this node hosts, with its real port."""
 
     @abstractmethod
     def next_round(self, why: str = "", *, timeout: float | None = None) -> Round:
@@ -141,6 +143,7 @@ class StoreRendezvous(Rendezvous):
     ) -> None:
         self.backend = backend
         self.run_id = run
+        self.endpoint = store.endpoint
         self._keys = Keys(run)
         self._rules = rules
         self._store = store
@@ -207,11 +210,6 @@ class StoreRendezvous(Rendezvous):
         stale = progress is None or (ready is not None and progress.number < ready.record.number)
         waiting = 0 if progress is None or stale else progress.waiting
         return max(1, waiting) if self._session.over is not None else waiting
-
-    @property
-    def endpoint(self) -> str:
-        """Where the nodes meet; for a store that this node hosts, with its real port."""
-        return self._store.endpoint
 
     def progress(self) -> Progress | None:
         """Return what the run waits for, as last heard: for people."""
