@@ -19,7 +19,7 @@ import ssl
 from dataclasses import dataclass
 
 from holdfast.clock import Deadline
-from holdfast.errors import HoldfastError, PeerViolation, Unavailable
+from holdfast.errors import HoldfastError, PeerViolation, Refused, Unavailable
 from holdfast.net.address import Address
 from holdfast.net.tcp import open_socket
 from holdfast.net.tls import ClientTls, refusal
@@ -116,7 +116,10 @@ class HttpConnection:
             sock.settimeout(_timeout(deadline))
             sock.sendall("\r\n".join(head).encode() + request.body)
         except OSError as error:
+            refused = self._verdict(sock)
             self.close()
+            if refused is not None:
+                raise refused from None
             if isinstance(error, TimeoutError):
                 raise self._no_answer() from None
             raise self._lost(error.strerror or str(error)) from None
@@ -168,6 +171,16 @@ class HttpConnection:
             except OSError:
                 return False
         return False
+
+    def _verdict(self, sock: socket.socket) -> Refused | None:
+        """Return what a server that hung up may have said before, of our certificate."""
+        if isinstance(sock, ssl.SSLSocket):
+            try:
+                sock.settimeout(0)
+                sock.recv(1)
+            except OSError as error:
+                return refusal(error, self.address)
+        return None
 
     def _receive(self, deadline: Deadline) -> bytes:
         """Return the next bytes, b"" at the end of the connection."""

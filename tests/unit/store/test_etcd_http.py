@@ -169,7 +169,9 @@ def test_by_tls_a_connection_is_used_again(certificates: Certificates) -> None:
     with serving(by_tls(server_context(certificates), talk)) as address:
         connection = HttpConnection(address, load_client_tls(cacert=certificates.ca))
         connection.open(soon())
-        assert select.select([connection._socket], [], [], TIMEOUT_S)[0]  # a ticket
+        sock = connection._socket
+        assert sock is not None
+        assert select.select([sock], [], [], TIMEOUT_S)[0]  # a ticket
         assert not connection.readable()
         for _ in range(3):
             assert connection.call(HEALTH, soon()).body == b"{}"

@@ -20,8 +20,9 @@ import pytest
 from hypothesis import given, settings
 
 from holdfast.clock import Deadline
-from holdfast.errors import LeaseLost, Refused, StoreUnavailable, TimeoutExpired, UsageError
+from holdfast.errors import Fenced, LeaseLost, Refused, StoreUnavailable, TimeoutExpired, UsageError
 from holdfast.store import file as file_module
+from holdfast.store.fenced import FencedStore
 from holdfast.store.file import FileStore
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.ops import AnyOp, Change
@@ -509,8 +510,18 @@ def test_a_forked_child_must_open_the_store_anew(path: Path) -> None:
 def _outcome(action: Callable[[], object]) -> object:
     try:
         return action()
-    except (UsageError, LeaseLost) as error:
+    except (UsageError, LeaseLost, Fenced) as error:
         return str(error)
+
+
+def test_a_refused_write_leaves_no_doubt(path: Path) -> None:
+    """Its refusal changed nothing, so the log need not be read from its start."""
+    with FileStore(path) as store:
+        store.set("g", b"1")
+        with pytest.raises(Fenced):
+            FencedStore(store, "g", b"2").set("k", b"")
+        assert not store._doubt
+        assert store.count() == 1
 
 
 @given(
