@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import ssl
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -112,18 +111,12 @@ def test_what_is_not_http_is_a_violation_that_names_the_address() -> None:
 def test_shutting_wakes_a_reader() -> None:
     with answering(b"", hang=True) as address, ThreadPoolExecutor() as pool:
         connection = HttpConnection(address)
-        connection.open(soon())
-        entered = threading.Event()
-
-        def call() -> None:
-            entered.set()
-            connection.call(HEALTH, soon())
-
-        calling = pool.submit(call)
-        assert entered.wait(TIMEOUT_S)
+        parser = connection.send(HEALTH, soon())
+        reading = pool.submit(connection.read_body, parser, soon())
         connection.shut()
         with pytest.raises(Lost):
-            calling.result(TIMEOUT_S)
+            reading.result(TIMEOUT_S)
+        connection.close()
 
 
 def test_reading_in_steps_keeps_what_came_before_a_deadline() -> None:
