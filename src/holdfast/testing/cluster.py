@@ -70,6 +70,7 @@ __all__ = [
 _MODULE = "holdfast.testing.cluster"
 _LEAST = {"rounds": 2}
 _KEYS = Keys(RunId("sim"))
+_SIZES = (2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 6, 7, 9, 16)  # most bugs need few nodes
 
 NOTICE_S = 2 * SILENCE_S + 4.0
 """How long a client takes to notice that its link is dead, and to have another one."""
@@ -133,7 +134,7 @@ class ClusterPlan:
 def draw_plan(seed: int) -> ClusterPlan:
     """Decide from the seed all that will go wrong."""
     rng = random.Random(f"cluster {seed}")
-    names = [f"n{number}" for number in range(rng.choice((2, 2, 3, 3, 4, 4, 5, 6, 8, 11, 16)))]
+    names = [f"n{number}" for number in range(rng.choice(_SIZES))]
     work_s = rng.uniform(12.0, 25.0)
     least = rng.randint(1, len(names))
     rules = Rules(

@@ -393,7 +393,7 @@ class Agent:
         """Write something for the other members, and let waiting nodes in."""
         if not self._in(record):
             return
-        if self._program.now() < self._manners.until:
+        if self._program.now() < self._manners.until and self._rng.random() < 0.5:
             self._write(record)
         progress = self._progress
         if progress is not None and progress.number == record.number and progress.waiting:
