@@ -15,7 +15,8 @@ Guarantees
     SE-2  A call is sent again only to the server life and session that saw it the first time.
     SE-3  A settled failure says truly whether the write may have happened.
     SE-4  A watch delivers, for each key, changes of increasing revision, and in the end the
-          newest one, whatever happens to connections (K3).
+          newest one, whatever happens to connections (K3). What a call reads while the watch is
+          open is part of that: no later change is missing.
     SE-5  A lost session stays lost, and says why.
 """
 
@@ -293,11 +294,12 @@ class Session:
             self._session_forgotten()
         self._incarnation = welcome.incarnation
         self._phase = _Phase.READY
-        for call in list(self._calls.values()):
-            self._send_call(call)
+        # Watches first: who lists what it watches must hear of every change since its list.
         for watch in self._watches.values():
             watch.arriving.clear()
             self._say(WatchOpen(watch.id, watch.prefix, watch.key))
+        for call in list(self._calls.values()):
+            self._send_call(call)
 
     def _session_forgotten(self) -> None:
         """Fail the writes whose fate the server no longer knows (SE-2); reads go out again."""
