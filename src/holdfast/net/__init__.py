@@ -9,6 +9,7 @@ Layout, in reading order:
     transport.py    what carries frames between two peers that trust each other
     tcp.py          the client's side: connecting, each step named when it fails
     inproc.py       the same inside one process
+    tls.py          TLS to servers that are not ours
     reactor.py      the server's side: one thread that serves thousands of sockets
 
 `address`, `frames` and `auth` are pure: they decide, and perform nothing.

@@ -7,7 +7,9 @@ What a store is
     keyspace.py ◦       what each of them means: the reference for every backend
     store.py            what every backend gives its users
     memory.py           inside one process: the shortest backend
+    view.py             what views of a store have in common
     prefix.py           a view in which every key lies under a prefix
+    fenced.py           a view whose writes end when a key changes
     pending.py ◦        the changes that a watch has not delivered yet
     open.py             from an endpoint to a store
 On any store

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from holdfast.errors import PeerViolation
@@ -17,8 +15,6 @@ from holdfast.store.messages import (
     Cancel,
     Changed,
     Failure,
-    FromClient,
-    FromServer,
     Hello,
     Ping,
     Pong,
@@ -28,13 +24,11 @@ from holdfast.store.messages import (
     WatchOpen,
     Welcome,
     Why,
-    decode_from_server,
     encode,
 )
 from holdfast.store.ops import (
     VALUE_BYTES_MAX,
     Add,
-    AnyOp,
     Append,
     Change,
     CompareSet,
@@ -45,69 +39,14 @@ from holdfast.store.ops import (
     Lease,
     LeaseGrant,
     LeaseKeep,
-    LeaseRevoke,
     ListPrefix,
     MultiSet,
     Set,
     Wait,
 )
-from holdfast.store.service import LINGER_S, Hangup, Send, Service
+from holdfast.store.service import LINGER_S
 from holdfast.store.wire import decode_result
-
-LIFE = 77
-NEVER_MET = 0
-
-
-class Clients:
-    """Speaks to a service as its clients do; remembers what each connection was sent."""
-
-    def __init__(self) -> None:
-        self.service = Service(LIFE)
-        self.now = 0.0
-        self.got: dict[int, list[FromServer]] = {}
-        self.hung_up: list[int] = []
-
-    def say(self, connection: int, *messages: FromClient) -> list[FromServer]:
-        """Say something; return what this connection gets."""
-        for message in messages:
-            self.service.receive(connection, encode(message), self.now)
-        self.perform()
-        return self.take(connection)
-
-    def perform(self) -> None:
-        for effect in self.service.take_effects():
-            match effect:
-                case Send(connection, payload):
-                    assert len(payload) <= FRAME_BYTES_MAX
-                    self.got.setdefault(connection, []).append(decode_from_server(payload))
-                case Hangup(connection):
-                    self.hung_up.append(connection)
-                    self.service.disconnect(connection, self.now)
-
-    def take(self, connection: int) -> list[FromServer]:
-        return self.got.pop(connection, [])
-
-    def join(
-        self, connection: int, session: int = 1, life: int = NEVER_MET, floor: int = 1
-    ) -> FromServer:
-        self.service.connect(connection)
-        (answer,) = self.say(connection, Hello(SessionId(session), life, floor))
-        return answer
-
-    def call(self, connection: int, number: int, op: AnyOp, ack: int = 1) -> Any:
-        (answer,) = self.say(connection, Call(number, ack, op))
-        assert isinstance(answer, Reply), answer
-        assert answer.number == number
-        return decode_result(op, answer.result)
-
-    def leave(self, connection: int) -> None:
-        self.service.disconnect(connection, self.now)
-        self.perform()
-
-    def tick(self, now: float) -> None:
-        self.now = now
-        self.service.tick(now)
-        self.perform()
+from tests.unit.store.service_clients import LIFE, NEVER_MET, Clients
 
 
 @pytest.fixture
@@ -609,22 +548,6 @@ def test_sv7_a_lease_ends_soon_after_its_connection(clients: Clients, lease: Lea
     assert clients.take(2) == [Changed(1, Change("k", None, 2))]
 
 
-def test_sv7_a_lease_without_linger_does_not(clients: Clients) -> None:
-    plain = clients.call(1, 1, LeaseGrant(60.0))
-    clients.call(1, 2, Set("k", b"", plain.id))
-    clients.leave(1)
-    clients.tick(59.9)
-    assert clients.service.status().keys == 1
-
-
-def test_sv7_linger_never_makes_a_lease_longer(clients: Clients) -> None:
-    short = clients.call(1, 1, LeaseGrant(1.0, 30.0))
-    clients.call(1, 2, Set("k", b"", short.id))
-    clients.leave(1)
-    clients.tick(1.0)
-    assert clients.service.status().keys == 0
-
-
 def test_sv7_a_client_that_comes_back_has_the_whole_time_again(
     clients: Clients, lease: Lease
 ) -> None:
@@ -660,19 +583,12 @@ def test_sv7_a_takeover_ends_no_lease(clients: Clients, lease: Lease) -> None:
     assert clients.take(2) == [Changed(1, Change("k", None, 2))]
 
 
-def test_sv7_a_lease_of_another_client_is_left_alone(clients: Clients, lease: Lease) -> None:
+def test_sv7_all_other_leases_are_left_alone(clients: Clients, lease: Lease) -> None:
+    plain = clients.call(2, 1, LeaseGrant(60.0))
     clients.leave(2)
     clients.tick(59.9)
     assert clients.call(1, 3, LeaseKeep(lease.id)) == 60.0
-
-
-def test_sv7_a_revoked_lease_is_forgotten(clients: Clients, lease: Lease) -> None:
-    assert clients.call(1, 3, LeaseRevoke(lease.id)) is True
-    again = clients.call(1, 4, LeaseGrant(60.0))
-    clients.call(1, 5, Set("k", b"", again.id))
-    clients.leave(1)
-    clients.tick(59.9)
-    assert clients.service.status().keys == 1
+    assert clients.call(1, 4, LeaseKeep(plain.id)) == 60.0
 
 
 def test_sv7_leases_that_ended_do_not_pile_up(clients: Clients) -> None:
