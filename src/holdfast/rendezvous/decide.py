@@ -111,11 +111,15 @@ def decide(seen: Situation, rules: Rules, now: float, rank: RankPolicy = sticky_
 
 def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decision:
     previous = [member.node for member in seen.record.members]
-    asking = [node for node in seen.nodes.values() if node.phase is Phase.WAITING]
-    ready, odd = _placeable(choose(asking, previous, len(asking)), rules.max_nodes)
     # Alive and still in the last round: they will come, so going without them would only mean
-    # one more round a moment later (RV-5).
-    coming = [node for node in seen.nodes.values() if node.phase is Phase.WORKING]
+    # one more round a moment later (RV-5). So are those whose wish is older than that round: it
+    # was granted, and if they have died since, counting on them would be that round as well.
+    heard = dict.fromkeys(previous, seen.record.number - 1)
+    asking, coming = [], []
+    for node in seen.nodes.values():
+        asks = node.phase is Phase.WAITING and node.round >= heard.get(node.node, 0)
+        (asking if asks else coming).append(node)
+    ready, odd = _placeable(choose(asking, previous, len(asking)), rules.max_nodes)
     missing = tuple(node.host for node in coming)
     have = len(ready)
     patience = seen.forming_since + rules.join_s

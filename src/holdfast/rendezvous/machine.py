@@ -440,10 +440,13 @@ class Node:
             self._over_told = False
             self._join_by = None
             self._tell(RoundReady(record, rank))
-        else:
-            # A spare beside a complete round waits for as long as that lasts.
-            forming = record.status is Status.FORMING
-            self._join_by = now + self._rules.join_s if forming else None
+            return
+        # A spare beside a complete round waits for as long as that lasts.
+        forming = record.status is Status.FORMING
+        self._join_by = now + self._rules.join_s if forming else None
+        if forming and any(member.node == self._me.node for member in record.members):
+            # We were in the last round, even if we have never heard of it: this wish is newer.
+            self._me = replace(self._me, round=max(self._me.round, record.number - 1))
 
     def _over(self, reason: str) -> None:
         if self._active and self._me.phase is Phase.WORKING and not self._over_told:

@@ -122,8 +122,18 @@ class TestForming:
         assert len(decision.progress.missing) == 8
 
     def test_who_stays_keeps_place_and_rank(self) -> None:
-        nodes = [node(name) for name in "wxyzcba"]
+        nodes = [*map(node, "wxyz"), *(node(name, round_=1) for name in "cba")]
         assert members(decide(seen(forming("abcd"), nodes), RULES, 0.0)) == "abcw"
+
+    def test_a_wish_that_was_granted_does_not_count_again(self) -> None:
+        """RV-5: a member that died before it heard of its round is missed, not invited."""
+        nodes = [node("a", round_=1), node("b", round_=1), node("c", round_=0)]
+        decision = decide(seen(forming("abc"), nodes, enough_since=0.0), RULES, 50.0)
+        assert decision.record is None
+        assert decision.reason == "have 2, enough: waiting for 1 to come back (host-c)"
+        nodes[2] = node("c", round_=1)
+        decision = decide(seen(forming("abc"), nodes, enough_since=0.0), RULES, 50.0)
+        assert members(decision) == "abc"
 
 
 class TestRanks:
@@ -134,7 +144,7 @@ class TestRanks:
             assert previous == ["a", "b"]
             return sorted(chosen, key=lambda node: node.node, reverse=True)
 
-        nodes = [node(name) for name in "abcd"]
+        nodes = [node(name, round_=1) for name in "abcd"]
         assert members(decide(seen(forming("ab"), nodes), RULES, 0.0, backwards)) == "dcba"
 
     @pytest.mark.parametrize("wrong", [lambda nodes: nodes[:1], lambda nodes: [*nodes, nodes[0]]])
@@ -160,7 +170,7 @@ class TestRanks:
 
     def test_a_twin_does_not_take_the_place_of_a_member(self) -> None:
         rules = Rules(min_nodes=2, max_nodes=2)
-        nodes = [node("x", slot=0), node("b", slot=1), node("a", slot=0)]
+        nodes = [node("x", slot=0), node("b", round_=1, slot=1), node("a", round_=1, slot=0)]
         assert members(decide(seen(forming("ab"), nodes), rules, 0.0)) == "ab"
 
     def test_a_twin_beside_a_complete_round_is_named(self) -> None:

@@ -94,6 +94,18 @@ class TestRounds:
         world.settle()
         assert (a.the(RoundReady).rank, spare.the(RoundReady).rank) == (0, 1)
 
+    def test_a_round_that_it_never_heard_of_makes_its_wish_no_older(self) -> None:
+        """Changes may be merged: the next it hears is that the round which named it is over."""
+        world = World(RULES)
+        a = world.add("a")
+        world.settle()
+        b = replace(a.node._me, node=NodeId("b"))
+        members = (a.node._me.member(), b.member())
+        over = Record(2, Status.FORMING, members, "b is gone")
+        a.node.changed([Change(KEYS.round, over.encode(), 99)], world.now)
+        assert a.node._me.round == 1
+        assert a.take(RoundReady) == []
+
     def test_its_own_round_told_again_is_no_end(self) -> None:
         world, a, b = pair()
         world.put(KEYS.round, replace(record(world), reason="told again").encode())
