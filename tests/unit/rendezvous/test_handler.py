@@ -73,6 +73,14 @@ class Party:
         self.nodes.append(node)
         return node
 
+    def wait_until_nobody_asks(self) -> None:
+        store, nodes = self.open(), Keys(RUN).nodes
+        with store.watch(nodes, prefix=True) as watch:
+            while store.count(nodes):
+                watch.next(SOON)
+        if store is not self.shared:
+            store.close()
+
     def close(self) -> None:
         for node in self.nodes:
             node.shutdown()
@@ -278,10 +286,12 @@ def test_the_callers_own_timeout_takes_the_wish_back(party: Party) -> None:
     with pytest.raises(RendezvousTimedOut) as caught:
         a.next_round(timeout=0.3)
     assert str(caught.value) == "run job: no round within 0.3 s: have 1 of 2: waiting for 1 more"
+    party.wait_until_nobody_asks()
     b = party.add("b")
     with pytest.raises(RendezvousTimedOut) as caught:
         b.next_round(timeout=0.5)
     assert "have 1 of 2" in str(caught.value)  # not two: a does not wait any more
+    party.wait_until_nobody_asks()
     together(a, b)
 
 
@@ -291,11 +301,7 @@ def test_a_round_that_comes_too_late_for_its_caller_is_left(memory: Party) -> No
     a = memory.add("a", alone)
     with pytest.raises(RendezvousTimedOut):
         a.next_round(timeout=0)  # the round comes all the same, a moment later
-    store = memory.shared
-    assert store is not None
-    with store.watch("rdzv/job/node/", prefix=True) as watch:
-        while store.count("rdzv/job/node/"):
-            watch.next(SOON)
+    memory.wait_until_nobody_asks()
     assert a.next_round(timeout=SOON).number >= 1
 
 
