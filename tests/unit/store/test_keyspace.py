@@ -140,6 +140,18 @@ def test_a_curtailed_lease_that_is_kept_has_its_whole_time_again(keyspace: Keysp
     assert not keyspace.has_lease(lease)
 
 
+def test_a_lease_curtailed_for_the_second_time_ends_then(keyspace: Keyspace) -> None:
+    lease = keyspace.apply(LeaseGrant(60.0), 0).id
+    keyspace.curtail(lease, 2.0)
+    keyspace.apply(LeaseKeep(lease), 1.0)
+    keyspace.curtail(lease, 3.0)
+    keyspace.check_invariants()
+    keyspace.expire(2.9)
+    assert keyspace.has_lease(lease)
+    keyspace.expire(3.0)
+    assert not keyspace.has_lease(lease)
+
+
 def test_leases_that_are_curtailed_again_and_again_do_not_pile_up(keyspace: Keyspace) -> None:
     lease = keyspace.apply(LeaseGrant(86_400.0), 0).id
     for now in range(1000):
