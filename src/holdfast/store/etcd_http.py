@@ -63,6 +63,7 @@ class HttpConnection:
         self._tls = tls
         self._socket: socket.socket | None = None
         self._ahead: bytes | None = None  # what was read to see whether there is something
+        self._shut = False
 
     def open(self, deadline: Deadline) -> None:
         """Connect, unless a connection from earlier is still good. NotSent names the step.
@@ -72,11 +73,15 @@ class HttpConnection:
         if self._socket is not None and self._silent(self._socket):
             return
         self.close()
+        if self._shut:
+            raise NotSent("shut here", address=str(self.address))
         try:
             sock = open_socket(self.address, deadline)
             if self._tls is not None:
                 sock = self._tls.secure(sock, self.address, deadline)
             self._socket = sock
+            if self._shut:  # meanwhile, by somebody who saw no socket to wake us from
+                self.shut()
         except Unavailable as error:
             raise NotSent(str(error), step=error.step, address=error.address) from None
 
@@ -140,7 +145,8 @@ class HttpConnection:
         return self._socket is not None and not self._silent(self._socket)
 
     def shut(self) -> None:
-        """Wake whoever reads or writes, from any thread; the owner then closes."""
+        """Wake whoever reads or writes, from any thread, and let no call begin any more."""
+        self._shut = True
         sock = self._socket
         if sock is not None:
             with contextlib.suppress(OSError):

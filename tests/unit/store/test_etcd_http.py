@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,10 @@ import pytest
 
 from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation, Refused, Step
+from holdfast.net import tcp
 from holdfast.net.address import Address
 from holdfast.net.tls import load_client_tls
+from holdfast.store import etcd_http
 from holdfast.store.etcd_http import HttpConnection, Lost, NoAnswer, NotSent, Request
 from holdfast.store.etcd_server import EtcdServer
 from tests.unit.net.certificates import Certificates, by_tls, server_context, serving
@@ -116,6 +119,30 @@ def test_shutting_wakes_a_reader() -> None:
         connection.shut()
         with pytest.raises(Lost):
             reading.result(TIMEOUT_S)
+        connection.close()
+
+
+def test_after_shutting_no_call_begins() -> None:
+    with answering(b"", hang=True) as address:
+        connection = HttpConnection(address)
+        connection.open(soon())
+        connection.shut()
+        with pytest.raises(NotSent, match="shut here"):
+            connection.send(HEALTH, soon())
+        connection.close()
+
+
+def test_shutting_while_connecting_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(b"", hang=True) as address:
+        connection = HttpConnection(address)
+
+        def connect_late(where: Address, deadline: Deadline) -> socket.socket:
+            connection.shut()
+            return tcp.open_socket(where, deadline)
+
+        monkeypatch.setattr(etcd_http, "open_socket", connect_late)
+        with pytest.raises(Lost):
+            connection.call(HEALTH, soon())
         connection.close()
 
 
