@@ -115,7 +115,8 @@ def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decisi
     # one more round a moment later (RV-5). So are those whose wish is older than that round: it
     # was granted, and if they have died since, counting on them would be that round as well.
     heard = dict.fromkeys(previous, seen.record.number - 1)
-    asking, coming = [], []
+    asking: list[Announcement] = []
+    coming: list[Announcement] = []
     for node in seen.nodes.values():
         asks = node.phase is Phase.WAITING and node.round >= heard.get(node.node, 0)
         (asking if asks else coming).append(node)
