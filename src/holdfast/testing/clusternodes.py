@@ -372,8 +372,9 @@ class Agent:
             self._program.request(lambda now: self._asked(why, now))
 
     def _asked(self, why: str, now: float) -> None:
-        self._program.judge.rests(self._program.id)
-        self._program.node.ask(why, now)
+        if self._over:  # no round has come while this waited for its turn
+            self._program.judge.rests(self._program.id)
+            self._program.node.ask(why, now)
 
     # Work.
 
