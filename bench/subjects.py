@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import holdfast
 from holdfast.net.address import Address
-from holdfast.store.c10d_server import C10dDoor
-from holdfast.store.etcd_server import EtcdServer
+from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.etcd.server import EtcdServer
 
 __all__ = ["KINDS", "Subject", "serve_subject"]
 

@@ -68,7 +68,7 @@ VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc",
 # Files that are run by path and offer nothing to import.
 
 SCRIPTS: dict[str, str] = {
-    "store/etcd_guard.py": "watches over one command; it must start within milliseconds",
+    "store/etcd/guard.py": "watches over one command; it must start within milliseconds",
 }
 
 # The mirror of source and tests.
@@ -339,11 +339,8 @@ def test_every_package_opens_with_its_layout() -> None:
         if path.name != "__init__.py":
             continue
         text = ast.get_docstring(tree(path)) or ""
-        if path.parent == SOURCE:
-            there = {p.parent.name + "/" for p in SOURCE.glob("*/__init__.py")}
-            there |= {p.name for p in SOURCE.glob("*.py") if not p.name.startswith("__")}
-        else:
-            there = {p.name for p in path.parent.glob("*.py") if p != path}
+        there = {p.parent.name + "/" for p in path.parent.glob("*/__init__.py")}
+        there |= {p.name for p in path.parent.glob("*.py") if not p.name.startswith("__")}
         told = set(re.findall(r"^    (\w+(?:\.py|/))", text, re.MULTILINE))
         problems += [f"{relative(path)}: the layout lacks {n}" for n in sorted(there - told)]
         problems += [f"{relative(path)}: the layout has {n}" for n in sorted(told - there)]

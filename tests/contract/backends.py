@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 from holdfast.net.address import Address
 from holdfast.net.secret import new_secret
-from holdfast.store.etcd import EtcdStore
-from holdfast.store.etcd_server import EtcdServer
-from holdfast.store.etcd_v2 import EtcdV2Store
+from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.store import EtcdStore
+from holdfast.store.etcd.v2 import EtcdV2Store
 from holdfast.store.fenced import FencedStore
 from holdfast.store.file import FileStore
 from holdfast.store.memory import MemoryStore

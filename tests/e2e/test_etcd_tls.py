@@ -12,7 +12,7 @@ from holdfast.errors import Refused, Step, StoreUnavailable
 from holdfast.net.address import Address, parse_address
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
-from holdfast.store.etcd_server import EtcdServer, _Ports, find_binary
+from holdfast.store.etcd.server import EtcdServer, _Ports, find_binary
 from holdfast.store.open import open_store
 from holdfast.store.store import Store
 from tests.unit.net.certificates import Certificates

@@ -16,8 +16,8 @@ import pytest
 
 from holdfast.errors import StoreUnavailable, TimeoutExpired, UsageError
 from holdfast.net.address import Address
-from holdfast.store.c10d_client import C10dStore
-from holdfast.store.c10d_server import C10dDoor
+from holdfast.store.c10d.client import C10dStore
+from holdfast.store.c10d.server import C10dDoor
 from tests.e2e.torch_client import SCENES
 
 pytestmark = pytest.mark.skipif(

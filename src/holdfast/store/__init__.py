@@ -25,26 +25,7 @@ tcp:// between hosts
 file:// on one host
     filelog.py ◦        the format of the log
     file.py             the store: locks, appends, and survives killed writers
-etcd:// and etcd-v2://
-    etcd_reply.py ◦     HTTP replies, parsed as they come
-    etcd_http.py        HTTP with a deadline on every call
-    etcd_client.py      the way to a cluster: several addresses, retries
-    etcd_gateway.py     the messages of the v3 API
-    etcd_writer.py      writes that happen exactly once
-    etcd_lease.py       leases
-    etcd_stream.py      the events of the v3 API
-    etcd_watch.py       watches: events are followed, and never trusted alone
-    etcd.py             the store on the v3 API
-    etcd_v2_api.py      the v2 keys API
-    etcd_v2_ops.py      what operations become in it
-    etcd_v2.py          the store on the v2 API
-    etcd_server.py      a real etcd, started and stopped from here
-    etcd_guard.py       a script: ends that etcd when its owner dies
-The protocol of torch's TCPStore
-    c10d_messages.py ◦  requests, as data
-    c10d_wire.py ◦      requests and replies as bytes
-    c10d_space.py ◦     what requests mean
-    c10d_server.py      the door for torch's clients
-    c10d_line.py        connections to a store that torch hosts
-    c10d_client.py      such a store, used as one of ours
+In packages of their own
+    etcd/               etcd:// and etcd-v2://, and a real etcd to start
+    c10d/               the protocol of torch's TCPStore, both sides
 """

@@ -26,7 +26,7 @@ from holdfast.net.address import Address
 from holdfast.rendezvous.handler import Round, StoreRendezvous
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
-from holdfast.store.etcd_server import EtcdServer
+from holdfast.store.etcd.server import EtcdServer
 from holdfast.store.open import open_store
 
 SOON = 30.0

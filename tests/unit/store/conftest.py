@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.net.address import Address
-from holdfast.store.etcd_server import EtcdServer
-from tests.unit.store.etcd_proxy import Proxy
+from holdfast.store.etcd.server import EtcdServer
+from tests.unit.store.etcd.proxy import Proxy
 
 _numbers = itertools.count()
 

@@ -1,0 +1,218 @@
+"""The door for torch's own store clients: serves their protocol on an address of its own.
+
+A door has a key space to itself: it reaches neither the native store nor other doors, so a job
+opens a new one for each attempt and no worker meets keys of an attempt before.
+
+torch's protocol has no authentication. So a door binds loopback only, unless its owner says
+`exposed=True`; then one warning names the address that every peer may write to.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import HoldfastError, PeerViolation, Step, UsageError
+from holdfast.ids import CauseId
+from holdfast.net.address import Address, is_loopback
+from holdfast.net.reactor import Connection, Reactor
+from holdfast.observe.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    ConnectionRefused,
+    ServerStarted,
+    ServerStopped,
+)
+from holdfast.observe.sinks import LogSink, Sink
+from holdfast.store.c10d.messages import Validate
+from holdfast.store.c10d.space import DEFAULT_MAX_BYTES, C10dSpace
+from holdfast.store.c10d.wire import RequestParser
+
+__all__ = ["HANDSHAKE_WITHIN_S", "STRANGERS_MAX", "C10dDoor"]
+
+HANDSHAKE_WITHIN_S = 5.0
+STRANGERS_MAX = 1024
+
+_log = logging.getLogger("holdfast.store")
+
+
+class C10dDoor:
+    """A server that torch's TCPStore clients can use. `start()` binds, `with` does both.
+
+    `max_bytes` bounds what it keeps: keys, values, queues, waits and half-received requests. A
+    connection that wants more is closed; torch's protocol has no way to say why.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        exposed: bool = False,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        sink: Sink | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        if not exposed and not is_loopback(address.host):
+            raise UsageError(
+                f"c10d door on {address}: torch's store protocol has no authentication; "
+                "bind a loopback address, or say exposed=True"
+            )
+        self.address = address
+        """Where it listens; after `start()` with the real port."""
+        self._max_bytes = max_bytes
+        self._sink = sink or LogSink()
+        self._clock = clock
+        self._cause = CauseId(f"c10d-{random.SystemRandom().getrandbits(32):08x}")
+        self._reactor: Reactor | None = None
+        # Below: touched by the reactor's thread only.
+        self._space = C10dSpace(max_bytes)
+        self._visitors: dict[int, _Visitor] = {}
+        # Those that have not sent the magic number yet, the oldest first.
+        self._strangers: dict[int, _Visitor] = {}
+        self._numbers = count(1)
+        self._held = 0  # what the parsers of all visitors keep of half requests
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients find the store."""
+        return f"c10d://{self.address}"
+
+    def start(self) -> None:
+        """Bind and serve. UsageError if the address cannot be bound."""
+        reactor = Reactor("holdfast-c10d", self._clock)
+        try:
+            self.address = reactor.listen(
+                self.address, lambda connection: self._welcome(reactor, connection)
+            )
+        except HoldfastError:
+            reactor.close()
+            raise
+        self._reactor = reactor
+        reactor.start()
+        self._sink.emit(ServerStarted(cause=self._cause, at=self._now(), endpoint=self.endpoint))
+        if not is_loopback(self.address.host):
+            _log.warning(
+                "%s: torch's store protocol has no authentication, so every peer that reaches "
+                "this address can read and write the keys behind it",
+                self.endpoint,
+            )
+
+    def close(self) -> None:
+        """Stop serving and drop every connection; the keys are gone. Idempotent."""
+        reactor, self._reactor = self._reactor, None
+        if reactor is None:
+            return
+        reactor.close()
+        self._sink.emit(
+            ServerStopped(
+                cause=self._cause, at=self._now(), endpoint=self.endpoint, reason="closed"
+            )
+        )
+
+    def __enter__(self) -> Self:
+        if self._reactor is None:
+            self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<C10dDoor {self.endpoint}>"
+
+    # On the reactor's thread from here on.
+
+    def _now(self) -> float:
+        return self._clock.monotonic()
+
+    def _welcome(self, reactor: Reactor, connection: Connection) -> _Visitor:
+        visitor = _Visitor(self, next(self._numbers), connection)
+        self._visitors[visitor.number] = self._strangers[visitor.number] = visitor
+        if len(self._strangers) > STRANGERS_MAX:
+            next(iter(self._strangers.values())).drop("made room for newer connections")
+        reactor.call_later(HANDSHAKE_WITHIN_S, lambda: visitor.drop("silent in the handshake"))
+        return visitor
+
+    def _hold(self, change: int) -> None:
+        """Count what half requests keep; PeerViolation if that leaves no room."""
+        self._held += change
+        if change > 0 and self._space.used + self._held > self._max_bytes:
+            raise PeerViolation(f"c10d: the store is full, at most {self._max_bytes} bytes fit")
+
+
+class _Visitor:
+    """One connection of a torch client."""
+
+    def __init__(self, door: C10dDoor, number: int, connection: Connection) -> None:
+        self.number = number
+        self._door = door
+        self._connection = connection
+        self._parser = RequestParser()
+        self._held = 0
+        self._over = False
+
+    def received(self, data: bytes) -> None:
+        try:
+            self._parser.feed(data)
+            # Sending may end this connection, if its peer does not read.
+            while not self._over and (request := self._parser.next()) is not None:
+                if isinstance(request, Validate):
+                    self._validated()
+                for number, reply in self._door._space.handle(self.number, request):
+                    visitor = self._door._visitors.get(number)
+                    if visitor is not None:
+                        visitor._connection.send(reply)
+            if not self._over and self._parser.held != self._held:
+                self._count(self._parser.held)
+        except PeerViolation as violation:
+            self._end(str(violation))  # now; the connection may live until its output is sent
+            raise
+
+    def closed(self, reason: str) -> None:
+        self._end(reason)
+
+    def drop(self, reason: str) -> None:
+        """Hang up on a stranger."""
+        if not self._over and not self._parser.validated:
+            self._connection.close(reason)
+
+    def _validated(self) -> None:
+        door = self._door
+        del door._strangers[self.number]
+        door._sink.emit(
+            ConnectionOpened(cause=self._cause(), at=door._now(), peer=self._connection.peer)
+        )
+
+    def _count(self, held: int) -> None:
+        change, self._held = held - self._held, held
+        self._door._hold(change)
+
+    def _end(self, reason: str) -> None:
+        if self._over:
+            return
+        self._over = True
+        door, peer = self._door, self._connection.peer
+        del door._visitors[self.number]
+        door._strangers.pop(self.number, None)
+        door._space.disconnect(self.number)
+        self._parser.close()
+        self._count(0)
+        cause, at = self._cause(), door._now()
+        if self._parser.validated:
+            door._sink.emit(ConnectionClosed(cause=cause, at=at, peer=peer, reason=reason))
+        else:
+            door._sink.emit(
+                ConnectionRefused(cause=cause, at=at, peer=peer, step=Step.HANDSHAKE, reason=reason)
+            )
+
+    def _cause(self) -> CauseId:
+        return CauseId(f"{self._door._cause}/{self.number}")

@@ -1,0 +1,346 @@
+"""The door for torch's clients: live sockets, bad peers, slow peers, bounds, and noise."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.net.address import Address
+from holdfast.observe.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    ConnectionRefused,
+    ServerStarted,
+    ServerStopped,
+)
+from holdfast.store.c10d import messages as c10d
+from holdfast.store.c10d import server as c10d_server
+from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.c10d.space import ITEM_BYTES
+from holdfast.store.c10d.wire import READY, encode_bytes, encode_i64, encode_request
+from tests.unit.store.c10d.peers import HELLO, LOOPBACK, WITHIN_S, Peer, QueueSink
+from tests.unit.store.c10d.vectors import VECTORS
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def sink() -> QueueSink:
+    return QueueSink()
+
+
+@pytest.fixture
+def door(sink: QueueSink) -> Iterator[C10dDoor]:
+    with C10dDoor(LOOPBACK, sink=sink) as door:
+        yield door
+
+
+def u64(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+# Serving.
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+def test_the_recorded_session_is_answered_as_recorded(door: C10dDoor, piece: int) -> None:
+    with Peer(door.address, hello=False) as peer:
+        for vector in VECTORS:
+            for start in range(0, len(vector.sent), piece):
+                peer.socket.sendall(vector.sent[start : start + piece])
+            assert peer.read(len(vector.reply)) == vector.reply, vector.what
+        peer.sync()
+
+
+def test_a_whole_session_in_one_send_is_answered_in_order(door: C10dDoor) -> None:
+    with Peer(door.address, hello=False) as peer:
+        peer.socket.sendall(b"".join(vector.sent for vector in VECTORS))
+        expected = b"".join(vector.reply for vector in VECTORS)
+        assert peer.read(len(expected)) == expected
+
+
+def test_a_write_wakes_waiters_on_other_connections(door: C10dDoor) -> None:
+    with Peer(door.address) as one, Peer(door.address) as two, Peer(door.address) as writer:
+        for waiter in (one, two):
+            waiter.say(c10d.Wait((b"/a", b"/b")))
+            waiter.sync()
+        writer.say(c10d.Set(b"/a", b"1"))
+        writer.sync()
+        writer.say(c10d.Set(b"/b", b"2"))
+        assert one.read(1) == READY
+        assert two.read(1) == READY
+        one.sync()  # nothing else came
+
+
+def test_a_waiter_that_hangs_up_is_forgotten(door: C10dDoor, sink: QueueSink) -> None:
+    with Peer(door.address) as waiter:
+        waiter.say(c10d.Wait((b"/k",)))
+        waiter.sync()
+    sink.next(ConnectionClosed)
+    assert not door._space._waits
+    assert door._space.used == 0
+
+
+def test_doors_do_not_share_keys(door: C10dDoor) -> None:
+    with C10dDoor(LOOPBACK) as other, Peer(door.address) as here, Peer(other.address) as there:
+        here.say(c10d.Set(b"/k", b"here"))
+        here.sync()
+        assert there.get(b"/k") == b""
+        there.say(c10d.Set(b"/k", b"there"))
+        there.sync()
+        assert here.get(b"/k") == b"here"
+
+
+# Life and address.
+
+
+def test_events_tell_of_a_door_and_its_visitors(sink: QueueSink) -> None:
+    door = C10dDoor(LOOPBACK, sink=sink)
+    with door:
+        assert str(sink.next(ServerStarted)) == f"serving {door.endpoint}"
+        with Peer(door.address):
+            sink.next(ConnectionOpened)
+        sink.next(ConnectionClosed)
+        with Peer(door.address, hello=False) as peer:
+            peer.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert peer.rest() == b""
+        assert "magic" in str(sink.next(ConnectionRefused))
+    sink.next(ServerStopped)
+    assert repr(door) == f"<C10dDoor c10d://{door.address}>"
+
+
+def test_closing_hangs_up_and_frees_the_port() -> None:
+    door = C10dDoor(LOOPBACK)
+    door.close()  # not started: nothing to do
+    door.start()
+    with Peer(door.address) as peer:
+        door.close()
+        door.close()
+        assert peer.rest() == b""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(door.address, WITHIN_S)
+    with C10dDoor(door.address) as again:
+        assert again.address == door.address
+
+
+def test_an_address_in_use_is_a_usage_error(door: C10dDoor) -> None:
+    with pytest.raises(UsageError, match="cannot listen"):
+        C10dDoor(door.address).start()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
+def test_other_hosts_are_let_in_only_if_that_is_said(host: str) -> None:
+    with pytest.raises(UsageError, match=r"no authentication.*exposed=True"):
+        C10dDoor(Address(host, 0))
+
+
+def test_an_exposed_door_says_so_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "holdfast"),
+        C10dDoor(Address("0.0.0.0", 0), exposed=True) as door,
+        Peer(Address("127.0.0.1", door.address.port)),
+    ):
+        (record,) = caplog.records
+        assert str(door.address) in record.message
+        assert "no authentication" in record.message
+
+
+def test_a_loopback_door_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "holdfast"), C10dDoor(LOOPBACK, exposed=True):
+        assert not caplog.records
+
+
+def test_exactly_the_given_address_is_bound() -> None:
+    with C10dDoor(Address("127.0.0.2", 0)) as door:
+        with Peer(door.address) as peer:
+            peer.sync()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", door.address.port), WITHIN_S)
+
+
+# Bad peers.
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"*1\r\n$4\r\nPING\r\n",
+        b"\x00\xce\xf7\x85\x3d",
+        encode_request(c10d.Set(b"/k", b"v")),
+        b"\xff" * 4096,
+        HELLO + HELLO,
+        HELLO + b"\x13",
+        HELLO + b"\x01" + u64(8193),
+        HELLO + b"\x01" + u64(1) + b"k" + u64(8 * MIB + 1),
+        HELLO + b"\x06" + u64(131_073),
+        HELLO + encode_request(c10d.Wait((b"/x",))) * 2,
+        HELLO + encode_request(c10d.Set(b"/n", b"x")) + encode_request(c10d.Add(b"/n", 1)),
+    ],
+)
+def test_a_violation_ends_its_own_connection_only(door: C10dDoor, data: bytes) -> None:
+    with Peer(door.address) as other, Peer(door.address, hello=False) as bad:
+        other.say(c10d.Set(b"/k", b"v"), c10d.Wait((b"/x",)))
+        other.sync()
+        bad.socket.sendall(data)
+        assert bad.rest() == b""
+        assert other.get(b"/k") == b"v"
+        other.say(c10d.CancelWait())
+        assert other.read(1) == b"\x01"
+
+
+def test_requests_before_a_violation_are_answered(door: C10dDoor) -> None:
+    with Peer(door.address) as peer:
+        peer.socket.sendall(encode_request(c10d.Add(b"/n", 1)) + b"\xff")
+        assert peer.rest() == encode_i64(1)
+
+
+@pytest.mark.parametrize("data", [b"", HELLO[:4]])
+def test_a_silent_stranger_is_dropped_and_a_silent_client_is_not(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, sink: QueueSink
+) -> None:
+    monkeypatch.setattr(c10d_server, "HANDSHAKE_WITHIN_S", 0.5)
+    with C10dDoor(LOOPBACK, sink=sink) as door, Peer(door.address, hello=False) as client:
+        client.socket.sendall(HELLO)
+        sink.next(ConnectionOpened)
+        with Peer(door.address, hello=False) as stranger:
+            stranger.socket.sendall(data)
+            assert stranger.rest() == b""
+        assert "silent" in str(sink.next(ConnectionRefused))
+        client.sync()  # though it has been silent for longer
+
+
+def test_too_many_strangers_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c10d_server, "STRANGERS_MAX", 2)
+    with C10dDoor(LOOPBACK) as door, Peer(door.address) as client:
+        strangers = [Peer(door.address, hello=False) for _ in range(3)]
+        assert strangers[0].rest() == b""
+        for stranger in strangers[1:]:
+            stranger.socket.sendall(HELLO)
+            stranger.sync()
+        client.sync()
+        for stranger in strangers:
+            stranger.socket.close()
+
+
+# Slow and greedy peers.
+
+
+def test_half_requests_hold_up_nobody(door: C10dDoor) -> None:
+    halves = [Peer(door.address) for _ in range(20)]
+    for number, half in enumerate(halves):
+        request = encode_request(c10d.Set(b"/half", b"%d" % number))
+        half.socket.sendall(request[: 1 + number % (len(request) - 1)])
+    with Peer(door.address) as peer:
+        peer.say(c10d.Set(b"/k", b"v"))
+        assert peer.get(b"/k") == b"v"
+        assert peer.get(b"/half") == b""
+    for half in halves:
+        half.socket.close()
+
+
+def test_what_half_requests_keep_is_bounded(sink: QueueSink) -> None:
+    with C10dDoor(LOOPBACK, max_bytes=MIB, sink=sink) as door, Peer(door.address) as peer:
+        peer.say(c10d.Set(b"/k", b"v"))
+        peer.sync()
+        begun = b"\x01" + encode_bytes(b"/half") + u64(8 * MIB)
+        with Peer(door.address) as greedy:
+            greedy.socket.sendall(begun + b"v" * (2 * MIB))
+            assert greedy.rest() == b""
+        assert "full" in str(sink.next(ConnectionClosed))
+        with Peer(door.address) as half:
+            half.socket.sendall(begun + b"v" * (MIB // 2))
+            half_read(door, MIB // 2)
+        sink.next(ConnectionClosed)
+        assert peer.get(b"/k") == b"v"
+        assert door._held == 0
+
+
+def half_read(door: C10dDoor, size: int) -> None:
+    """Return once this much of half requests has arrived; a busy peer is the clock."""
+    with Peer(door.address) as peer:
+        while door._held < size:
+            peer.sync()
+
+
+def test_a_full_store_closes_only_who_wants_more() -> None:
+    with C10dDoor(LOOPBACK, max_bytes=2 * ITEM_BYTES + 200) as door, Peer(door.address) as peer:
+        peer.say(c10d.Set(b"/k", b"v" * 190))
+        peer.sync()
+        with Peer(door.address) as greedy:
+            greedy.say(c10d.Set(b"/more", b"v" * 190))
+            assert greedy.rest() == b""
+        peer.say(c10d.Set(b"/k", b"w" * 190))
+        assert peer.get(b"/k") == b"w" * 190
+        assert peer.get(b"/more") == b""
+
+
+def test_a_peer_that_does_not_read_is_dropped(sink: QueueSink) -> None:
+    with C10dDoor(LOOPBACK, sink=sink) as door, Peer(door.address) as peer:
+        peer.say(c10d.Set(b"/k", b"v" * (8 * MIB)))
+        peer.sync()
+        with Peer(door.address) as deaf:
+            deaf.say(*(c10d.Get(b"/k") for _ in range(5000)))  # 40 GB, if all were answered
+            assert "unread" in str(sink.next(ConnectionClosed))
+        peer.sync()
+        assert len(door._visitors) == 1
+
+
+# Noise.
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def noise(rng: random.Random) -> bytes:
+    """A session that is right, wrong, or was right before it was damaged."""
+    vectors = rng.sample(VECTORS[1:], rng.randrange(1, 8))
+    data = bytearray(HELLO * rng.choice((0, 1, 1, 1, 2)))
+    for vector in vectors:
+        data += vector.sent
+    match rng.randrange(4):
+        case 0:
+            data += rng.randbytes(rng.randrange(300))
+        case 1:
+            for _ in range(rng.randrange(1, 5)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        case 2:
+            del data[rng.randrange(len(data)) :]
+        case _:
+            at = rng.randrange(len(data))
+            data[at:at] = data[: rng.randrange(len(data))]
+    return bytes(data)
+
+
+def test_thousands_of_noisy_sessions_harm_nobody(sink: QueueSink) -> None:
+    rng = random.Random(20_260_101)
+    with C10dDoor(LOOPBACK, max_bytes=MIB, sink=sink) as door, Peer(door.address) as peer:
+        peer.say(c10d.Set(b"/steady", b"%08d" % 0))
+        before = resident_bytes()
+        for number in range(4000):
+            with Peer(door.address, hello=False) as noisy:
+                try:
+                    noisy.socket.sendall(noise(rng))
+                    noisy.socket.shutdown(socket.SHUT_WR)
+                except OSError:
+                    pass  # hung up on already
+                noisy.rest()
+            if number % 40 == 0:
+                assert peer.get(b"/steady") == b"%08d" % (number // 40)
+                peer.say(c10d.Set(b"/steady", b"%08d" % (number // 40 + 1)))
+        peer.sync()
+        assert resident_bytes() - before < 64 * MIB
+        assert len(door._visitors) == 1
+        assert not door._strangers
+        assert door._held == 0
+        door._space.check_invariants()
