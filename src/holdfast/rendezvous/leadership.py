@@ -8,7 +8,7 @@ from __future__ import annotations
 from holdfast.errors import PeerViolation
 from holdfast.ids import NodeId
 from holdfast.rendezvous.decide import Decision, Rules, Situation, decide
-from holdfast.rendezvous.model import Announcement, Keys, Phase, Progress, Record, Status
+from holdfast.rendezvous.model import Announcement, Keys, Progress, Record, Status
 from holdfast.rendezvous.ranks import RankPolicy
 from holdfast.store.ops import Change, Entry
 
@@ -85,14 +85,13 @@ class Leadership:
             self._enough_since = None
         arrived = sorted(self._nodes.values(), key=lambda seen: seen[0])
         nodes = {node.node: node for _, node in arrived}
-        ready = sum(1 for node in nodes.values() if node.phase is Phase.WAITING)
-        if ready < self._rules.min_nodes:
+        seen = Situation(record, nodes, self._forming[1], self._enough_since)
+        decision = self.decision = decide(seen, self._rules, now, self._rank)
+        if decision.progress.have < self._rules.min_nodes:
             self._enough_since = None
         elif self._enough_since is None:
             self._enough_since = now
-        seen = Situation(record, nodes, self._forming[1], self._enough_since)
-        self.decision = decide(seen, self._rules, now, self._rank)
-        return self.decision
+        return decision
 
     # Telling the others.
 

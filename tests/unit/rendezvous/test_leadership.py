@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast.ids import NodeId, RunId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.leadership import PROGRESS_EVERY_S, Leadership
@@ -101,6 +103,19 @@ def test_a_new_round_has_a_last_call_of_its_own() -> None:
     decision = leader.decide(Record(2, Status.FORMING, (), ""), 105.0)
     assert decision is not None
     assert decision.wake_at == 115.0
+
+
+def test_a_wish_older_than_the_last_round_starts_no_last_call() -> None:
+    leader = leadership(entry("a", 6), entry("b", 7))  # both wishes are of round 0
+    forming = Record(2, Status.FORMING, (node("a").member(),), "")
+    waiting = leader.decide(forming, 100.0)
+    assert waiting is not None
+    assert waiting.reason == "have 1 of 2: waiting for 1 more (host-a)"
+    fresh = replace(node("a"), round=1)
+    leader.see(Change(KEYS.node(fresh.node), fresh.encode(), 8))
+    called = leader.decide(forming, 105.0)
+    assert called is not None
+    assert called.wake_at == 115.0
 
 
 def test_progress_is_told_once_and_not_too_often() -> None:
