@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,8 @@ def main() -> None:
     for name in names:
         if name not in MEASUREMENTS:
             parser.error(f"no measurement {name!r}; there are {', '.join(MEASUREMENTS)}")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for a thousand clients, on each side
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores\n")
     data = {}
     for name in names:

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -95,18 +96,17 @@ def idle_clients(clients: int, seconds: float) -> tuple[str, object]:
         if not available(kind):
             rows.append([KINDS[kind], "torch is not installed", "", "", ""])
             continue
-        with serve_subject(kind) as subject, ExitStack() as stack:
+        with serve_subject(kind) as subject:
             alone = run_clients(subject, "add", 1, seconds)["rate"]
             before = _memory(subject, "VmRSS")
-            held = []
-            for _ in range(clients):
-                if kind == "tcp":
-                    held.append(stack.enter_context(holdfast.open_store(subject.endpoint)))
-                else:
-                    held.append(torch_client(subject.endpoint))
+            connect = holdfast.open_store if kind == "tcp" else torch_client
+            with ThreadPoolExecutor(32) as pool:  # torch takes its time for each
+                held = list(pool.map(connect, [subject.endpoint] * clients))
             among = run_clients(subject, "add", 1, seconds)["rate"]
             grown = (_memory(subject, "VmRSS") - before) * 1024 / clients
             threads = _memory(subject, "Threads")
+            for store in held if kind == "tcp" else ():
+                store.close()
         data[kind] = {"alone": alone, "among": among, "bytes": grown, "threads": threads}
         columns = [number(alone), number(among), number(grown), str(threads)]
         rows.append([KINDS[kind], *columns])

@@ -9,6 +9,7 @@ Layout, in reading order (◦ = pure)
     lease.py     leases
     stream.py    the events of the v3 API
     watch.py     watches: events are followed, and never trusted alone
+    followers.py what watches and waits have in common, by either API
     store.py     the store on the v3 API
     v2_api.py    the v2 keys API
     v2_ops.py    what operations become in it

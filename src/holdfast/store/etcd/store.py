@@ -13,17 +13,17 @@ call may write at most as many keys as the server's --max-txn-ops allows, less o
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TypeAlias, TypeVar, assert_never, cast
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import HoldfastError, LeaseLost, TimeoutExpired
+from holdfast.errors import LeaseLost
 from holdfast.ids import LeaseId
 from holdfast.net.address import Address, Endpoint
 from holdfast.net.tls import ClientTls
-from holdfast.store.etcd.client import EtcdClient, Lane, backoff_s, still_missing
+from holdfast.store.etcd.client import EtcdClient, Lane
+from holdfast.store.etcd.followers import Followers
 from holdfast.store.etcd.gateway import (
     Gateway,
     Kv,
@@ -37,10 +37,8 @@ from holdfast.store.etcd.gateway import (
     read_txn,
     revision_of,
 )
-from holdfast.store.etcd.http import Lost, NoAnswer, NotSent
 from holdfast.store.etcd.lease import grant, is_alive, keep, revoke
 from holdfast.store.etcd.stream import EventStream
-from holdfast.store.etcd.watch import REREAD_S, EtcdWatch
 from holdfast.store.etcd.writer import RESERVED, Guard, Write, Writer
 from holdfast.store.keyspace import added, appended
 from holdfast.store.ops import (
@@ -114,9 +112,7 @@ class EtcdStore(Store):
         self._client = EtcdClient(self.endpoint, addresses, rng, clock, tls)
         self._gateway = Gateway(self._client)
         self._writer = Writer(self._gateway)
-        self._lock = threading.Lock()  # guards what follows
-        self._watches: set[EtcdWatch] = set()
-        self._streams: set[EventStream] = set()  # of the waits that are going on
+        self._followers = Followers(self._client)
 
     def _perform(self, op: Op[R], deadline: Deadline) -> R:
         if isinstance(op, Wait):  # may take long, and needs a lane only now and then
@@ -179,33 +175,15 @@ class EtcdStore(Store):
 
         span = self._under(key) if prefix else (self._full(key), b"")
         source = EventStream(self._client, span, self._key_of)
-        watch = EtcdWatch(self._client, key, prefix, source, snapshot, self._forget)
-        with self._lock:
-            self._client.check_open()
-            self._watches.add(watch)
-        try:
-            watch.start(deadline)
-        except HoldfastError:
-            watch.close()
-            raise
-        return watch
+        return self._followers.watch(key, prefix, source, snapshot, deadline)
 
     def _close(self) -> None:
         lanes = self._client.close()
-        with self._lock:
-            watches = list(self._watches)
-            for stream in self._streams:
-                stream.shut()
-        for watch in watches:
-            watch.close()
+        self._followers.close()
         markers = [lane.marker for lane in lanes if lane.marker is not None]
         if markers:
             parting = Writer(Gateway(self._client.reopened()))
             parting.remove(markers, Deadline.after(_CLOSE_S, self._client.clock))
-
-    def _forget(self, watch: EtcdWatch) -> None:
-        with self._lock:
-            self._watches.discard(watch)
 
     # Keys.
 
@@ -256,48 +234,16 @@ class EtcdStore(Store):
             return int(reply.get("count", 0))
 
     def _wait(self, keys: tuple[str, ...], deadline: Deadline) -> tuple[Entry, ...]:
-        missing = keys
-        for failures in count():
-            try:
-                with self._client.lane() as lane:
-                    revision, entries = self._read_many(keys, lane, deadline)
-            except TimeoutExpired:
-                raise still_missing(missing) from None
-            missing = tuple(key for key, entry in zip(keys, entries, strict=True) if entry is None)
-            if not missing:
-                return tuple(entry for entry in entries if entry is not None)
-            try:
-                self._await_events(missing, revision + 1, deadline)
-            except NoAnswer:
-                pass
-            except (NotSent, Lost):
-                self._client.pause(backoff_s(failures, self._client.rng), deadline)
-            if deadline.passed():
-                raise still_missing(missing)
-        raise AssertionError  # for mypy: the loop has no end
+        def read(limit: Deadline) -> tuple[int, tuple[Entry | None, ...]]:
+            with self._client.lane() as lane:
+                return self._read_many(keys, lane, limit)
 
-    def _await_events(self, keys: Iterable[str], revision: int, deadline: Deadline) -> None:
-        """Return when all keys have been written since `revision`.
+        def follow(missing: tuple[str, ...]) -> EventStream:
+            # One stream follows one range: the one from the first to the last of the keys.
+            span = self._full(min(missing)), self._full(max(missing)) + b"\0"
+            return EventStream(self._client, span, self._key_of)
 
-        NoAnswer when it is time to look again; NotSent or Lost if the stream fails.
-        """
-        missing = set(keys)
-        limit = deadline.sooner(REREAD_S)
-        # One stream follows one range: the one from the first to the last of the keys.
-        span = self._full(min(missing)), self._full(max(missing)) + b"\0"
-        stream = EventStream(self._client, span, self._key_of)
-        with self._lock:
-            self._client.check_open()
-            self._streams.add(stream)
-        try:
-            stream.open(revision, limit)
-            while missing:
-                changes = stream.changes(limit)
-                missing -= {change.key for change in changes if change.value is not None}
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
-            stream.close()
+        return self._followers.wait(keys, read, follow, deadline)
 
     # Writing.
 

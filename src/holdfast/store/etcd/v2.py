@@ -18,20 +18,16 @@ No thread is started; a wait or a watch reads its own connection on its caller's
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
-from itertools import count
 from typing import TypeVar, cast
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import HoldfastError, TimeoutExpired
 from holdfast.net.address import Address, Endpoint
 from holdfast.net.tls import ClientTls
-from holdfast.store.etcd.client import EtcdClient, backoff_s, still_missing
-from holdfast.store.etcd.http import Lost, NoAnswer, NotSent
+from holdfast.store.etcd.client import EtcdClient
+from holdfast.store.etcd.followers import Followers
 from holdfast.store.etcd.v2_api import Layout, Node, Poll
 from holdfast.store.etcd.v2_ops import Task
-from holdfast.store.etcd.watch import REREAD_S, EtcdWatch
 from holdfast.store.ops import AnyOp, Entry, Op, Wait
 from holdfast.store.store import Store, Watch
 
@@ -62,9 +58,7 @@ class EtcdV2Store(Store):
         rng = rng or random.SystemRandom()
         self._client = EtcdClient(self.endpoint, addresses, rng, clock, tls)
         self._layout = Layout(prefix)
-        self._lock = threading.Lock()  # guards what follows
-        self._watches: set[EtcdWatch] = set()
-        self._polls: set[Poll] = set()  # of the waits that are going on
+        self._followers = Followers(self._client)
 
     def _perform(self, op: Op[R], deadline: Deadline) -> R:
         if isinstance(op, Wait):  # may take long, and needs a lane only now and then
@@ -83,67 +77,24 @@ class EtcdV2Store(Store):
             return found == key or (prefix and found.startswith(key))
 
         source = Poll(self._client, self._layout.root, concerns)
-        watch = EtcdWatch(self._client, key, prefix, source, snapshot, self._forget)
-        with self._lock:
-            self._client.check_open()
-            self._watches.add(watch)
-        try:
-            watch.start(deadline)
-        except HoldfastError:
-            watch.close()
-            raise
-        return watch
+        return self._followers.watch(key, prefix, source, snapshot, deadline)
 
     def _close(self) -> None:
         self._client.close()
-        with self._lock:
-            watches = list(self._watches)
-            for poll in self._polls:
-                poll.shut()
-        for watch in watches:
-            watch.close()
-
-    def _forget(self, watch: EtcdWatch) -> None:
-        with self._lock:
-            self._watches.discard(watch)
+        self._followers.close()
 
     def _wait(self, keys: tuple[str, ...], deadline: Deadline) -> tuple[Entry, ...]:
-        missing = keys
-        for failures in count():
-            try:
-                index, nodes = self._read_all(deadline, "wait")
-            except TimeoutExpired:
-                raise still_missing(missing) from None
+        def read(limit: Deadline) -> tuple[int, list[Entry | None]]:
+            index, nodes = self._read_all(limit, "wait")
             found = {node.key: node.entry for node in nodes}
-            missing = tuple(key for key in keys if key not in found)
-            if not missing:
-                return tuple(found[key] for key in keys)
-            try:
-                self._await_change(missing[0], index + 1, deadline)
-            except NoAnswer:
-                pass
-            except (NotSent, Lost):
-                self._client.pause(backoff_s(failures, self._client.rng), deadline)
-            if deadline.passed():
-                raise still_missing(missing)
-        raise AssertionError  # for mypy: the loop has no end
+            return index, [found.get(key) for key in keys]
+
+        def follow(missing: tuple[str, ...]) -> Poll:
+            # One poll follows one key; when it has changed, all are read again.
+            return Poll(self._client, self._layout.key(missing[0]), lambda changed: True)
+
+        return self._followers.wait(keys, read, follow, deadline)
 
     def _read_all(self, deadline: Deadline, what: str) -> tuple[int, list[Node]]:
         with self._client.lane() as lane:
             return Task(self._client, self._layout, lane, deadline, what).read_all()
-
-    def _await_change(self, key: str, index: int, deadline: Deadline) -> None:
-        """Return when the key has changed since `index`; NoAnswer when to look again."""
-        limit = deadline.sooner(REREAD_S)
-        poll = Poll(self._client, self._layout.key(key), lambda changed: True)
-        with self._lock:
-            self._client.check_open()
-            self._polls.add(poll)
-        try:
-            poll.open(index, limit)
-            while poll.is_open and not poll.changes(limit):
-                pass
-        finally:
-            with self._lock:
-                self._polls.discard(poll)
-            poll.close()

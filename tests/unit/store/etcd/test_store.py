@@ -209,8 +209,8 @@ def test_many_watches_and_waits_leave_nothing_behind(store: EtcdStore) -> None:
             watch.next(TIMEOUT_S)
         with pytest.raises(TimeoutError):
             store.wait(["missing"], timeout=0.002)
-    assert store._watches == set()
-    assert store._streams == set()
+    assert store._followers._watches == set()
+    assert store._followers._sources == set()
     assert len(store._client.close()) == 1
 
 
