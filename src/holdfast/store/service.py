@@ -61,6 +61,7 @@ from holdfast.store.ops import (
     WRITES,
     AnyOp,
     Change,
+    Entry,
     Get,
     Lease,
     LeaseGrant,
@@ -367,11 +368,14 @@ class Service:
             session.lingers = {each: s for each, s in session.lingers.items() if alive(each)}
 
     def _reply(self, number: int, op: AnyOp, result: object) -> bytes:
-        answer = encode(Reply(number, encode_result(op, result)))
-        if len(answer) > FRAME_BYTES_MAX:
-            text = f"the answer would take {len(answer)} bytes, at most {FRAME_BYTES_MAX} fit"
-            return encode(Failure(number, Why.USAGE, text))
-        return answer
+        size = _bytes_in(result)  # judged before it is copied: a key may be asked for many times
+        if size <= FRAME_BYTES_MAX:
+            answer = encode(Reply(number, encode_result(op, result)))
+            size = len(answer)
+            if size <= FRAME_BYTES_MAX:
+                return answer
+        text = f"the answer would take {size} bytes, at most {FRAME_BYTES_MAX} fit"
+        return encode(Failure(number, Why.USAGE, text))
 
     # Waits.
 
@@ -481,3 +485,9 @@ class Service:
 
     def _send(self, connection: int, payload: bytes) -> None:
         self._effects.append(Send(connection, payload))
+
+
+def _bytes_in(result: object) -> int:
+    """Return how many bytes the values of a result take, at least."""
+    entries = result if type(result) is tuple else (result,)
+    return sum(len(entry.value) for entry in entries if isinstance(entry, Entry))
