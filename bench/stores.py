@@ -92,7 +92,7 @@ def idle_clients(clients: int, seconds: float) -> tuple[str, object]:
     """Measure a server with many idle clients: one active client's rate, memory for each."""
     rows, data = [], {}
     counts = {"tcp": clients, "torch": min(clients, 100)}  # torch takes 0.2 s for each
-    for kind in counts:
+    for kind, held_count in counts.items():
         if not available(kind):
             rows.append([KINDS[kind], "torch is not installed", "", "", "", ""])
             continue
@@ -100,14 +100,14 @@ def idle_clients(clients: int, seconds: float) -> tuple[str, object]:
             alone = run_clients(subject, "add", 1, seconds)["rate"]
             before = _memory(subject, "VmRSS")
             connect = holdfast.open_store if kind == "tcp" else torch_client
-            held = [connect(subject.endpoint) for _ in range(counts[kind])]
+            held = [connect(subject.endpoint) for _ in range(held_count)]
             among = run_clients(subject, "add", 1, seconds)["rate"]
-            grown = (_memory(subject, "VmRSS") - before) * 1024 / counts[kind]
+            grown = (_memory(subject, "VmRSS") - before) * 1024 / held_count
             threads = _memory(subject, "Threads")
             for store in held if kind == "tcp" else ():
                 store.close()
         data[kind] = {"alone": alone, "among": among, "bytes": grown, "threads": threads}
-        columns = [str(counts[kind]), number(alone), number(among), number(grown), str(threads)]
+        columns = [str(held_count), number(alone), number(among), number(grown), str(threads)]
         rows.append([KINDS[kind], *columns])
     head = ["", "idle clients", "add/s alone", "add/s among them", "bytes a client", "threads"]
     return render("many idle clients", head, rows), data
