@@ -122,6 +122,15 @@ class Connection:
         else:
             self._queue(memoryview(data))
 
+    def pause(self) -> None:
+        """Receive nothing more until everything that is queued now or later has left.
+
+        Receiving goes on right before `on_drained` is called. With nothing queued, nothing is done.
+        """
+        if self._out and self._closing is None:
+            # send() does not watch anew while something is queued, so the pause holds.
+            self._reactor._watch(self, selectors.EVENT_WRITE)
+
     def unsent(self) -> int:
         """Return how many bytes wait because the peer does not read them."""
         return self._out_bytes

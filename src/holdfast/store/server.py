@@ -8,6 +8,9 @@ Guarantees
     SS-2  A peer that has not done so and said Hello within HANDSHAKE_WITHIN_S is dropped, and at
           most STRANGERS_MAX unproved ones are held: the oldest makes room.
     SS-3  A client that breaks the protocol loses its connection; the others do not notice.
+    SS-4  A client gets its answers at the pace at which it reads them: while more than
+          CONGESTED_BYTES wait for it, its further calls wait too, at most one read's worth of
+          them here and the rest in the network. So what waits for it is bounded.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import math
 import os
 import random
+from collections import deque
 from itertools import count
 from types import TracebackType
 from typing import Self
@@ -171,13 +175,14 @@ class StoreServer:
                 self._service.congest(number)
 
     def _set_timer(self) -> None:
+        reactor = self._reactor  # read once: close() takes it away from another thread
         due = self._service.next_wake()
-        if due is None or due >= self._wake_at or self._reactor is None:
+        if due is None or due >= self._wake_at or reactor is None:
             return  # a timer that comes too early costs less than setting it anew each time
         if self._wake is not None:
             self._wake.cancel()
         self._wake_at = due
-        self._wake = self._reactor.call_later(max(0.0, due - self._now()), self._tick)
+        self._wake = reactor.call_later(max(0.0, due - self._now()), self._tick)
 
     def _tick(self) -> None:
         self._wake_at = math.inf
@@ -198,6 +203,8 @@ class _Peer:
         # How far it came, should it fail to prove itself.
         self._step = Step.HANDSHAKE
         self._decoder = FrameDecoder()
+        # Frames that wait until the peer has read its answers to the earlier ones.
+        self._held: deque[bytes] = deque()
         connection.on_drained = self._drained
         # Runs out unless the peer says its first word in time.
         self._patience = self._start_timer()
@@ -213,15 +220,25 @@ class _Peer:
             data = self._greet(self._handshake, data)
             if not data:
                 return
-        server = self._server
+        self._held.extend(self._decoder.feed(data))
+        self._serve()
+
+    def _serve(self) -> None:
+        """Handle the frames that are held, as far as the peer keeps up with its answers (SS-4)."""
+        server, held, connection = self._server, self._held, self.connection
+        service = server._service
         now = server._now()
         try:
-            for payload in self._decoder.feed(data):
-                server._service.receive(self.number, payload, now)
+            while held and connection.unsent() <= CONGESTED_BYTES:
+                service.receive(self.number, held.popleft(), now)
                 if self._patience is not None:
                     self._calm()
+                if service.queued_bytes > CONGESTED_BYTES:
+                    server._perform()
         finally:
             server._perform()  # what came before a violation counts, for the others too (SS-3)
+        if held:
+            connection.pause()
 
     def closed(self, reason: str) -> None:
         server = self._server
@@ -291,3 +308,7 @@ class _Peer:
     def _drained(self) -> None:
         self._server._service.relieve(self.number)
         self._server._perform()
+        try:
+            self._serve()
+        except HoldfastError as error:  # of a frame that was held: as if it had arrived now
+            self.connection.close(str(error))

@@ -170,6 +170,8 @@ class Service:
         self._watches_of_key: _Index = defaultdict(dict)
         self._watches_of_prefix: _Index = defaultdict(dict)
         self._effects: list[Effect] = []
+        self.queued_bytes = 0
+        """How much the effects not taken yet would send."""
         self._calls = 0
 
     # What happens.
@@ -252,6 +254,7 @@ class Service:
     def take_effects(self) -> list[Effect]:
         """Return what to perform, in order, and forget it."""
         effects, self._effects = self._effects, []
+        self.queued_bytes = 0
         return effects
 
     def status(self) -> Status:
@@ -485,6 +488,7 @@ class Service:
 
     def _send(self, connection: int, payload: bytes) -> None:
         self._effects.append(Send(connection, payload))
+        self.queued_bytes += len(payload)
 
 
 def _bytes_in(result: object) -> int:

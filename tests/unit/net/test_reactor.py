@@ -246,6 +246,38 @@ def test_closing_does_not_wait_for_ever_for_who_does_not_read() -> None:
             assert drain(sock) < BIG
 
 
+def test_a_paused_connection_receives_nothing_until_its_output_has_left(server: Server) -> None:
+    (sock, handler), (other, _) = server.connect(), server.connect()
+    seen: list[int] = []
+    connection = handler.connection
+
+    def send_and_pause(_: bytes) -> None:
+        connection.send(bytes(BIG))
+        connection.pause()
+        connection.send(b"end")  # does not end the pause
+
+    def resumed() -> None:
+        seen.append(handler.received_bytes.qsize())
+        connection.on_drained = None
+
+    handler.act = send_and_pause
+    connection.on_drained = resumed
+    with sock, other:
+        sock.sendall(b"first")
+        assert handler.received_bytes.get(timeout=SOON) == b"first"
+        handler.act = connection.send
+        sock.sendall(b"second")
+        for _ in range(3):
+            echo(other)
+            assert handler.received_bytes.empty()
+        assert len(read(sock, BIG + 3)) == BIG + 3
+        assert handler.received_bytes.get(timeout=SOON) == b"second"
+        assert read(sock, 6) == b"second"
+        assert seen == [0]
+        server.on_thread(connection.pause)  # nothing is queued: nothing would end it
+        echo(sock)
+
+
 # RE-3: closed once, and nothing after it.
 
 

@@ -34,6 +34,8 @@ from holdfast.store.messages import (
     Changed,
     Hello,
     Ping,
+    Pong,
+    Reply,
     WatchOpen,
     decode_from_server,
     encode,
@@ -127,6 +129,36 @@ def test_a_slow_watcher_gets_merged_changes_and_harms_nobody(server: StoreServer
         slow.close()
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_ss4_a_client_gets_its_answers_at_its_own_pace(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    value = bytes(VALUE_BYTES_MAX // 2)
+    monkeypatch.setattr("holdfast.net.reactor.OUTPUT_BYTES_MAX", 4 * len(value))
+    with new_client(server.address) as other:
+        other.set("large", value)
+        greedy = dial(server.address)
+        say(greedy, Hello(SessionId(1), 0, 1))
+        frames = read_frames(greedy)
+        next(frames)
+        calls = [encode(Call(number, 1, Get("large"))) for number in range(1, 41)]
+        last = b"\xff" if broken else encode(Ping())
+        greedy._socket.sendall(b"".join(encode_frame(each) for each in (*calls, last)))
+        for number in range(1, 41):
+            answer = decode_from_server(next(frames))
+            assert isinstance(answer, Reply)
+            assert answer.number == number
+            assert len(answer.result) > len(value)
+            assert other.add("n") == number  # served meanwhile
+            # What is read was performed; what is far from being read was not.
+            assert server.status().calls < 1 + number + number + 16
+        if broken:
+            assert list(frames) == []  # a held violation ends the connection too
+        else:
+            assert decode_from_server(next(frames)) == Pong()
+        greedy.close()
+
+
 BROKEN = {
     "an unknown kind": b"\xff",
     "an empty frame": b"",
@@ -155,6 +187,7 @@ def test_ss3_what_came_before_a_violation_counts(
     server: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.store.session.SILENCE_S", 1e6)  # nobody else stirs the server
+    monkeypatch.setattr(server_module, "CONGESTED_BYTES", 16 * VALUE_BYTES_MAX)
     with new_client(server.address) as other, other.watch("k") as watch:
         other.set("large", bytes(VALUE_BYTES_MAX))
         rude = dial(server.address)

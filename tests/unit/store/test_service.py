@@ -40,6 +40,7 @@ from holdfast.store.ops import (
     LeaseGrant,
     LeaseKeep,
     ListPrefix,
+    MultiGet,
     MultiSet,
     Set,
     Wait,
@@ -294,6 +295,27 @@ def test_a_wait_that_ends_in_too_large_an_answer_fails_alone(clients: Clients) -
     (failure,) = clients.take(1)
     assert isinstance(failure, Failure)
     assert failure.why is Why.USAGE
+
+
+def test_an_answer_too_large_for_a_frame_is_not_even_made(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients.call(1, 1, Set("k", bytes(1024 * 1024)))
+    monkeypatch.setattr(service_module, "encode_result", None)  # would copy it
+    (failure,) = clients.say(1, Call(2, 2, MultiGet(("k",) * 65_536)))
+    assert isinstance(failure, Failure)
+    assert failure.why is Why.USAGE
+    assert "the answer would take 68719476736 bytes" in failure.text
+
+
+def test_what_waits_to_be_sent_is_counted_until_it_is_taken(clients: Clients) -> None:
+    service = clients.service
+    assert service.queued_bytes == 0
+    for _ in range(2):
+        service.receive(1, encode(Ping()), 0.0)
+    assert service.queued_bytes == 2 * len(encode(Pong()))
+    assert len(service.take_effects()) == 2
+    assert service.queued_bytes == 0
 
 
 # SV-5: watches.
