@@ -34,6 +34,7 @@ from holdfast.store.ops import TTL_MAX_S
 __all__ = ["Decision", "Rules", "Situation", "decide"]
 
 NAMES_MAX = 8
+LEFT_MAX_S = 1e8  # as good as for ever, and a number that others can read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,15 @@ class Rules:
         for name in ("join_s", "last_call_s", "linger_s"):
             if not getattr(self, name) >= 0:  # not a number is neither more nor less
                 raise UsageError(f"{name} {getattr(self, name)}: must not be negative")
+
+    @property
+    def grace_s(self) -> float:
+        """How long a new round that has its minimum waits for living members of the last one.
+
+        It ends well before those who wait give up: a member that lives and never asks would else
+        make everybody time out at once, though they are enough without it.
+        """
+        return min(self.join_s / 2, self.last_call_s + self.lease_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +131,11 @@ def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decisi
         asks = node.phase is Phase.WAITING and node.round >= heard.get(node.node, 0)
         (asking if asks else coming).append(node)
     ready, odd = _placeable(choose(asking, previous, len(asking)), rules.max_nodes)
-    missing = tuple(node.host for node in coming)
+    late = tuple(node.host for node in coming)
+    gone = tuple(each.host for each in seen.record.members if each.node not in seen.nodes)
+    missing = late + gone
     have = len(ready)
-    patience = seen.forming_since + rules.join_s
+    patience = seen.forming_since + rules.grace_s
     # A newcomer that is quick does not take the place of a member that ends its work.
     kept = now < patience and not {node.node for node in coming}.isdisjoint(previous)
     if have >= rules.max_nodes and not kept:
@@ -131,10 +143,12 @@ def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decisi
     if have < rules.min_nodes:
         short = rules.min_nodes - have
         reason = f"have {have} of {rules.min_nodes}: waiting for {short} more{_names(missing)}"
-        return _same(seen, have, 0, missing, reason + odd)
+        left_s = seen.forming_since + rules.join_s - now
+        return _same(seen, have, 0, missing, reason + odd, left_s=left_s)
     if coming and now < patience:
-        reason = f"have {have}, enough: waiting for {len(coming)} to come back{_names(missing)}"
-        return _same(seen, have, 0, missing, reason + odd, wake_at=patience)
+        reason = f"have {have}, enough: waiting for {len(coming)} to come back{_names(late)}"
+        left_s = patience - now
+        return _same(seen, have, 0, missing, reason + odd, wake_at=patience, left_s=left_s)
     last_call = (now if seen.enough_since is None else seen.enough_since) + rules.last_call_s
     if now < last_call:
         reason = f"have {have}, enough: last call for up to {rules.max_nodes}"
@@ -197,6 +211,8 @@ def _same(
     left_s: float | None = None,
 ) -> Decision:
     number, names = seen.record.number, missing[:NAMES_MAX]
+    if left_s is not None:
+        left_s = min(max(0.0, left_s), LEFT_MAX_S)
     return Decision(None, Progress(number, have, waiting, names, left_s, clipped(reason)), wake_at)
 
 

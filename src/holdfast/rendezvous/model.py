@@ -164,8 +164,9 @@ class Progress(_Value):
     """What the leader sees, for everyone else.
 
     `have` nodes are in or ready, `waiting` more could enter the complete round; `missing` names
-    those that are known and not there; `left_s` is the rest of the last call, which alone is no
-    news.
+    those that are known and not there: they have not asked yet, or were in the last round and are
+    gone. `left_s` is how long the leader still waits: for the minimum, for members to come back,
+    or for the last call. It alone is no news.
     """
 
     number: int

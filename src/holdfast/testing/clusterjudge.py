@@ -174,7 +174,7 @@ class Judge:
 
     def _check_places(self, now: set[NodeId]) -> None:
         """Check that nobody who stayed has lost its place: it would only mean one more round."""
-        patient = self._clock() < self._forming_since + 0.9 * self.rules.join_s
+        patient = self._clock() < self._forming_since + 0.9 * self.rules.grace_s
         if patient and self._faithful - now:
             self._fail(f"S5: {sorted(self._faithful - now)} stayed and lost their places")
 

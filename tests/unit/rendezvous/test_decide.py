@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.errors import UsageError
 from holdfast.ids import NodeId
 from holdfast.rendezvous.decide import Decision, Rules, Situation, decide
-from holdfast.rendezvous.model import Announcement, Phase, Record, Status
+from holdfast.rendezvous.model import Announcement, Phase, Progress, Record, Status
 
 RULES = Rules(min_nodes=2, max_nodes=4, join_s=100, last_call_s=10)
 BEGIN = Record(1, Status.FORMING, (), "the run begins")
@@ -103,12 +103,37 @@ class TestForming:
     def test_members_of_the_last_round_are_waited_for_by_name(self) -> None:
         """RV-5: going without them would mean one more round a moment later."""
         situation = seen(forming("abc"), [node("a", round_=1), node("b", round_=1), working("c")])
-        decision = decide(situation, RULES, 99.0)
+        decision = decide(situation, RULES, 24.0)
         assert decision.reason == "have 2, enough: waiting for 1 to come back (host-c)"
         assert decision.progress.missing == ("host-c",)
-        assert decision.wake_at == 100.0
-        late = decide(replace(situation, enough_since=0.0), RULES, 100.0)
+        assert (decision.wake_at, decision.progress.left_s) == (25.0, 1.0)  # last call + lease
+        late = decide(replace(situation, enough_since=0.0), RULES, 25.0)
         assert members(late) == "ab"
+
+    def test_waiting_for_members_ends_before_those_who_wait_give_up(self) -> None:
+        rules = replace(RULES, join_s=20)
+        situation = seen(forming("abc"), [node("a", round_=1), node("b", round_=1), working("c")])
+        assert decide(situation, rules, 9.0).wake_at == 10.0
+        assert members(decide(replace(situation, enough_since=0.0), rules, 10.0)) == "ab"
+
+    def test_members_that_are_gone_are_named_as_missing(self) -> None:
+        rules = replace(RULES, min_nodes=4)
+        nodes = [node(name, round_=1) for name in "abc"]
+        decision = decide(seen(forming("abcd"), nodes, forming_since=5.0), rules, 15.0)
+        assert decision.reason == "have 3 of 4: waiting for 1 more (host-d)"
+        assert decision.progress.missing == ("host-d",)
+        assert decision.progress.left_s == 90.0  # of the join timeout
+
+    def test_who_is_gone_does_not_come_back(self) -> None:
+        nodes = [node("a", round_=1), node("b", round_=1), working("c")]
+        decision = decide(seen(forming("abcd"), nodes), RULES, 0.0)
+        assert decision.reason == "have 2, enough: waiting for 1 to come back (host-c)"
+        assert decision.progress.missing == ("host-c", "host-d")
+
+    def test_time_without_end_can_still_be_told(self) -> None:
+        rules = replace(RULES, join_s=float("inf"))
+        progress = decide(seen(BEGIN, [node("a")]), rules, 0.0).progress
+        assert Progress.decode(progress.encode()) == progress
 
     def test_who_is_missing_is_named_even_below_the_minimum(self) -> None:
         situation = seen(forming("ab"), [node("a", round_=1), working("b")])
@@ -128,11 +153,11 @@ class TestForming:
     def test_a_wish_that_was_granted_does_not_count_again(self) -> None:
         """RV-5: a member that died before it heard of its round is missed, not invited."""
         nodes = [node("a", round_=1), node("b", round_=1), node("c", round_=0)]
-        decision = decide(seen(forming("abc"), nodes, enough_since=0.0), RULES, 50.0)
+        decision = decide(seen(forming("abc"), nodes, enough_since=0.0), RULES, 20.0)
         assert decision.record is None
         assert decision.reason == "have 2, enough: waiting for 1 to come back (host-c)"
         nodes[2] = node("c", round_=1)
-        decision = decide(seen(forming("abc"), nodes, enough_since=0.0), RULES, 50.0)
+        decision = decide(seen(forming("abc"), nodes, enough_since=0.0), RULES, 20.0)
         assert members(decision) == "abc"
 
 

@@ -116,7 +116,7 @@ def test_what_happens_is_told_as_events(start: Start) -> None:
         "run job: the job failed",
     ]
     waits = [str(event) for event in sink.events if isinstance(event, RoundAwaited)]
-    assert "run job: have 1 of 2: waiting for 1 more" in waits
+    assert "run job: have 1 of 2: waiting for 1 more, 600.0 s left" in waits
     assert all(one != next_ for one, next_ in itertools.pairwise(waits))
 
 
