@@ -3,15 +3,14 @@
 `read` turns variables into a frozen `Environment`, which is passed down whole; nothing else in
 holdfast looks at `os.environ`. Variables that begin with HOLDFAST_ are ours: one that we do not
 know is refused, since a misspelt name would otherwise be ignored in silence. Variables of
-others (LOGLEVEL, NO_COLOR, XDG_STATE_HOME ...) never stop anybody: a value that makes no sense
-counts as unset.
+others (LOGLEVEL, XDG_STATE_HOME ...) never stop anybody: a value that makes no sense counts as
+unset.
 
-    HOLDFAST_SECRET        the job's secret; never shown by repr
+    HOLDFAST_SECRET        the job's secret; see `SecretText`
     HOLDFAST_SECRET_FILE   a file that holds it; one of the two at most
     HOLDFAST_STORE         the store's endpoint where none is given
     HOLDFAST_ETCD_BINARY   the etcd to start (also TORCHELASTIC_ETCD_BINARY_PATH)
     XDG_STATE_HOME, HOME   where the per-user state lies
-    NO_COLOR               not empty: no colours
     LOGLEVEL               what our commands log: DEBUG, INFO (if unset), WARNING, ERROR, CRITICAL
 
 An empty variable counts as unset, except that an empty secret is refused: nobody means it.
@@ -25,10 +24,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import NoReturn, SupportsIndex
 
 from holdfast.errors import UsageError
 
-__all__ = ["PREFIX", "Environment", "LogLevel", "current", "read"]
+__all__ = ["PREFIX", "Environment", "LogLevel", "SecretText", "current", "read"]
 
 PREFIX = "HOLDFAST_"
 
@@ -49,17 +49,30 @@ class LogLevel(StrEnum):
     CRITICAL = "CRITICAL"
 
 
+class SecretText(str):
+    """A secret as the environment gave it: it does not show, and cannot be pickled or copied."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<Secret>"
+
+    __str__ = __repr__
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("a secret cannot be pickled")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """What the environment says. Inert: making one reads nothing."""
 
-    secret: str | None = field(default=None, repr=False)
+    secret: SecretText | None = field(default=None, repr=False)
     secret_file: Path | None = None
     store: str | None = None
     etcd_binary: Path | None = None
     state_dir: Path | None = None
     """Where this user's state belongs; None if neither XDG_STATE_HOME nor HOME says."""
-    color: bool = True
     log_level: LogLevel = LogLevel.INFO
 
 
@@ -68,17 +81,15 @@ def read(variables: Mapping[str, str]) -> Environment:
     _refuse_unknown(variables)
     if variables.get(_SECRET) == "":
         raise UsageError(f"{_SECRET} is empty: give it a secret, or unset it")
-    secret = variables.get(_SECRET)
     secret_file = _path(variables, _SECRET_FILE)
-    if secret is not None and secret_file is not None:
+    if _SECRET in variables and secret_file is not None:
         raise UsageError(f"{_SECRET} and {_SECRET_FILE} are both set: only one is allowed")
     return Environment(
-        secret=secret,
+        secret=SecretText(variables[_SECRET]) if _SECRET in variables else None,
         secret_file=secret_file,
         store=variables.get(_STORE) or None,
         etcd_binary=_path(variables, _ETCD_BINARY, "TORCHELASTIC_ETCD_BINARY_PATH"),
         state_dir=_state_dir(variables),
-        color=not variables.get("NO_COLOR"),
         log_level=_log_level(variables.get("LOGLEVEL", "")),
     )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import traceback
 from pathlib import Path
 
 import pytest
 
-from holdfast.env import Environment, LogLevel, current, read
+from holdfast.env import Environment, LogLevel, SecretText, current, read
 from holdfast.errors import UsageError
 
 SECRET = "correct-horse-battery"
@@ -26,17 +27,15 @@ def test_every_variable_has_its_place() -> None:
             "HOLDFAST_ETCD_BINARY": "/bin/etcd",
             "XDG_STATE_HOME": "/state",
             "HOME": "/home/me",
-            "NO_COLOR": "1",
             "LOGLEVEL": "debug",
             "PATH": "/bin",
         }
     )
     assert found == Environment(
-        secret=SECRET,
+        secret=SecretText(SECRET),
         store="tcp://a:1",
         etcd_binary=Path("/bin/etcd"),
         state_dir=Path("/state/holdfast"),
-        color=False,
         log_level=LogLevel.DEBUG,
     )
 
@@ -47,6 +46,29 @@ def test_the_secret_is_in_no_representation() -> None:
     assert SECRET not in repr(environment)
     assert SECRET not in str(environment)
     assert SECRET not in f"{dataclasses.replace(environment, store='memory://')}"
+
+
+def test_the_secret_shows_nowhere_and_is_in_no_pickle() -> None:
+    environment = read({"HOLDFAST_SECRET": SECRET})
+    secret = environment.secret
+    assert {repr(secret), str(secret), f"{secret}", f"{secret!r}", "%s" % secret} == {"<Secret>"}  # noqa: UP031
+    assert repr([secret, {secret: secret}]) == "[<Secret>, {<Secret>: <Secret>}]"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="a secret cannot be pickled"):
+            pickle.dumps(environment, protocol)
+        with pytest.raises(TypeError, match="a secret cannot be pickled"):
+            pickle.dumps(secret, protocol)
+
+
+def test_who_shows_locals_does_not_find_the_secret() -> None:
+    class Variables(dict[str, str]):
+        def __repr__(self) -> str:
+            return "<variables>"
+
+    with pytest.raises(UsageError, match="only one is allowed") as caught:
+        read(Variables({"HOLDFAST_SECRET": SECRET, "HOLDFAST_SECRET_FILE": "/run/secret"}))
+    for frame, _ in traceback.walk_tb(caught.value.__traceback__.tb_next):  # type: ignore[union-attr]
+        assert SECRET not in repr(frame.f_locals)
 
 
 def test_it_is_frozen_and_travels() -> None:
@@ -81,7 +103,7 @@ def test_an_empty_secret_is_refused_rather_than_used() -> None:
 
 
 def test_other_empty_variables_count_as_unset() -> None:
-    names = ("HOLDFAST_SECRET_FILE", "HOLDFAST_STORE", "HOLDFAST_ETCD_BINARY", "NO_COLOR")
+    names = ("HOLDFAST_SECRET_FILE", "HOLDFAST_STORE", "HOLDFAST_ETCD_BINARY")
     assert read(dict.fromkeys(names, "")) == Environment()
 
 

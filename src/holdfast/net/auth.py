@@ -9,8 +9,9 @@ Rule 2: this file does no I/O; nonces are given.
     PROOF   HMAC(key, "client" ‖ both hellos)  ──▶
                                                ◀──      VERDICT  status HMAC(key, "server" ‖ both)
 
-The key is derived from the job's secret and a context (the job and what is spoken afterwards),
-so a proof for one job or protocol is worthless for another. Every message has a fixed size, so a
+The key is derived from a secret and a context: what is spoken afterwards, such as "store". So a
+proof for one protocol is worthless for another. Jobs are told apart by their secrets alone: two
+that share one are one job to this file. Every message has a fixed size, so a
 server holds at most 70 bytes of a stranger, and it hangs up at the first byte that is not ours.
 A handshake that has failed keeps nothing, and stays failed: a connection has one guess.
 
@@ -27,6 +28,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from abc import ABC, abstractmethod
+from typing import NoReturn, SupportsIndex
 
 from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
 
@@ -50,9 +52,12 @@ class Key(bytes):
 
     __str__ = __repr__
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("a key cannot be pickled")
+
 
 def derive_key(secret: bytes, context: str) -> Key:
-    """Return the key of one context: what is spoken, and in which job."""
+    """Return the key that a secret gives in one context, which names what is spoken."""
     return Key(hmac.digest(secret, b"holdfast key 1\0" + context.encode(), hashlib.sha256))
 
 

@@ -29,11 +29,11 @@ class Secret:
     __slots__ = ("_value",)
 
     def __init__(self, value: bytes) -> None:
-        if len(value) < SECRET_BYTES_MIN:
-            raise UsageError(
-                f"secret of {len(value)} bytes: at least {SECRET_BYTES_MIN} are needed"
-            )
         self._value = value
+        del value  # what shows local variables must not find it in a frame that raised
+        size = len(self._value)
+        if size < SECRET_BYTES_MIN:
+            raise UsageError(f"secret of {size} bytes: at least {SECRET_BYTES_MIN} are needed")
 
     def key(self, context: str) -> Key:
         """Return the key that this secret gives in a context. See `auth.derive_key`."""
@@ -87,6 +87,8 @@ def _create(path: Path) -> None:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(new_secret()._value + b"\n")
+            file.flush()
+            os.fsync(fd)  # a crash must not leave the name of a file that is empty
         with contextlib.suppress(FileExistsError):  # another process was first: its secret counts
             os.link(draft, path)
     finally:
@@ -110,12 +112,14 @@ def _read(path: Path, forbidden: int, flags: int) -> Secret:
         raise Refused(f"secret file {path}: {error.strerror}") from None
     finally:
         os.close(fd)
-    text = data.strip()
-    if len(data) > _FILE_BYTES_MAX or len(text) < SECRET_BYTES_MIN:
+    fits = len(data) <= _FILE_BYTES_MAX and len(data.strip()) >= SECRET_BYTES_MIN
+    secret = Secret(data.strip()) if fits else None
+    del data  # before anything is raised: see Secret
+    if secret is None:
         raise Refused(
             f"secret file {path}: must hold {SECRET_BYTES_MIN} to {_FILE_BYTES_MAX} bytes"
         )
-    return Secret(text)
+    return secret
 
 
 def _check_private(path: Path, found: os.stat_result, forbidden: int) -> None:

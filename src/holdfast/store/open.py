@@ -110,9 +110,11 @@ def choose_secret(address: Address, secret: Secret | None, environment: env.Envi
             raise UsageError(f"secret: must be a Secret, not {type(secret).__name__}")
         return secret
     if environment.secret is not None:
+        text = environment.secret
         # As the shell gave it: the environment need not be UTF-8.
-        value = environment.secret.encode("utf-8", "surrogateescape")
-        return _from_variable("HOLDFAST_SECRET", lambda: Secret(value))
+        return _from_variable(
+            "HOLDFAST_SECRET", lambda: Secret(text.encode("utf-8", "surrogateescape"))
+        )
     if environment.secret_file is not None:
         path = environment.secret_file
         return _from_variable("HOLDFAST_SECRET_FILE", lambda: read_secret_file(path))

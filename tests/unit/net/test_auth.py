@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import pickle
 from dataclasses import dataclass, replace
 
 import pytest
@@ -295,6 +296,12 @@ def test_a_key_does_not_show_where_locals_are_shown() -> None:
     shown = {repr(KEY), str(KEY), f"{KEY}", f"{KEY!r}"}
     assert shown == {"<Key>"}
     assert repr([KEY]) == "[<Key>]"
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_key_cannot_be_pickled(protocol: int) -> None:
+    with pytest.raises(TypeError, match="a key cannot be pickled"):
+        pickle.dumps([KEY], protocol)
 
 
 # Versions.

@@ -75,6 +75,26 @@ def test_the_first_use_makes_a_file_for_this_user_only(tmp_path: Path) -> None:
     assert len(secret.reveal()) == 64
 
 
+def test_the_secret_is_on_the_disk_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str | int] = []
+    fsync, link = os.fsync, os.link
+
+    def watched_fsync(fd: int) -> None:
+        done.append(os.fstat(fd).st_size)
+        fsync(fd)
+
+    def watched_link(source: Path, target: Path) -> None:
+        done.append("link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "link", watched_link)
+    user_secret(tmp_path)
+    assert done == [65, "link"]
+
+
 def test_a_permissive_umask_changes_nothing(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
@@ -299,6 +319,18 @@ def test_a_secret_does_not_show(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_secret_cannot_be_pickled(protocol: int) -> None:
     with pytest.raises(TypeError, match="a secret cannot be pickled"):
         pickle.dumps(Secret(CANARY.encode()), protocol)
+
+
+def test_who_shows_locals_finds_no_secret_that_was_refused(tmp_path: Path) -> None:
+    path = put(tmp_path / "secret", b"hunter2")
+    with pytest.raises(Refused, match="must hold 16 to 4096 bytes") as of_file:
+        read_secret_file(path)
+    with pytest.raises(UsageError, match="secret of 7 bytes") as of_value:
+        Secret(path.read_bytes())
+    for caught in (of_file, of_value):
+        frames = [*traceback.walk_tb(caught.tb)][1:]
+        assert frames
+        assert not any("hunter2" in repr(frame.f_locals) for frame, _ in frames)
 
 
 def test_a_secret_cannot_be_copied_or_listed() -> None:

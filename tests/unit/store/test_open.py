@@ -7,11 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from holdfast.env import Environment
+from holdfast.env import Environment, SecretText
 from holdfast.errors import Refused, Step, StoreUnavailable, UsageError
 from holdfast.net.address import Address
 from holdfast.net.secret import Secret, new_secret
@@ -281,7 +283,7 @@ def test_on_loopback_the_user_s_own_secret_is_made_once(user: Environment) -> No
 
 def test_a_given_secret_goes_before_all_others(tmp_path: Path) -> None:
     given, job = new_secret(), new_secret()
-    environment = Environment(secret=job.reveal(), state_dir=tmp_path / "state")
+    environment = Environment(secret=SecretText(job.reveal()), state_dir=tmp_path / "state")
     assert choose_secret(LOOPBACK, given, environment) == given
     assert choose_secret(LOOPBACK, None, environment) == job
     assert choose_secret(Address("node-1", 1), None, environment) == job
@@ -298,14 +300,20 @@ def test_a_secret_file_is_read(tmp_path: Path) -> None:
 
 def test_a_secret_of_any_bytes() -> None:
     value = bytes(range(240, 256)) + b"\xff"
-    environment = Environment(secret=os.fsdecode(value))
+    environment = Environment(secret=SecretText(os.fsdecode(value)))
     assert choose_secret(LOOPBACK, None, environment) == Secret(value)
 
 
 def test_a_short_secret_is_refused_and_not_shown(user: Environment) -> None:
     with pytest.raises(UsageError) as caught:
-        choose_secret(LOOPBACK, None, Environment(secret="hunter2", state_dir=user.state_dir))
+        choose_secret(LOOPBACK, None, replace(user, secret=SecretText("hunter2")))
     assert str(caught.value) == "HOLDFAST_SECRET: secret of 7 bytes: at least 16 are needed"
+    error: BaseException | None = caught.value
+    while error is not None:  # those that it came of, too
+        frames = [*traceback.walk_tb(error.__traceback__)][1:]
+        assert frames
+        assert not any("hunter2" in repr(frame.f_locals) for frame, _ in frames)
+        error = error.__context__
     assert untouched(user)
 
 
