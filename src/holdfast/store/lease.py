@@ -25,15 +25,16 @@ __all__ = ["LeaseKeeper"]
 _KEEPS_PER_TTL = 3
 _KEEP_TIMEOUT_MAX_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
+_NOT_RENEWED = "it was not renewed in time"
 
 
 class LeaseKeeper:
     """Takes a lease on `open()`, or on entering `with`, and keeps it until `close()`.
 
     A daemon thread renews it every third of its time. Short failures of the store are lived
-    through; the lease counts as lost when the store says so, or when it could not be renewed for
-    its whole time. Then `lost` is true, `lease` raises LeaseLost, `on_lost` was called once, on
-    the keeper's thread, and nothing is tried any more.
+    through; the lease counts as lost when the store says so, or as soon as its time is over and
+    no renewal was confirmed, and it stays lost. Then `lost` is true, `lease` raises LeaseLost,
+    `on_lost` is called once, on the keeper's thread, and nothing is tried any more.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._clock = clock
         self._lease: Lease | None = None
+        self._sure_until = 0.0
         self._loss: LeaseLost | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -58,16 +60,20 @@ class LeaseKeeper:
         if self._lease is not None or self._stop.is_set():
             raise UsageError("a lease keeper is opened once")
         asked = self._clock.monotonic()
-        self._lease = self._store.grant_lease(self._ttl, timeout=timeout)
+        lease = self._store.grant_lease(self._ttl, timeout=timeout)
+        # It began at some moment after it was asked for, so it lives until `ttl` after `asked` at
+        # least; then we can no longer be sure of it.
+        self._sure_until = asked + lease.ttl
+        self._lease = lease
         self._thread = threading.Thread(
-            target=self._run, args=(self._lease, asked), name="lease-keeper", daemon=True
+            target=self._run, args=(lease, asked), name="lease-keeper", daemon=True
         )
         self._thread.start()
 
     @property
     def lost(self) -> bool:
         """Whether the lease is known to be over."""
-        return self._loss is not None
+        return self._loss is not None or self._is_over()
 
     @property
     def lease(self) -> Lease:
@@ -76,6 +82,8 @@ class LeaseKeeper:
             raise LeaseLost(str(self._loss))
         if self._lease is None or self._stop.is_set():
             raise UsageError("the lease keeper is not open")
+        if self._is_over():  # and the keeper's thread is about to find out
+            raise self._loss_by(self._lease, _NOT_RENEWED)
         return self._lease
 
     def close(self, timeout: float | None = _CLOSE_TIMEOUT_S) -> None:
@@ -110,33 +118,45 @@ class LeaseKeeper:
     # The keeper's thread.
 
     def _run(self, lease: Lease, asked: float) -> None:
-        # The lease began at some moment after it was asked for, so it lives until `ttl` after
-        # `asked` at least; then we can no longer be sure of it.
-        sure_until = asked + lease.ttl
         period = lease.ttl / _KEEPS_PER_TTL
         due = asked
-        reason = "it was not renewed in time"
-        while True:
+        reason = _NOT_RENEWED
+        while not self._is_over():
             # Beats lie on one grid; those that were missed are left out, so there is no burst.
             due += period * max(1, -(-(self._clock.monotonic() - due) // period))
-            if self._stop.wait(max(0.0, due - self._clock.monotonic())):
+            wake = min(due, self._sure_until)
+            if self._stop.wait(max(0.0, wake - self._clock.monotonic())):
                 return
             asked = self._clock.monotonic()
+            left = self._sure_until - asked
+            if left <= 0:
+                break
             try:
-                self._store.keep_lease(lease, timeout=min(period, _KEEP_TIMEOUT_MAX_S))
-                sure_until = asked + lease.ttl
+                self._store.keep_lease(lease, timeout=min(period, left, _KEEP_TIMEOUT_MAX_S))
+                if self._is_over():  # somebody may have seen it so: it does not come back
+                    reason = "its renewal came too late"
+                    break
+                self._sure_until = asked + lease.ttl
+                reason = _NOT_RENEWED
             except LeaseLost as error:
                 reason = str(error)
                 break
             except (TimeoutExpired, Unavailable) as error:
                 reason = str(error)
-                if self._clock.monotonic() >= sure_until:
-                    break
             except Exception as error:  # whatever it is, the lease is not kept any more
                 reason = f"{type(error).__name__}: {error}"
                 break
         if not self._stop.is_set():
-            self._lose(LeaseLost(f"lease {lease.id} of {self._store.endpoint} is lost: {reason}"))
+            self._lose(self._loss_by(lease, reason))
+
+    def _is_over(self) -> bool:
+        """Say whether the time is over for which the lease is ours for sure."""
+        if self._lease is None or self._stop.is_set():
+            return False
+        return self._clock.monotonic() >= self._sure_until
+
+    def _loss_by(self, lease: Lease, reason: str) -> LeaseLost:
+        return LeaseLost(f"lease {lease.id} of {self._store.endpoint} is lost: {reason}")
 
     def _lose(self, loss: LeaseLost) -> None:
         self._loss = loss

@@ -13,7 +13,7 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import LeaseLost, StoreUnavailable, UsageError
 from holdfast.store.lease import LeaseKeeper
 from holdfast.store.memory import MemoryStore
-from holdfast.store.ops import LeaseKeep, LeaseRevoke, Op
+from holdfast.store.ops import LeaseGrant, LeaseKeep, LeaseRevoke, Op
 from holdfast.store.store import Store, Watch
 from holdfast.testing.clock import ManualClock
 
@@ -31,6 +31,8 @@ class FlakyStore(Store):
         self.failure: Exception | None = None
         self.kept = threading.Semaphore(0)
         self.keeps: list[float] = []
+        self.gate = threading.Event()
+        self.gate.set()
 
     def _perform(self, op: Op[R], deadline: Deadline) -> R:
         if isinstance(op, LeaseKeep):
@@ -38,6 +40,8 @@ class FlakyStore(Store):
             self.kept.release()
         if self.failure is not None and isinstance(op, (LeaseKeep, LeaseRevoke)):
             raise self.failure
+        if isinstance(op, LeaseKeep):
+            self.gate.wait(TIMEOUT_S)
         return self.below._perform(op, deadline)
 
     def _open_watch(self, key: str, prefix: bool, deadline: Deadline) -> Watch:
@@ -54,9 +58,9 @@ def store() -> Iterator[FlakyStore]:
 
 
 def test_a_lease_is_kept_beyond_its_time_and_revoked_in_the_end() -> None:
-    clock = ManualClock()  # the store's: so a slow machine does not end the lease
+    clock = ManualClock()  # so a slow machine does not end the lease
     store = FlakyStore(MemoryStore(clock))
-    with LeaseKeeper(store, TTL_S) as keeper:
+    with LeaseKeeper(store, TTL_S, clock=clock) as keeper:
         store.set("k", b"v", lease=keeper.lease)
         for _ in range(6):
             assert store.kept.acquire(timeout=TIMEOUT_S)
@@ -115,6 +119,42 @@ def test_a_lease_that_cannot_be_renewed_is_lost_when_its_time_is_over(store: Fla
         assert len(store.keeps) <= 4
         with pytest.raises(LeaseLost, match="the cable is cut"):
             _ = keeper.lease
+
+
+def test_a_lease_is_lost_at_the_end_of_its_time_whatever_the_keeper_waits_for() -> None:
+    clock = ManualClock()
+    store = FlakyStore(MemoryStore(ManualClock()))
+    store.gate.clear()  # a store that does not answer, and does not even time out
+    told: Future[LeaseLost] = Future()
+    with LeaseKeeper(store, TTL_S, on_lost=told.set_result, clock=clock) as keeper:
+        assert store.kept.acquire(timeout=TIMEOUT_S)
+        clock.advance(0.9 * TTL_S)
+        assert not keeper.lost
+        assert keeper.lease.ttl == TTL_S
+        clock.advance(0.1 * TTL_S + 0.001)
+        assert keeper.lost
+        with pytest.raises(LeaseLost, match="lease 1 of memory:// is lost: it was not renewed"):
+            _ = keeper.lease
+        store.gate.set()  # the answer comes, too late: what was seen to be lost stays so
+        assert "its renewal came too late" in str(told.result(TIMEOUT_S))
+        assert keeper.lost
+
+
+def test_a_renewal_does_not_wait_beyond_the_lease() -> None:
+    clock = ManualClock()
+
+    class SlowToGrant(FlakyStore):
+        def _perform(self, op: Op[R], deadline: Deadline) -> R:
+            if isinstance(op, LeaseGrant):
+                clock.advance(0.95 * TTL_S)
+            if isinstance(op, LeaseKeep):
+                asked_for.set_result(deadline.remaining() or 0.0)
+            return super()._perform(op, deadline)
+
+    asked_for: Future[float] = Future()
+    store = SlowToGrant(MemoryStore(ManualClock()))
+    with LeaseKeeper(store, TTL_S, clock=clock):
+        assert asked_for.result(TIMEOUT_S) <= 0.051 * TTL_S
 
 
 def test_a_closed_store_means_a_lost_lease(store: FlakyStore) -> None:
