@@ -1,7 +1,6 @@
 """The store server as a machine: sessions, calls, waits and watches over one keyspace.
 
-Rule 1: everything that decides what a client of `tcp://` gets is in this file and in
-    `keyspace.py`.
+Rule 1: what a client of `tcp://` gets is decided in this file and in `keyspace.py` alone.
 Rule 2: this file does no I/O and reads no clock. The shell feeds it what happens and performs
     what `take_effects()` returns, in order.
 
@@ -20,10 +19,10 @@ Guarantees
     SV-4  A parked wait is answered as soon as all its keys exist at one moment.
     SV-5  A watch gets the state at one revision, then every later change, in order; while its
           connection is congested, changes to a key are merged and the newest is kept.
-    SV-6  Memory for a client is bounded: CALLS_MAX unsettled calls, WATCHES_MAX watches; a
-          session without a connection is forgotten after LINGER_S, or earlier if more than
-          LINGERING_MAX of them linger. A client whose session was forgotten is told so. Of
-          leases that ended at most LINGERS_SWEPT are remembered.
+    SV-6  Memory for a client is bounded: CALLS_MAX unsettled calls, ANSWERS_BYTES_MAX of their
+          answers (and one more), WATCHES_MAX watches; a session without a connection is forgotten
+          after LINGER_S, or earlier if more than LINGERING_MAX linger. A client whose session was
+          forgotten is told so. Of leases that ended at most LINGERS_SWEPT are remembered.
     SV-7  A lease that was granted with `linger` ends that long after its client's connection was
           lost, unless the client comes back before; then it has its whole time again.
 """
@@ -78,6 +77,7 @@ LINGER_S = 120.0
 LINGERING_MAX = 16_384
 LINGERS_SWEPT = 64
 SNAPSHOT_BYTES = 1024 * 1024
+ANSWERS_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Send(NamedTuple):
@@ -129,6 +129,7 @@ class _Session:
     connection: int = 0
     # Encoded answers to writes that the client may ask for again.
     answers: dict[int, bytes] = field(default_factory=dict)
+    answers_bytes: int = 0
     parked: dict[int, _Parked] = field(default_factory=dict)
     # Leases that end when the client's connection does, and how many seconds after it.
     lingers: dict[LeaseId, float] = field(default_factory=dict)
@@ -170,8 +171,7 @@ class Service:
         self._watches_of_key: _Index = defaultdict(dict)
         self._watches_of_prefix: _Index = defaultdict(dict)
         self._effects: list[Effect] = []
-        self.queued_bytes = 0
-        """How much the effects not taken yet would send."""
+        self.queued_bytes = 0  # how much the effects not taken yet would send
         self._calls = 0
 
     # What happens.
@@ -323,7 +323,7 @@ class Service:
             return
         session.floor = floor
         for number in [n for n in session.answers if n < floor]:
-            del session.answers[number]
+            session.answers_bytes -= len(session.answers.pop(number))
 
     # Calls.
 
@@ -341,12 +341,15 @@ class Service:
             return  # a copy of a wait that still waits
         if len(session.answers) + len(session.parked) >= CALLS_MAX:
             raise PeerViolation(f"more than {CALLS_MAX} unsettled calls")
+        if write and session.answers_bytes >= ANSWERS_BYTES_MAX:
+            raise PeerViolation(f"more than {ANSWERS_BYTES_MAX} bytes of unsettled answers")
         self._calls += 1
         if isinstance(op, Wait) and self._park(session, number, op, now):
             return
         answer = self._perform(session, number, op, now)
         if write:
             session.answers[number] = answer
+            session.answers_bytes += len(answer)
         self._send(session.connection, answer)
         self._publish()
 

@@ -432,6 +432,25 @@ def test_sv6_unsettled_calls_are_bounded(clients: Clients) -> None:
     assert clients.call(1, CALLS_MAX + 1, Add("n", 1), ack=2) == CALLS_MAX
 
 
+def test_sv6_answers_that_are_kept_are_bounded_in_bytes(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "ANSWERS_BYTES_MAX", 1000)
+    clients.call(1, 1, Set("k", bytes(400)))
+    for number in (2, 3, 4):  # each answer tells the value that is there instead
+        clients.call(1, number, CompareSet("k", b"other", b"new"), ack=2)
+    revision = clients.service.keyspace.revision
+    with pytest.raises(PeerViolation, match="more than 1000 bytes of unsettled answers"):
+        clients.say(1, Call(5, 2, Set("k", b"v")))
+    assert clients.service.keyspace.revision == revision  # judged before it is performed
+    assert clients.say(1, Call(4, 2, CompareSet("k", b"other", b"new"))) != []  # known
+    assert clients.call(1, 5, Get("k")) == Entry("k", bytes(400), 1)  # nothing is kept for it
+    assert clients.call(1, 6, Set("k", b"v"), ack=4) == 2
+    clients.leave(1)
+    clients.join(2, life=LIFE, floor=7)
+    assert [session.answers_bytes for session in clients.service._sessions.values()] == [0]
+
+
 def test_sv6_watches_are_bounded(clients: Clients) -> None:
     with pytest.raises(PeerViolation, match="watch 1 is open already"):
         clients.say(1, WatchOpen(1, False, "k"), WatchOpen(1, False, "k"))
