@@ -8,7 +8,8 @@ nothing. What arrives while nobody waits stays in the kernel's buffer, or merged
 Guarantees
     CL-1  A call ends at its deadline, plus one short exchange for a wait that asks what is missing.
     CL-2  A lost connection is made again, with growing pauses, for as long as RECONNECT_WITHIN_S;
-          then the store counts as lost, and every call says so.
+          then the store counts as lost, and every call says so. A try that only its caller's
+          own deadline cut short loses nothing.
     CL-3  A forked child gets a session of its own and leaves its parent's connection alone.
 """
 
@@ -316,7 +317,7 @@ class RemoteStore(Store):
             self._lock.acquire()
         now = self._clock.monotonic()
         if isinstance(found, HoldfastError):
-            self._not_connected(found, now)
+            self._not_connected(found, now, deadline)
         elif self._closed:
             found.close()
         else:
@@ -325,13 +326,15 @@ class RemoteStore(Store):
             self._session.connected(now)
             self._flush(deadline)
 
-    def _not_connected(self, failure: HoldfastError, now: float) -> None:
+    def _not_connected(self, failure: HoldfastError, now: float, deadline: Deadline) -> None:
         self._failure = failure
         self._pause(now)
         if isinstance(failure, (Refused, PeerViolation)):
             if not self._session.met:
                 raise failure
             self._session.lose(f"the store at {self.endpoint} is lost: {failure}")
+        elif deadline.passed():
+            pass  # it was this caller's haste that cut the try short: it tells nothing of the store
         elif self._session.met and now - self._apart_since > RECONNECT_WITHIN_S:  # CL-2
             self._session.lose(
                 f"the store at {self.endpoint} is lost: no connection "

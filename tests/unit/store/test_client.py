@@ -306,6 +306,19 @@ def test_cl2_time_in_which_nobody_tried_does_not_count(
         assert store.add("n", timeout=LONG_S) == 1
 
 
+def test_cl2_tries_that_their_callers_cut_short_do_not_count(proxy: Proxy) -> None:
+    with new_client(proxy.address) as store:
+        proxy.cut()
+        proxy.stall()  # connections are made, but no handshake gets through
+        while store._tries < 6:
+            with pytest.raises(StoreUnavailable, match="did not end in time"):
+                store.get("k", timeout=0.05)
+            store._apart_since -= 3600.0
+        proxy.go()
+        store.set("k", b"v", timeout=LONG_S)
+        assert store.get("k", timeout=LONG_S) == b"v"
+
+
 def test_a_restarted_server_is_noticed_and_named() -> None:
     with new_server() as first:
         address = first.address
