@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast import env
 from holdfast.cli.arguments import add_timeout, checked, one_line
 from holdfast.cli.exits import exit_code
+from holdfast.cli.output import say
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError, Step
 from holdfast.net.address import Address
@@ -53,7 +54,7 @@ def add_command(commands: Commands) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    failure = examine(given.endpoint, given.timeout, env.current(), print)
+    failure = examine(given.endpoint, given.timeout, env.current(), say)
     return 0 if failure is None else exit_code(failure)
 
 

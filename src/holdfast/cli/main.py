@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from holdfast import __version__
 from holdfast.cli.arguments import Parser, one_line
 from holdfast.cli.exits import BUG, INTERRUPTED, NO_OUTPUT, exit_code
+from holdfast.cli.output import OutputFailed, flush
 from holdfast.errors import HoldfastError
 
 __all__ = ["main", "parser"]
@@ -25,18 +26,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = arguments.run(arguments)
             return code
         finally:
-            sys.stdout.flush()  # here, where failing has an exit code
+            flush()  # here, where failing has an exit code
     except HoldfastError as error:
         _complain(str(error))
         return exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
+    except OutputFailed as error:
         _drop_output()
-        return 0
-    except OSError as error:
-        _drop_output()
-        _complain(f"standard output: {error.strerror or error}")
+        if isinstance(error.cause, BrokenPipeError):  # who reads us has enough
+            return 0
+        _complain(str(error))
         return NO_OUTPUT
     except Exception:
         traceback.print_exc()

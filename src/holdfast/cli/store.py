@@ -8,17 +8,19 @@ that each change is one line.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast import env
 from holdfast.cli.arguments import add_timeout, checked, one_line
 from holdfast.cli.exits import MISSING
+from holdfast.cli.output import flush, say, say_bytes
+from holdfast.clock import Deadline
 from holdfast.errors import UsageError
 from holdfast.net.address import Address
 from holdfast.store.open import open_store, serve_store
@@ -96,7 +98,9 @@ def _verb(
     add_timeout(parser, "that it may take")
 
     def run(given: argparse.Namespace) -> int:
+        deadline = Deadline.after(given.timeout)
         with open_store(given.store, timeout=given.timeout) as store:
+            given.timeout = deadline.remaining()  # one limit for all of it
             return act(store, given)
 
     parser.set_defaults(run=run)
@@ -106,12 +110,14 @@ def _serve(given: argparse.Namespace) -> int:
     logging.basicConfig(format="%(message)s", level=env.current().log_level.value)
     # Every client takes a descriptor, and the usual soft limit is for programs with few.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with contextlib.suppress(ValueError, OSError):  # a sandbox may forbid it: then with few
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Blocked before any thread starts, for all of them: only sigwait takes these signals.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         with serve_store(given.endpoint) as server:
-            print(f"export HOLDFAST_STORE=tcp://{_reachable(server.address)}", flush=True)
+            say(f"export HOLDFAST_STORE=tcp://{_reachable(server.address)}")
+            flush()
             signal.sigwait(_ENDING)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -124,15 +130,11 @@ def _reachable(address: Address) -> Address:
     return address._replace(host=socket.gethostname()) if everywhere else address
 
 
-def _write(line: bytes) -> None:
-    sys.stdout.buffer.write(line + b"\n")
-
-
 def _get(store: Store, given: argparse.Namespace) -> int:
     value = store.get(given.key, timeout=given.timeout)
     if value is None:
         return MISSING
-    _write(value)
+    say_bytes(value)
     return 0
 
 
@@ -142,12 +144,12 @@ def _set(store: Store, given: argparse.Namespace) -> int:
 
 
 def _add(store: Store, given: argparse.Namespace) -> int:
-    print(store.add(given.key, given.amount, timeout=given.timeout))
+    say(str(store.add(given.key, given.amount, timeout=given.timeout)))
     return 0
 
 
 def _append(store: Store, given: argparse.Namespace) -> int:
-    print(store.append(given.key, given.value, timeout=given.timeout))
+    say(str(store.append(given.key, given.value, timeout=given.timeout)))
     return 0
 
 
@@ -156,21 +158,21 @@ def _delete(store: Store, given: argparse.Namespace) -> int:
 
 
 def _wait(store: Store, given: argparse.Namespace) -> int:
-    _write(store.wait([given.key], timeout=given.timeout)[0])
+    say_bytes(store.wait([given.key], timeout=given.timeout)[0])
     return 0
 
 
 def _list(store: Store, given: argparse.Namespace) -> int:
     for entry in store.list_prefix(given.prefix, timeout=given.timeout):
-        _write(entry.key.encode())
+        say_bytes(entry.key.encode())
     return 0
 
 
 def _watch(store: Store, given: argparse.Namespace) -> int:
     with store.watch(given.prefix, prefix=True, timeout=given.timeout) as watch:
         for change in watch:  # until interrupted
-            _write(_shown(change).encode())
-            sys.stdout.flush()
+            say_bytes(_shown(change).encode())
+            flush()
     return 0
 
 

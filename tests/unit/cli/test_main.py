@@ -79,6 +79,20 @@ def test_a_bug_has_its_own_code_and_shows_where(run: Run, monkeypatch: pytest.Mo
     )
 
 
+@pytest.mark.parametrize("kind", [BrokenPipeError, OSError, PermissionError])
+def test_a_failure_of_something_else_is_not_one_of_standard_output(
+    run: Run, monkeypatch: pytest.MonkeyPatch, kind: type[OSError]
+) -> None:
+    def broken() -> None:
+        raise kind(1, "of a socket, or of a file")
+
+    monkeypatch.setattr(main_module, "parser", broken)
+    code, out, err = run()
+    assert (code, out) == (70, "")
+    assert "standard output" not in err
+    assert "this is a bug in holdfast" in err
+
+
 def test_an_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import threading
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli import store as store_module
 from holdfast.cli.store import _reachable, _shown
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.net.address import Address
+from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import Change
 from holdfast.store.store import Store
@@ -77,6 +81,37 @@ def test_wait_times_out(run: Run, store: Store) -> None:
     assert (code, out) == (75, "")
     assert err.startswith("holdfast: ")
     assert "'k'" in err
+
+
+def test_opening_and_using_share_one_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float | None] = []
+
+    class Recorder(MemoryStore):
+        def get(self, key: str, *, timeout: float | None = None) -> bytes | None:
+            given.append(timeout)
+            return None
+
+    def slow(endpoint: str | None, *, timeout: float) -> Store:
+        given.append(timeout)
+        SYSTEM_CLOCK.sleep(timeout)
+        return Recorder()
+
+    monkeypatch.setattr(store_module, "open_store", slow)
+    assert run("store", "get", "k", "--timeout", "0.01").code == 1
+    assert given == [0.01, 0.0]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), PermissionError(1, "no")])
+def test_a_limit_that_cannot_be_raised_stops_no_server(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(what: int, limits: tuple[int, int]) -> None:
+        raise error
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    code, _, err = run("store", "serve", "tcp://0.0.0.0:0")  # comes to what is wrong with that
+    assert code == 2
+    assert "can be reached from other hosts" in err
 
 
 def test_a_change_is_one_line() -> None:
