@@ -19,6 +19,7 @@ from holdfast.net.frames import FrameDecoder, encode_frame
 
 __all__ = ["TcpTransport", "connect", "open_socket", "resolve", "shake_hands"]
 
+RESOLVE_WITHIN_S = 30.0
 HANDSHAKE_WITHIN_S = 5.0
 TCP_WITHIN_S = 10.0
 _READ_BYTES = 64 * 1024  # more would be memory that malloc maps and unmaps at every read
@@ -29,7 +30,10 @@ _Where: TypeAlias = tuple[socket.AddressFamily, _SocketAddress]
 
 
 def resolve(address: Address, deadline: Deadline) -> list[_Where]:
-    """Return the socket addresses of a host, within the deadline. Unavailable names the step."""
+    """Return the socket addresses of a host, within the deadline and RESOLVE_WITHIN_S.
+
+    Unavailable names the step.
+    """
     with contextlib.suppress(OSError, UnicodeError):
         return _look_up(address, socket.AI_NUMERICHOST)  # asks no name server
     found: list[_Where] = []
@@ -47,7 +51,7 @@ def resolve(address: Address, deadline: Deadline) -> list[_Where]:
     # The system's resolver knows no deadline, so it gets a thread to be slow in.
     thread = threading.Thread(target=look_up, name="holdfast-resolve", daemon=True)
     thread.start()
-    thread.join(deadline.remaining())
+    thread.join(deadline.sooner(RESOLVE_WITHIN_S).remaining())
     if found:
         return found
     raise Unavailable(
@@ -151,13 +155,18 @@ class TcpTransport:
         self._decoder = FrameDecoder()
         self._early = self._decoder.feed(early)
         self._closed = False
+        # Held by whoever reads from the socket.
+        self._reading = threading.Lock()
         # A blocking socket with a kernel timeout reads in one system call where Python's own
         # timeouts take two. Waits shorter than the tick are measured by poll() instead.
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_TICK_S))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_TICK_S))
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        # Another one for who sends, because a poll object serves one thread at a time; and the
+        # number, because a socket that is closed meanwhile has none.
+        self._poll_room = select.poll()
+        self._fd = sock.fileno()
 
     def send(self, payload: bytes, deadline: Deadline) -> None:
         data = encode_frame(payload)
@@ -165,9 +174,14 @@ class TcpTransport:
         while sent < len(data):
             if deadline.passed():
                 raise self._lost("the peer does not read")
+            self._make_room(deadline)
             sent += self._send_some(memoryview(data)[sent:])
 
     def receive(self, wait_s: float) -> list[bytes]:
+        with self._reading:
+            return self._receive(wait_s)
+
+    def _receive(self, wait_s: float) -> list[bytes]:
         if self._early:
             early, self._early = self._early, []
             return early
@@ -175,8 +189,11 @@ class TcpTransport:
             raise self._lost("closed here")
         if wait_s < _TICK_S and not self._poll.poll(max(0.0, wait_s * 1000)):
             return []
+        return self._read(0)
+
+    def _read(self, flags: int) -> list[bytes]:
         try:
-            data = self._socket.recv(_READ_BYTES)
+            data = self._socket.recv(_READ_BYTES, flags)
         except (BlockingIOError, InterruptedError):
             return []
         except OSError as error:
@@ -196,9 +213,34 @@ class TcpTransport:
         self._closed = True
         self._socket.close()
 
+    def _make_room(self, deadline: Deadline) -> None:
+        """Wait until the peer reads. It may wait for us to do so first: then, if nobody else does.
+
+        What is read here is kept for `receive`.
+        """
+        if self._closed:  # the descriptor's number may be another file's by now
+            raise self._lost("closed here")
+        limit = deadline.sooner(_TICK_S)
+        if not self._wait_for(select.POLLIN | select.POLLOUT, limit) & select.POLLIN:
+            return
+        if not self._reading.acquire(blocking=False):  # somebody receives it
+            self._wait_for(select.POLLOUT, limit)
+            return
+        try:
+            self._early += self._read(socket.MSG_DONTWAIT)
+        except PeerViolation as error:
+            raise self._lost(str(error)) from None
+        finally:
+            self._reading.release()
+
+    def _wait_for(self, events: int, limit: Deadline) -> int:
+        self._poll_room.register(self._fd, events)
+        found = self._poll_room.poll(1000 * (limit.remaining() or 0.0))
+        return found[0][1] if found else 0
+
     def _send_some(self, data: bytes | memoryview) -> int:
         try:
-            return self._socket.send(data)
+            return self._socket.send(data, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:

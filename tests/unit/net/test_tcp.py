@@ -116,6 +116,23 @@ def test_a_name_server_that_does_not_answer(host: str, monkeypatch: pytest.Monke
     assert caught.value.step is Step.RESOLVE
 
 
+def test_a_name_server_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "RESOLVE_WITHIN_S", 0.05)
+    answer = threading.Event()
+
+    def slow(_: Address, flags: int) -> list[object]:
+        if not flags:
+            answer.wait(SOON)
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr(tcp, "_look_up", slow)
+    try:
+        with pytest.raises(Unavailable, match="cannot resolve 'name': no answer in time"):
+            resolve(Address("name", 1), Deadline(None))
+    finally:
+        answer.set()
+
+
 def test_a_number_needs_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "Thread", None)
     assert resolve(Address("127.0.0.1", 1), within()) == [(socket.AF_INET, ("127.0.0.1", 1))]
@@ -368,6 +385,58 @@ def test_a_peer_that_does_not_read_is_given_up_at_the_deadline(
         with pytest.raises(Unavailable, match="connection to far lost: the peer does not read"):
             transport.send(bytes(16 * 1024 * 1024), within(0.05))
         transport.close()
+
+
+def test_a_send_does_not_outlast_a_deadline_shorter_than_the_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp, "_TICK_S", 3600.0)
+    one, other = socket.socketpair()
+    with other:
+        transport = TcpTransport(one, "far")
+        with pytest.raises(Unavailable, match="connection to far lost: the peer does not read"):
+            transport.send(bytes(16 * 1024 * 1024), within(0.05))
+        with pytest.raises(Unavailable, match="connection to far lost: the peer does not read"):
+            transport.send(bytes(16 * 1024 * 1024), within(0.0))
+        transport.close()
+        with pytest.raises(Unavailable, match="connection to far lost: "):
+            transport.send(b"x", within())
+
+
+def test_two_peers_that_send_first_do_not_wait_for_each_other(
+    wire: tuple[TcpTransport, socket.socket],
+) -> None:
+    transport, far = wire
+    peer = TcpTransport(far, "near")
+    payloads = [b"%d" % n + bytes(4 * 1024 * 1024) for n in range(4)]  # more than buffers take
+
+    got: dict[str, list[bytes]] = {"far": [], "near": []}
+
+    def send_then_receive(one: TcpTransport) -> None:
+        for payload in payloads:
+            one.send(payload, within())
+        while len(got[one.peer]) < len(payloads):
+            got[one.peer] += one.receive(SOON)
+
+    thread = threading.Thread(target=send_then_receive, args=(peer,))
+    thread.start()
+    send_then_receive(transport)
+    thread.join(SOON)
+    assert got == {"far": payloads, "near": payloads}
+
+
+@pytest.mark.parametrize(
+    ("last_words", "why"), [(b"\xff" * 4, "frame"), (b"", "the peer closed the connection")]
+)
+def test_a_peer_that_ends_while_it_is_sent_to(
+    wire: tuple[TcpTransport, socket.socket], last_words: bytes, why: str
+) -> None:
+    transport, far = wire
+    far.sendall(last_words)
+    if not last_words:
+        far.shutdown(socket.SHUT_WR)
+    with pytest.raises(Unavailable, match=f"connection to far lost: .*{why}"):
+        transport.send(bytes(32 * 1024 * 1024), within())
 
 
 def test_a_reset_is_told(wire: tuple[TcpTransport, socket.socket]) -> None:
