@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from holdfast.clock import Deadline
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, StoreUnavailable, UsageError
 from holdfast.ids import NodeId, new_token
 from holdfast.net.address import Address, is_loopback, parse_address
 from holdfast.net.tcp import resolve
@@ -140,6 +140,7 @@ def _built_in(
 ) -> _Place:
     """Host the store if this node does, and open it."""
     server: StoreServer | None = None
+    run, not_here = parameters.run_id, ""
     if is_host is not False:
         try:
             server = serve_store(f"tcp://{address}")
@@ -148,20 +149,40 @@ def _built_in(
                 raise UsageError(
                     f"rendezvous endpoint {address}: to be hosted here: {error}"
                 ) from None
+            not_here = f"not hosted here: {error}"
+            _log.info("run %s: the store is %s", run, not_here)
     if server is not None:
         undo.callback(server.close)
         _warn_if_unreachable(address)
         address = server.address
-        _log.info("run %s: the store is hosted here, at %s", parameters.run_id, address)
-    store = undo.enter_context(open_store(f"tcp://{address}", timeout=parameters.join_s))
-    swap = store.compare_set(RUN_KEY, None, parameters.run_id.encode(), timeout=parameters.read_s)
-    if swap.value != parameters.run_id.encode():
-        other = (swap.value or b"").decode(errors="replace")
-        raise UsageError(
-            f"rendezvous endpoint {address}: serves run {other!r:.80}, not {parameters.run_id!r}; "
-            "give each job a port of its own"
-        )
+        _log.info("run %s: the store is hosted here, at %s", run, address)
+    else:
+        _log.info("run %s: waiting up to %g s for the store at %s", run, parameters.join_s, address)
+    try:
+        store = undo.enter_context(open_store(f"tcp://{address}", timeout=parameters.join_s))
+    except StoreUnavailable as error:
+        if not not_here:
+            raise
+        text = f"{error} ({not_here})"
+        raise StoreUnavailable(text, step=error.step, address=error.address) from None
+    _check_run(store, address, parameters, claim=server is not None)
     return _Place(store, address, server)
+
+
+def _check_run(
+    store: Store, address: Address, parameters: RendezvousParameters, *, claim: bool
+) -> None:
+    """Refuse a store that a node of another run hosts; one that nobody claimed is for everyone."""
+    run = parameters.run_id
+    if claim:
+        store.set(RUN_KEY, run.encode(), timeout=parameters.read_s)
+        return
+    found = store.get(RUN_KEY, timeout=parameters.read_s)
+    if found is not None and found != run.encode():
+        raise UsageError(
+            f"rendezvous endpoint {address}: serves run {found.decode(errors='replace')!r:.80}, "
+            f"not {run!r}; give each job a port of its own"
+        )
 
 
 def _warn_if_unreachable(address: Address) -> None:

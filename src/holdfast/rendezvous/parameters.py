@@ -133,12 +133,12 @@ class RendezvousParameters:
     @property
     def heartbeat_s(self) -> float:
         """How long one sign of life may take."""
-        return self.seconds("heartbeat_timeout", "heartbeat", default=5.0)
+        return self._some("heartbeat_timeout", "heartbeat", default=5.0)
 
     @property
     def read_s(self) -> float:
         """How long one store operation may take."""
-        return self.seconds("read_timeout", default=60.0)
+        return self._some("read_timeout", default=60.0)
 
     def text(self, *names: str) -> str | None:
         """Return the first of these configuration values that is set."""
@@ -155,6 +155,13 @@ class RendezvousParameters:
                     raise UsageError(f"rendezvous {name} {value!r:.40}: must be finite")
                 return seconds
         return default
+
+    def _some(self, *names: str, default: float) -> float:
+        """Return a duration that is not zero: in no time nothing can be done."""
+        seconds = self.seconds(*names, default=default)
+        if seconds == 0:
+            raise UsageError(f"rendezvous {names[0]} 0: must be more than 0 seconds")
+        return seconds
 
     def integer(self, name: str) -> int | None:
         """Return a whole number that is not negative, or None if it is not set."""
@@ -185,11 +192,17 @@ class RendezvousParameters:
             raise UsageError(
                 f"keep-alive every {interval:g} s, {attempts} attempts: both must be positive"
             )
+        last_call_s = self.seconds("last_call_timeout", default=30.0)
+        if self.min_nodes < self.max_nodes and last_call_s >= self.join_s:
+            raise UsageError(
+                f"rendezvous last_call_timeout {last_call_s:g}: must be less than join_timeout "
+                f"{self.join_s:g}, or a round of fewer than {self.max_nodes} nodes never comes"
+            )
         return Rules(
             min_nodes=self.min_nodes,
             max_nodes=self.max_nodes,
             join_s=self.join_s,
-            last_call_s=self.seconds("last_call_timeout", default=30.0),
+            last_call_s=last_call_s,
             keep_alive_s=min(interval, interval * attempts / 2),
             lease_s=interval * attempts,
         )

@@ -27,7 +27,7 @@ from holdfast.rendezvous.handler import Round, StoreRendezvous
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
 from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.open import open_store
+from holdfast.store.open import open_store, serve_store
 
 SOON = 30.0
 Make = Callable[..., StoreRendezvous]
@@ -153,6 +153,28 @@ class TestC10d:
             f"rendezvous endpoint {endpoint}: serves run 'one', not 'two'; "
             "give each job a port of its own"
         )
+
+    def test_a_store_that_nobody_claimed_serves_any_run(self, make: Make) -> None:
+        with serve_store("tcp://127.0.0.1:0") as server:
+            endpoint = server.endpoint.removeprefix("tcp://")
+            for run in ("one", "two"):
+                node = make("c10d", endpoint, 1, run=run, is_host="false")
+                assert node.next_round(timeout=SOON).world_size == 1
+                assert node.shutdown()
+
+    def test_why_it_is_not_hosted_here_is_said(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO", "holdfast.rendezvous")
+        with socket.socket() as taken:  # it listens, and nobody answers
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+            text = refused(params("c10d", endpoint, join_timeout=0.3), StoreUnavailable)
+        why = f"not hosted here: cannot listen on {endpoint}: Address already in use"
+        assert text.endswith(f" ({why})")
+        assert caplog.messages == [
+            f"run job: the store is {why}",
+            f"run job: waiting up to 0.3 s for the store at {endpoint}",
+        ]
 
     def test_another_secret(self, make: Make, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         make("c10d", f"127.0.0.1:{port}")

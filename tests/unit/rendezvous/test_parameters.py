@@ -35,9 +35,9 @@ def test_nothing_configured_means_torchs_numbers() -> None:
 @pytest.mark.parametrize(
     ("config", "change"),
     [
-        ({"join_timeout": "7"}, {"join_s": 7}),
+        ({"join_timeout": "70"}, {"join_s": 70}),
         ({"timeout": 900}, {"join_s": 900}),
-        ({"timeout": "900", "join_timeout": "8.5"}, {"join_s": 8.5}),
+        ({"timeout": "900", "join_timeout": "80.5"}, {"join_s": 80.5}),
         ({"join_timeout": "", "timeout": None}, {}),
         ({"last_call_timeout": "0"}, {"last_call_s": 0}),
         ({"keep_alive_interval": "2"}, {"keep_alive_s": 2, "lease_s": 6}),
@@ -115,6 +115,13 @@ def test_what_is_wrong_costs_one_line(changes: dict[str, Any], message: str) -> 
         ("read_timeout", "1e99", "rendezvous read_timeout '1e99': must be finite"),
         ("heartbeat_timeout", [5], "rendezvous heartbeat_timeout [5]: must be text or a number"),
         ("heartbeat", "-2", "rendezvous heartbeat -2.0: must be zero or more seconds"),
+        ("heartbeat", "0", "rendezvous heartbeat_timeout 0: must be more than 0 seconds"),
+        ("read_timeout", 0, "rendezvous read_timeout 0: must be more than 0 seconds"),
+        (
+            "join_timeout",
+            "30",
+            "rendezvous last_call_timeout 30: must be less than join_timeout 30, or a round of ",
+        ),
         ("keep_alive_interval", "0", "keep-alive every 0 s, 3 attempts: both must be positive"),
         ("keep_alive_interval", "1e6", "keep-alive every 1e+06 s for a lease of 3e+06 s"),
         ("keep_alive_max_attempt", "0", "keep-alive every 5 s, 0 attempts: both must be positive"),
@@ -140,6 +147,10 @@ def test_a_wrong_configuration_costs_one_line(name: Any, value: Any, message: st
         params(config={name: value})
     assert str(caught.value).startswith(message)
     assert len(str(caught.value)) < 300
+
+
+def test_a_fixed_number_of_nodes_needs_no_last_call() -> None:
+    assert params(min_nodes=4, config={"join_timeout": 30}).rules().join_s == 30
 
 
 def test_a_misspelt_key_gets_a_hint() -> None:
