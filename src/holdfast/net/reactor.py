@@ -12,6 +12,7 @@ Guarantees
     RE-4  `close()` ends the thread and every socket within its bound. Idempotent.
     RE-5  Running out of descriptors pauses accepting instead of spinning.
     RE-6  A connection that is closing ends within FLUSH_WITHIN_S, whether its peer reads or not.
+    RE-7  A forked child keeps none of a reactor's sockets open: they end with the parent.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from __future__ import annotations
 import contextlib
 import heapq
 import logging
+import os
 import selectors
 import socket
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -205,6 +208,8 @@ class Connection:
         self._out.clear()
         self._out_bytes = 0
         self._reactor._forget(self)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # though a child may hold a copy of it
         self._socket.close()
         try:
             handler.closed(reason)
@@ -235,6 +240,7 @@ class Reactor:
         self._listeners: list[socket.socket] = []
         self._stopping = False
         self._closed = False
+        _living.add(self)
 
     # From any thread.
 
@@ -410,6 +416,27 @@ class Reactor:
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
+
+    def _let_go(self) -> None:
+        """Close a forked child's copies, and nothing more: what they stand for is the parent's."""
+        self._stopping = self._closed = True
+        for connection in self._connections:
+            connection._socket.close()
+        self._connections.clear()
+        for sock in (*self._listeners, self._wake_in, self._wake_out):
+            sock.close()
+        self._selector.close()
+
+
+_living: weakref.WeakSet[Reactor] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for reactor in tuple(_living):  # RE-7
+        reactor._let_go()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _tune(sock: socket.socket) -> None:

@@ -566,6 +566,54 @@ def test_callbacks_of_many_threads_run_once_each_on_the_reactors_thread(server: 
         assert [number for giver, number, _ in ran if giver == name] == list(range(each))
 
 
+# RE-7: forks.
+
+FORKING_SERVER = """
+import os
+from tests.unit.net.reactor_server import echo, serving
+
+with serving() as server:
+    print(server.address.port, flush=True)
+    os.read(0, 1)
+    if os.fork() == 0:
+        server.reactor.close()  # nothing is left to close
+        with serving() as another:  # a child may have a reactor of its own
+            echo(another.connect()[0])
+        print("child", flush=True)
+        os.read(0, 1)  # lives on until its input ends
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_what_a_reactor_served_ends_with_its_process_though_a_child_lives_on() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", FORKING_SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        try:
+            address = ("127.0.0.1", int(parent.stdout.readline()))
+            with socket.create_connection(address, timeout=SOON) as sock:
+                echo(sock)
+                parent.stdin.write("x")
+                parent.stdin.flush()
+                assert parent.stdout.readline() == "child\n"
+                echo(sock)  # the parent's goes on
+                parent.kill()
+                parent.wait(SOON)
+                assert drain(sock) == 0  # it ends
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address, timeout=SOON)
+        finally:
+            parent.kill()
+            parent.stdin.close()  # the child ends
+            parent.stdout.read()
+
+
 # Binding (X1).
 
 
