@@ -72,7 +72,8 @@ class Rendezvous(ABC):
 
         The wait is bounded by the run's join timeout, and by `timeout` if that is shorter.
         RendezvousTimedOut says who was there, RendezvousClosed that the run is over,
-        RendezvousLost that its store is.
+        RendezvousLost that its store is. One wish at a time: a later call takes over, and this
+        one ends with UsageError.
         """
 
     @abstractmethod
@@ -102,7 +103,8 @@ class Rendezvous(ABC):
     def shutdown(self) -> bool:
         """Leave; the run goes on without this node. Say whether everything ended in time.
 
-        Idempotent. A node that hosts the store waits (bounded) until the others have left.
+        Idempotent. A node that hosts the store waits (bounded) until the others have left. Within
+        a shutdown of the same thread, as from a signal handler, it returns False at once.
         """
 
     def __enter__(self) -> Self:
@@ -157,15 +159,18 @@ class StoreRendezvous(Rendezvous):
             run,
             node,
             store,
-            op_timeout_s=op_timeout_s,
+            op_timeout_s=min(op_timeout_s, rules.lease_s),
             heartbeat_s=heartbeat_s,
             sink=sink,
             clock=clock,
         )
         # Held while this node leaves, so that a second shutdown waits for the first one's answer.
-        self._shutting = threading.Lock()
+        # A signal handler may call it inside of itself: that call must not wait for its own end.
+        self._shutting = threading.RLock()
+        self._shutting_now = False
         self._leaving = False
         self._shut: bool | None = None
+        self._wish: object = None  # of the newest next_round()
 
     def start(self) -> None:
         """Take part in the run from now on."""
@@ -176,23 +181,29 @@ class StoreRendezvous(Rendezvous):
         deadline = Deadline.after(check_timeout(timeout), self._clock)
         wish = object()
         self._check_in()
-        session.ask(_sentence("why", why), wish)
-        session.wait(
-            lambda: (
-                self._ended() or (session.wish is wish and bool(session.ready or session.timed_out))
-            ),
-            deadline,
-        )
+        _sentence("why", why)
+        with session.told:  # so that the newest wish is also the last that the machine hears
+            self._wish = wish
+            session.ask(why, wish)
+            session.told.notify_all()
+
+        def answered() -> bool:
+            heard = session.wish is wish and bool(session.ready or session.timed_out)
+            return heard or self._wish is not wish or self._ended()
+
+        session.wait(answered, deadline)
         with session.told:
             heard = session.wish is wish
             ready, timed_out = session.ready, session.timed_out
             if heard and ready is not None:
                 return self._round(ready)
-        self._check_ended()
-        if heard and timed_out is not None:
-            raise RendezvousTimedOut(f"run {self.run_id}: {timed_out.reason}")
-        # The caller's own deadline. A round that comes after all is left by withdrawing.
-        session.request(self._node.withdraw)
+            self._check_ended()
+            if self._wish is not wish:
+                raise UsageError(f"run {self.run_id}: another next_round() took over")
+            if heard and timed_out is not None:
+                raise RendezvousTimedOut(f"run {self.run_id}: {timed_out.reason}")
+            # The caller's own deadline. A round that comes after all is left by withdrawing.
+            session.request(self._node.withdraw)
         seen = session.progress.reason if session.progress else "no word from a leader"
         raise RendezvousTimedOut(f"run {self.run_id}: no round within {timeout:g} s: {seen}")
 
@@ -245,8 +256,14 @@ class StoreRendezvous(Rendezvous):
     def shutdown(self) -> bool:
         self._leaving = True
         with self._shutting:
+            if self._shutting_now:
+                return False  # not yet: the call that was interrupted goes on
             if self._shut is None:
-                self._shut = self._leave(Deadline.after(self._close_s, self._clock))
+                self._shutting_now = True
+                try:
+                    self._shut = self._leave(Deadline.after(self._close_s, self._clock))
+                finally:
+                    self._shutting_now = False
             return self._shut
 
     def _leave(self, deadline: Deadline) -> bool:

@@ -92,6 +92,7 @@ class Node:
         self._effects: list[Effect] = []
         # The operation that is being performed, and when the next may begin after a failure.
         self._busy: AnyOp | None = None
+        self._busy_at = 0.0
         self._retry_at = 0.0
         self._retries = 0
         self._trouble: tuple[float, str] | None = None
@@ -107,7 +108,7 @@ class Node:
         # The round that it works in, as published; and whether its end has been told.
         self._round_raw: bytes | None = None
         self._over_told = False
-        self._counting = False
+        self._counting: int | None = None  # the round whose failure is to be counted
         self._closing: str | None = None
         # What is known of ctl/: for each key the newest value and its revision.
         self._control: dict[str, tuple[int, bytes | None]] = {}
@@ -150,7 +151,7 @@ class Node:
 
     def count_failure(self, now: float) -> None:
         """Count a failure of the round that this node works in (ND-4)."""
-        self._counting = True
+        self._counting = self._me.round
         self._pump(now)
 
     def close(self, reason: str, now: float) -> None:
@@ -180,8 +181,7 @@ class Node:
     def done(self, result: object, now: float) -> None:
         """Hear what the operation that was performed returned."""
         op, self._busy = self._busy, None
-        self._trouble = None
-        self._retries = 0
+        self._trouble, self._retries = None, 0
         if op is not None:
             self._performed(op, result, now)
         self._pump(now)
@@ -191,8 +191,10 @@ class Node:
         op, self._busy = self._busy, None
         match error:
             case LeaseLost():
-                self._lease_lost(now)
+                self._trouble, self._retries = None, 0  # it is an answer
+                self._lease_lost()
             case Fenced() if isinstance(op, Guarded):
+                self._trouble, self._retries = None, 0
                 self._fenced(op)
             case UsageError():
                 self._stop(StoreLost(str(error)))
@@ -203,6 +205,13 @@ class Node:
     def tick(self, now: float) -> None:
         """Let time pass."""
         self._pump(now)
+
+    def patience(self, now: float) -> float:
+        """Return how long the operation that is wanted may take: nothing else is done meanwhile."""
+        limit = self._rules.lease_s
+        if self._trouble is not None:
+            limit = min(limit, max(RETRY_MAX_S, self._trouble[0] + limit - now))
+        return limit if self._join_by is None else min(limit, max(0.1, self._join_by - now))
 
     def next_wake(self) -> float | None:
         """Return when `tick` is due even if nothing happens."""
@@ -259,7 +268,7 @@ class Node:
             return
         op = self._next_op(now)
         if op is not None:
-            self._busy = op
+            self._busy, self._busy_at = op, now
             self._effects.append(Perform(op))
 
     def _next_op(self, now: float) -> AnyOp | None:
@@ -294,14 +303,14 @@ class Node:
         return CompareSet(self._keys.round, self._raw(self._keys.round), closed.encode())
 
     def _count_op(self) -> AnyOp | None:
-        if not self._counting:
+        if self._counting is None:
             return None
         raw = self._raw(self._keys.failures)
         known = Failures(0, 0) if raw is None else Failures.decode(raw)
-        if self._round_raw is None:
+        if self._round_raw is None or self._counting != self._me.round:
             return Get(self._keys.failures)  # nothing to count: say how many there are
         if known.round >= self._me.round:
-            self._counting = False
+            self._counting = None
             self._tell(Counted(known.count))
             return None
         counted = Failures(known.count + 1, self._me.round)
@@ -362,7 +371,7 @@ class Node:
                 self._control_changed(key, result.value, result.revision, now)
             case Get(), _:
                 known = Failures.decode(result.value) if isinstance(result, Entry) else None
-                self._counting = False
+                self._counting = None
                 self._tell(Counted(known.count if known else 0))
             case ListPrefix(), tuple():
                 if self._leadership is not None:
@@ -370,13 +379,11 @@ class Node:
             case _:
                 raise UsageError(f"{result!r:.80} is no result of {op!r:.80}")
 
-    def _lease_lost(self, now: float) -> None:
+    def _lease_lost(self) -> None:
         """Begin anew after a silence that was longer than the lease (ND-3)."""
         self._lease = self._said = None
         self._step_down()
-        if self._round_raw is not None and not self._over_told:
-            self._over_told = True
-            self._tell(RoundOver(self._me.round, "this node was silent for longer than its lease"))
+        self._over("this node was silent for longer than its lease")
 
     def _fenced(self, op: Guarded[object]) -> None:
         if op.key == self._keys.leader:
@@ -385,9 +392,11 @@ class Node:
             self._round_raw = None  # the round is over, so its failures count no more (ND-4)
 
     def _in_trouble(self, reason: str, now: float) -> None:
-        since, _ = self._trouble or (now, "")
+        # Silence begins with the operation. One alone proves nothing: we may have been stopped.
+        again = self._trouble is not None
+        since, _ = self._trouble or (self._busy_at, "")
         self._trouble = (since, reason)
-        if now - since > self._rules.lease_s:
+        if again and now - since >= self._rules.lease_s:
             self._stop(StoreLost(f"the store cannot be used: {reason}"))
             return
         pause = min(RETRY_MAX_S, RETRY_MIN_S * 2**self._retries)

@@ -132,9 +132,7 @@ class NodeSession:
         except HoldfastError as error:
             self._tell(StoreLost(str(error)))
         except Exception as error:
-            # A thread that dies must not leave those who wait for it waiting.
-            _log.exception("the rendezvous failed")
-            self._tell(StoreLost(f"a bug in holdfast: {error!r}"))
+            self._tell_bug(error)
         finally:
             self._follow(None)
 
@@ -155,6 +153,7 @@ class NodeSession:
 
     def _perform_op(self, op: AnyOp) -> None:
         timeout = self._heartbeat_s if isinstance(op, LeaseKeep) else self._op_timeout_s
+        timeout = min(timeout, self._node.patience(self._now()))
         try:
             result = self._store._perform(op, Deadline.after(timeout, self._clock))
         except HoldfastError as error:
@@ -212,8 +211,15 @@ class NodeSession:
             pass  # closed by _follow
         except HoldfastError as error:
             self._tell(StoreLost(f"the store cannot be watched: {error}"))
+        except Exception as error:
+            self._tell_bug(error)
 
     # On either.
+
+    def _tell_bug(self, error: Exception) -> None:
+        """End it all: a thread that dies must not leave those who wait for it waiting."""
+        _log.error("the rendezvous failed", exc_info=error)
+        self._tell(StoreLost(f"a bug in holdfast: {error!r}"))
 
     def _tell(self, notice: Notice) -> None:
         with self.told:

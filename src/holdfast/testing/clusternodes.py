@@ -210,7 +210,8 @@ class NodeProgram(ClientProgram):
             case Perform(op):
                 self._busy = True
                 self.ops += 1
-                self.perform(op, OP_TIMEOUT_S, self._performed)
+                timeout = min(OP_TIMEOUT_S, self.node.patience(self.local()))
+                self.perform(op, timeout, self._performed)
             case Follow(prefix):
                 self._follow(prefix)
             case _:

@@ -223,6 +223,33 @@ def test_leaving_twice_and_from_two_threads(memory: Party) -> None:
     assert len(released) == 1
 
 
+def test_leaving_inside_of_leaving_returns(memory: Party) -> None:
+    """As a signal handler does that interrupts a shutdown."""
+    inner: list[bool] = []
+
+    def release(keys: Keys, deadline: Deadline) -> bool:
+        inner.append(a.shutdown())
+        return True
+
+    a = memory.add("a", release=release)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(a.shutdown).result(SOON)
+    assert inner == [False]
+    assert a.shutdown()
+
+
+def test_a_later_wish_takes_over(memory: Party) -> None:
+    a = memory.add("a")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(a.next_round)
+        until(a, a.progress)
+        second = pool.submit(a.next_round)
+        with pytest.raises(UsageError, match=r"^run job: another next_round\(\) took over$"):
+            first.result(SOON)
+        assert memory.add("b").next_round(timeout=SOON).world_size == 2
+        assert second.result(SOON).world_size == 2
+
+
 def test_leaving_by_with(memory: Party) -> None:
     alone = Rules(min_nodes=1, max_nodes=1)
     with memory.add("a", alone) as node:

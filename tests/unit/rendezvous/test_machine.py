@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.errors import UsageError
+from holdfast.errors import LeaseLost, UsageError
 from holdfast.ids import NodeId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import (
@@ -317,6 +317,24 @@ class TestFailures:
         assert b.the(Counted) == Counted(0)
         assert world.entry(KEYS.failures) is None
 
+    def test_a_late_report_is_not_charged_to_a_later_round(self) -> None:
+        """ND-4: the next round begins before an operation could be performed for it."""
+        world, a, b = pair()
+        b.hold = Set
+        for each in (a, b):
+            each.node.ask("a failure", world.now)
+        b.node.count_failure(world.now)
+        world.settle()
+        assert b.held is not None
+        announced = world.apply(b.held)
+        world.settle()
+        assert b.the(RoundReady).record.number == 2
+        b.hold = None
+        b.node.done(announced, world.now)
+        world.settle()
+        assert b.the(Counted) == Counted(0)
+        assert world.entry(KEYS.failures) is None
+
     def test_outside_a_round_nothing_is_counted(self) -> None:
         world = World(RULES)
         a = world.add("a")
@@ -455,6 +473,52 @@ class TestTrouble:
         b.node.ask("", world.now)
         world.run(60)
         assert b.node.take_effects() == []
+
+    def test_a_store_that_hangs_is_lost_a_lease_after_it_fell_silent(self) -> None:
+        """ND-6: what counts is when the operation began, not when it failed."""
+        world, _a, b = pair()
+        b.hold = LeaseKeep
+        world.run(RULES.keep_alive_s)
+        silent_at = world.now
+        while not b.take(StoreLost):
+            assert b.held is not None
+            world.now += b.node.patience(world.now)
+            b.held, b.cut = None, NO_STORE
+            b.node.failed(NO_STORE, world.now)
+            b.hold, b.cut = LeaseKeep, None
+            world.now = b.node.next_wake() or world.now
+            b.node.tick(world.now)
+            b.step()
+        assert world.now - silent_at <= RULES.lease_s + 2 * RETRY_MAX_S
+
+    def test_a_node_that_was_stopped_within_an_operation_tries_again(self) -> None:
+        world, _a, b = pair()
+        b.hold = LeaseKeep
+        world.run(RULES.keep_alive_s)
+        world.now += 10 * RULES.lease_s
+        b.hold = None
+        b.node.failed(NO_STORE, world.now)
+        world.run(RETRY_MAX_S)
+        assert b.take(StoreLost) == []
+
+    def test_an_operation_ends_before_the_wish_does(self) -> None:
+        world = World(RULES)
+        a = world.add("a")
+        assert a.node.patience(world.now) == RULES.lease_s
+        ends = world.now + RULES.join_s
+        assert a.node.patience(ends - 1) == pytest.approx(1)
+        assert a.node.patience(ends) == pytest.approx(0.1)
+
+    def test_a_refusal_is_an_answer(self) -> None:
+        """A store that says no is there: earlier silence counts no more."""
+        world, _a, b = pair()
+        b.hold = LeaseKeep
+        world.run(RULES.keep_alive_s)
+        for error in (NO_STORE, LeaseLost("gone")):
+            b.node.failed(error, world.now)
+            b.node.tick(world.now + 1)
+        assert b.node._trouble is None
+        assert b.node._retries == 0
 
     def test_retries_pause_longer_and_longer(self) -> None:
         world = World(replace(RULES, lease_s=100))

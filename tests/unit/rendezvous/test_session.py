@@ -19,7 +19,7 @@ from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
 from holdfast.rendezvous.session import NodeSession
 from holdfast.store.memory import MemoryStore
-from holdfast.store.ops import LeaseKeep, Op
+from holdfast.store.ops import LeaseGrant, LeaseKeep, Op
 from holdfast.store.store import Watch
 
 RUN = RunId("job")
@@ -144,7 +144,16 @@ def test_each_kind_of_operation_has_its_own_limit(start: Start, store: OddStore)
     session.stop()
     limits = {name: round(limit or 0) for name, limit in store.asked}
     assert limits["LeaseKeep"] == 3
-    assert limits["LeaseGrant"] == 30
+    assert limits["LeaseGrant"] == 10  # a lease: whoever is silent for longer is lost
+
+
+def test_no_operation_outlasts_the_join_timeout(start: Start, store: OddStore) -> None:
+    store.failing, store.failure = LeaseGrant, TimeoutExpired("too slow")
+    session = start("a", Rules(min_nodes=1, max_nodes=1, join_s=0.5))
+    session.ask("", "first")
+    until(session, lambda: session.timed_out)
+    session.stop()
+    assert all(limit is not None and limit <= 0.5 for _, limit in store.asked[1:])
 
 
 def test_a_store_that_fails_for_longer_than_a_lease_is_lost(start: Start, store: OddStore) -> None:
@@ -182,6 +191,23 @@ def test_a_watch_that_breaks_is_a_lost_store(start: Start, store: OddStore) -> N
     until(session, lambda: session.lost)
     assert session.lost is not None
     assert session.lost.reason == "the store cannot be watched: no connection for 10 s"
+
+
+def test_a_watch_with_a_bug_is_told(
+    start: Start, store: OddStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Watch):
+        def _next(self, deadline: Deadline):  # type: ignore[no-untyped-def]
+            raise ZeroDivisionError("x")
+
+        def close(self) -> None:
+            pass
+
+    store._open_watch = lambda key, prefix, deadline: Broken()  # type: ignore[method-assign]
+    session = start("a", ALONE)
+    until(session, lambda: session.lost)
+    assert session.lost is not None
+    assert session.lost.reason == "a bug in holdfast: ZeroDivisionError('x')"
 
 
 def test_a_closed_store_is_lost(start: Start, store: OddStore) -> None:
