@@ -19,7 +19,7 @@ UNIT = ROOT / "tests" / "unit"
 
 # Size. A comment that speaks to a tool does not count as part of its line.
 
-MODULE_LINES_MAX = {"src": 500, "tests": 600, "bench": 500, "examples": 500, "docs": 500}
+MODULE_LINES_MAX = {"src": 500, "tests": 700, "bench": 500, "examples": 500, "docs": 500}
 FUNCTION_LINES_MAX = 70
 COLUMNS_MAX = 100
 
