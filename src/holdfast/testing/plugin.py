@@ -6,7 +6,7 @@ Load it with `-p holdfast.testing.plugin`, or in the top conftest.py by
 Leak checks. A test that leaves a thread, an open file, a process or a temporary file behind gets
 an error that lists them. What fixtures of a wider scope hold is not blamed on the tests that use
 them; if something is left after the last of these fixtures is gone, the session's end reports
-it. During the session, temporary files go to a directory of this session. A test that cannot
+it. While tests run, temporary files go to a directory of that run. A test that cannot
 help it says so: `@pytest.mark.allow_leaks("why")`.
 
 Options: `--rewrite` writes the real outputs into transcripts; `--sim-seeds=N` and `--sim-start=S`
