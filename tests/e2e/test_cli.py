@@ -23,6 +23,14 @@ HOLDFAST = [sys.executable, "-m", "holdfast"]
 LIMIT_S = 60
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Let what a test starts hear SIGINT, though a shell's background job ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def variables(tmp_path: Path) -> dict[str, str]:
     """The environment of a user who has never used holdfast, whose `holdfast` is ours."""
