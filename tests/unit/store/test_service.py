@@ -297,6 +297,15 @@ def test_a_wait_that_ends_in_too_large_an_answer_fails_alone(clients: Clients) -
     assert failure.why is Why.USAGE
 
 
+def test_an_answer_whose_values_just_fit_may_be_too_large_with_its_keys(clients: Clients) -> None:
+    for n in range(4):
+        clients.call(1, n + 1, Set(f"k{n}", bytes(VALUE_BYTES_MAX)))
+    assert 4 * VALUE_BYTES_MAX == FRAME_BYTES_MAX
+    (failure,) = clients.say(1, Call(9, 1, ListPrefix("k")))
+    assert isinstance(failure, Failure)
+    assert failure.why is Why.USAGE
+
+
 def test_an_answer_too_large_for_a_frame_is_not_even_made(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
