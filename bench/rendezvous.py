@@ -110,7 +110,15 @@ def joins(sizes: tuple[int, ...], torch_limit: int) -> tuple[str, object]:
     rows, data = [], {}
     for nodes in sizes:
         ours = _measure("ours", nodes)
-        theirs = _measure("torch", nodes) if available("torch") and nodes <= torch_limit else None
+        theirs = None
+        if available("torch") and nodes <= torch_limit:
+            try:
+                theirs = _measure("torch", nodes)
+            except subprocess.TimeoutExpired:
+                rows.append(
+                    [str(nodes), *map(number, ours), f"none in {TORCH_PATIENCE_S:g} s", "", ""]
+                )
+                continue
         data[nodes] = {"ours": ours, "torch": theirs}
         cells = [number(ours[0]), number(ours[1])]
         if theirs is None:
