@@ -9,6 +9,9 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     net/         addresses, frames, the handshake, transports, the reactor
     store/       the shared key-value space and its backends
     rendezvous/  who is in this round of a run, and in which order
+    process/     worker processes: started, contained, watched, logged, stopped
+    agent/       supervises the workers of one node
+    launch/      from a configuration and an entry point to results by rank
     cli/         the command line
     testing/     what tests of distributed programs need; nothing above imports it
 

@@ -1,0 +1,24 @@
+"""Worker processes of one node: how they are started, contained, watched, logged and stopped.
+
+Layout, in reading order (◦ = pure)
+    spec.py ◦         what to run, one worker of one attempt, and how a process ended
+    failure.py ◦      what went wrong in a worker: the error file's format, and the first cause
+    errorfile.py      error files on disk, which nobody trusts; `record`
+    memory.py         whether the kernel killed for want of memory
+    escalation.py ◦   TERM, grace, KILL, abandon
+    child.py          what runs first in a worker's process (a script, run by path)
+    containment.py    nothing survives: process groups, control groups, the reaper
+    spawn.py          start one worker, by any method
+    zygote.py         the process that forks workers, for the start method forkserver
+    warm.py           pre-imported standby workers
+    prefix.py ◦       the text before each line of a worker's output
+    streams.py ◦      which stream of which worker goes where
+    pump.py           carries the workers' output to files and to the console
+    logs.py           the folders of a run, and the streams of an attempt
+    numa.py           which processors a worker should run on
+    group.py          the workers of one attempt: start them, hear of their ends, stop them
+    watchdog.py       timers that end a worker which does not renew them
+    signals.py        signals as events
+"""
+
+from __future__ import annotations
