@@ -3,7 +3,7 @@
 `read` turns variables into a frozen `Environment`, which is passed down whole; nothing else in
 holdfast looks at `os.environ`. Variables that begin with HOLDFAST_ are ours: one that we do not
 know is refused, since a misspelt name would otherwise be ignored in silence. Variables of
-others (LOGLEVEL, XDG_STATE_HOME ...) never stop anybody: a value that makes no sense counts as
+others (LOGLEVEL, TORCHELASTIC_* ...) never stop anybody: a value that makes no sense counts as
 unset.
 
     HOLDFAST_SECRET        the job's secret; see `SecretText`
@@ -13,12 +13,28 @@ unset.
     XDG_STATE_HOME, HOME   where the per-user state lies
     LOGLEVEL               what our commands log: DEBUG, INFO (if unset), WARNING, ERROR, CRITICAL
 
+What torchrun's users set for its agent is read under the names that they know:
+
+    PYTHON_EXEC                            the interpreter of the workers
+    TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE  what stands before each line of a worker's output
+    TORCHELASTIC_ENABLE_FILE_TIMER         1: watch over the timers of the workers
+    TORCHELASTIC_TIMER_FILE                where they announce their timers
+    TORCHELASTIC_HEALTH_CHECK_PORT         the port, or host:port, on which the agent says it lives
+    TORCHELASTIC_ERROR_FILE                where the agent says what ended it
+    TORCH_ELASTIC_SHUTDOWN_TIMEOUT         seconds that workers get to end after they were asked to
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE     1: rank 0 hosts the workers' store, not the agent
+
+HOLDFAST_WORKER and HOLDFAST_GROUP are how an agent speaks to the processes that it starts; nobody
+else sets them, and here they are passed over. `variables` is the whole environment, for those who
+start processes.
+
 An empty variable counts as unset, except that an empty secret is refused: nobody means it.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +44,17 @@ from typing import NoReturn, SupportsIndex
 
 from holdfast.errors import UsageError
 
-__all__ = ["PREFIX", "Environment", "LogLevel", "SecretText", "current", "read"]
+__all__ = [
+    "GROUP",
+    "PREFIX",
+    "WORKER",
+    "Environment",
+    "LogLevel",
+    "SecretText",
+    "current",
+    "read",
+    "variables",
+]
 
 PREFIX = "HOLDFAST_"
 
@@ -37,6 +63,12 @@ _SECRET_FILE = "HOLDFAST_SECRET_FILE"
 _STORE = "HOLDFAST_STORE"
 _ETCD_BINARY = "HOLDFAST_ETCD_BINARY"
 _KNOWN = (_SECRET, _SECRET_FILE, _STORE, _ETCD_BINARY)
+
+WORKER = "HOLDFAST_WORKER"
+"""The variable that tells a new process what to run."""
+GROUP = "HOLDFAST_GROUP"
+"""The variable by which an agent's processes are found."""
+_INTERNAL = (WORKER, GROUP)
 
 
 class LogLevel(StrEnum):
@@ -74,6 +106,15 @@ class Environment:
     state_dir: Path | None = None
     """Where this user's state belongs; None if neither XDG_STATE_HOME nor HOME says."""
     log_level: LogLevel = LogLevel.INFO
+    python_exec: str | None = None
+    log_line_prefix: str | None = None
+    file_timer: bool = False
+    timer_file: Path | None = None
+    health_check_port: str | None = None
+    error_file: Path | None = None
+    shutdown_timeout_s: float | None = None
+    share_store: bool = True
+    """Whether the workers may use the agent's store instead of making one of their own."""
 
 
 def read(variables: Mapping[str, str]) -> Environment:
@@ -91,6 +132,14 @@ def read(variables: Mapping[str, str]) -> Environment:
         etcd_binary=_path(variables, _ETCD_BINARY, "TORCHELASTIC_ETCD_BINARY_PATH"),
         state_dir=_state_dir(variables),
         log_level=_log_level(variables.get("LOGLEVEL", "")),
+        python_exec=variables.get("PYTHON_EXEC") or None,
+        log_line_prefix=variables.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
+        file_timer=variables.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1",
+        timer_file=_path(variables, "TORCHELASTIC_TIMER_FILE"),
+        health_check_port=variables.get("TORCHELASTIC_HEALTH_CHECK_PORT") or None,
+        error_file=_path(variables, "TORCHELASTIC_ERROR_FILE"),
+        shutdown_timeout_s=_seconds(variables.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")),
+        share_store=variables.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1",
     )
 
 
@@ -99,9 +148,14 @@ def current() -> Environment:
     return read(os.environ)
 
 
+def variables() -> dict[str, str]:
+    """Return a copy of the whole environment of this process: what its children begin with."""
+    return dict(os.environ)
+
+
 def _refuse_unknown(variables: Mapping[str, str]) -> None:
     for name in sorted(variables):
-        if name.startswith(PREFIX) and name not in _KNOWN:
+        if name.startswith(PREFIX) and name not in (*_KNOWN, *_INTERNAL):
             # Compared without the prefix, which would make everything look alike.
             known = [other.removeprefix(PREFIX) for other in _KNOWN]
             near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
@@ -129,3 +183,11 @@ def _log_level(text: str) -> LogLevel:
         return LogLevel(text.upper())
     except ValueError:
         return LogLevel.INFO
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.env import Environment, LogLevel, SecretText, current, read
+from holdfast.env import GROUP, WORKER, Environment, LogLevel, SecretText, current, read, variables
 from holdfast.errors import UsageError
 
 SECRET = "correct-horse-battery"
@@ -134,6 +134,61 @@ def test_where_the_state_lies(variables: dict[str, str], expected: Path | None) 
 @pytest.mark.parametrize("text", ["", "trace", "17", "WARN"])
 def test_a_log_level_of_others_stops_nobody(text: str) -> None:
     assert read({"LOGLEVEL": text}).log_level is LogLevel.INFO
+
+
+def test_what_torchruns_users_set_has_its_place() -> None:
+    found = read(
+        {
+            "PYTHON_EXEC": "/bin/python",
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]: ",
+            "TORCHELASTIC_ENABLE_FILE_TIMER": "1",
+            "TORCHELASTIC_TIMER_FILE": "/tmp/timer",
+            "TORCHELASTIC_HEALTH_CHECK_PORT": "8080",
+            "TORCHELASTIC_ERROR_FILE": "/tmp/error.json",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "12.5",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+    )
+    assert found == Environment(
+        python_exec="/bin/python",
+        log_line_prefix="[${rank}]: ",
+        file_timer=True,
+        timer_file=Path("/tmp/timer"),
+        health_check_port="8080",
+        error_file=Path("/tmp/error.json"),
+        shutdown_timeout_s=12.5,
+        share_store=False,
+    )
+
+
+def test_what_torchruns_users_set_to_nothing_or_nonsense_counts_as_unset() -> None:
+    flags = ("TORCHELASTIC_ENABLE_FILE_TIMER", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+    texts = (
+        "PYTHON_EXEC",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        "TORCHELASTIC_TIMER_FILE",
+        "TORCHELASTIC_HEALTH_CHECK_PORT",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    )
+    assert read(dict.fromkeys(flags, "0") | dict.fromkeys(texts, "")) == Environment()
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "nan", "inf"])
+def test_a_shutdown_timeout_that_is_none_stops_nobody(text: str) -> None:
+    assert read({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": text}).shutdown_timeout_s is None
+
+
+def test_what_an_agent_tells_its_processes_is_passed_over() -> None:
+    assert read({WORKER: "{}", GROUP: "00ff"}) == Environment()
+
+
+def test_variables_are_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_STORE", "memory://")
+    copy = variables()
+    assert copy["HOLDFAST_STORE"] == "memory://"
+    copy["HOLDFAST_STORE"] = "tcp://a:1"
+    assert current().store == "memory://"
 
 
 def test_current_reads_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
