@@ -8,10 +8,13 @@
     │   ├── StoreUnavailable              .maybe_applied: whether a write may have happened
     │   │   └── RendezvousLost            the store of the run is lost, and the run with it
     │   ├── LeaseLost                     the lease expired or was revoked: take a new one
-    │   └── RendezvousClosed              the run is over for every node
+    │   ├── RendezvousClosed              the run is over for every node
+    │   └── WorkersStuck                  processes that even SIGKILL did not end; .pids
     ├── Refused (PermissionError)         authentication or permission
     │   └── Fenced                        a guard has changed: what you belonged to is over
     ├── PeerViolation                     the other side broke the protocol
+    ├── WorkersFailed                     the job's own code failed; .failures, the cause first
+    ├── Signalled                         this process was told to end; .signal
     └── InternalError                     a bug in holdfast; please report it
 
 The names in brackets are builtins that the error also is, so that `except TimeoutError` works.
@@ -24,6 +27,7 @@ All fields have defaults, so that every error survives pickling.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any, Protocol
 
 __all__ = [
     "Fenced",
@@ -35,11 +39,16 @@ __all__ = [
     "RendezvousClosed",
     "RendezvousLost",
     "RendezvousTimedOut",
+    "Signalled",
     "Step",
     "StoreUnavailable",
     "TimeoutExpired",
     "Unavailable",
     "UsageError",
+    "WorkerExit",
+    "WorkerFailure",
+    "WorkersFailed",
+    "WorkersStuck",
 ]
 
 
@@ -119,6 +128,21 @@ class RendezvousClosed(Unavailable):
     """The run is over for every node; the message says why."""
 
 
+class WorkersStuck(Unavailable):
+    """Processes did not end even by SIGKILL, and were left behind; `pids` are theirs."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: Step | None = None,
+        address: str = "",
+        pids: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message, step=step, address=address)
+        self.pids = pids
+
+
 class Refused(HoldfastError, PermissionError):
     """Authentication or permission failed; retrying the same will not help."""
 
@@ -139,6 +163,84 @@ class PeerViolation(HoldfastError):
         super().__init__(message)
         self.step = step
         self.address = address
+
+
+class WorkerExit(Protocol):
+    """How a worker's process ended, as `WorkersFailed` tells it."""
+
+    @property
+    def code(self) -> int:
+        """Its exit code, or minus the number of the signal that killed it."""
+        ...
+
+    @property
+    def shell_code(self) -> int:
+        """The code that a shell would give: the process's own, or 128 + the signal."""
+        ...
+
+
+class WorkerFailure(Protocol):
+    """What `WorkersFailed` says of each worker; what the fields mean is told at `Failure`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def exit(self) -> WorkerExit: ...
+    @property
+    def at(self) -> float: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def traceback(self) -> str: ...
+    @property
+    def stack(self) -> str: ...
+    @property
+    def hint(self) -> str: ...
+    @property
+    def error_file(self) -> str: ...
+    @property
+    def error_data(self) -> dict[str, Any] | None: ...
+
+
+class WorkersFailed(HoldfastError):
+    """Workers failed, and the budget of restarts is spent; the message is the whole report.
+
+    `name` is the entry point. `failures` are those of the last attempt on every node, the first
+    cause first.
+    """
+
+    def __init__(
+        self, message: str, *, name: str = "", failures: tuple[WorkerFailure, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.failures = failures
+
+    @property
+    def exit_code(self) -> int:
+        """The first cause's code, as a shell would give it; never 0, since the job failed."""
+        return (self.failures[0].exit.shell_code if self.failures else 0) or 1
+
+
+class Signalled(HoldfastError):
+    """This process was told by a signal to end, and has ended its part of the job."""
+
+    def __init__(self, message: str, *, signal: int = 0) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+    @property
+    def exit_code(self) -> int:
+        """The code that a shell would give for the signal."""
+        return 128 + self.signal
 
 
 class InternalError(HoldfastError):

@@ -19,12 +19,32 @@ from holdfast.errors import (
     RendezvousClosed,
     RendezvousLost,
     RendezvousTimedOut,
+    Signalled,
     Step,
     StoreUnavailable,
     TimeoutExpired,
     Unavailable,
     UsageError,
+    WorkersFailed,
+    WorkersStuck,
 )
+from holdfast.process.failure import Failure
+from holdfast.process.spec import Exit
+
+
+def failure(code: int) -> Failure:
+    return Failure(
+        rank=3,
+        local_rank=1,
+        role="trainer",
+        host="h",
+        pid=7,
+        exit=Exit(code),
+        at=1.5,
+        message="E: m",
+        error_data={"message": "E: m"},
+    )
+
 
 EVERY: list[HoldfastError] = [
     HoldfastError("m"),
@@ -39,6 +59,9 @@ EVERY: list[HoldfastError] = [
     Refused("m", step=Step.SECRET, address="h:1"),
     Fenced("m", address="h:1"),
     PeerViolation("m", step=Step.HANDSHAKE, address="h:1"),
+    WorkersStuck("m", pids=(7, 8)),
+    WorkersFailed("m", name="train.py", failures=(failure(3), failure(-9))),
+    Signalled("m", signal=15),
     InternalError("m"),
 ]
 
@@ -79,6 +102,9 @@ def test_every_error_is_listed_here_and_the_tree_is_drawn_as_it_is() -> None:
         (Refused, PermissionError),
         (Fenced, Refused),
         (PeerViolation, HoldfastError),
+        (WorkersStuck, Unavailable),
+        (WorkersFailed, HoldfastError),
+        (Signalled, HoldfastError),
         (InternalError, HoldfastError),
     ],
 )
@@ -102,6 +128,21 @@ def test_fields_have_defaults() -> None:
     assert not StoreUnavailable("m").maybe_applied
     assert Unavailable("m").step is Refused("m").step is PeerViolation("m").step is None
     assert Unavailable("m").address == Refused("m").address == PeerViolation("m").address == ""
+
+    assert WorkersFailed("m").failures == ()
+    assert WorkersFailed("m").name == ""
+    assert WorkersStuck("m").pids == ()
+
+
+@pytest.mark.parametrize(("code", "expected"), [(3, 3), (-9, 137), (0, 1)])
+def test_failed_workers_give_the_code_of_the_first_cause(code: int, expected: int) -> None:
+    error = WorkersFailed("m", failures=(failure(code), failure(1)))
+    assert error.exit_code == expected
+
+
+def test_failed_workers_never_give_success_and_a_signal_gives_its_shell_code() -> None:
+    assert WorkersFailed("m").exit_code == 1
+    assert Signalled("m", signal=2).exit_code == 130
 
 
 def test_steps_are_in_the_order_in_which_they_are_taken() -> None:

@@ -11,7 +11,9 @@
     77   refused: authentication or permission
     130  interrupted
 
-Those from 69 to 77 are the ones that BSD's sysexits has for these cases.
+Those from 69 to 77 are the ones that BSD's sysexits has for these cases. A job whose workers
+failed ends with the code of the first cause: the worker's own, or 128 + the signal that killed it.
+A command that a signal ended gives 128 + the signal.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from holdfast.errors import (
     HoldfastError,
     PeerViolation,
     Refused,
+    Signalled,
     TimeoutExpired,
     Unavailable,
     UsageError,
+    WorkersFailed,
 )
 
 __all__ = ["BUG", "INTERRUPTED", "MISSING", "NO_OUTPUT", "exit_code"]
@@ -42,4 +46,6 @@ _CODES: tuple[tuple[type[HoldfastError], int], ...] = (
 
 def exit_code(error: HoldfastError) -> int:
     """Return the exit code for an error."""
+    if isinstance(error, (WorkersFailed, Signalled)):
+        return error.exit_code
     return next((code for kind, code in _CODES if isinstance(error, kind)), BUG)

@@ -13,10 +13,19 @@ from holdfast.errors import (
     LeaseLost,
     PeerViolation,
     Refused,
+    Signalled,
     StoreUnavailable,
     TimeoutExpired,
     Unavailable,
     UsageError,
+    WorkersFailed,
+    WorkersStuck,
+)
+from holdfast.process.failure import Failure
+from holdfast.process.spec import Exit
+
+FAILURE = Failure(
+    rank=0, local_rank=0, role="", host="h", pid=7, exit=Exit(-11), at=1.5, message="m"
 )
 
 
@@ -32,6 +41,9 @@ from holdfast.errors import (
         (TimeoutExpired("m"), 75),
         (PeerViolation("m"), 76),
         (Refused("m"), 77),
+        (WorkersStuck("m", pids=(7,)), 69),
+        (WorkersFailed("m", failures=(FAILURE,)), 139),
+        (Signalled("m", signal=15), 143),
     ],
 )
 def test_codes_of_errors(error: HoldfastError, code: int) -> None:
