@@ -84,6 +84,13 @@ class Rendezvous(ABC):
     def nodes_waiting(self) -> int:
         """Return how many nodes would come in with a new round. Costs no store operation."""
 
+    def subscribe(self, listener: Callable[[], None]) -> None:  # noqa: B027
+        """Let `listener` be called whenever `over`, `nodes_waiting` or `closed` may have changed.
+
+        It is called on any thread, holds no lock of ours, and must be quick. A backend that cannot
+        tell does nothing here, so look now and then all the same.
+        """
+
     @abstractmethod
     def count_failure(self, *, timeout: float | None = 30.0) -> int:
         """Count a failure of the round that this node works in; return the job's failures.
@@ -221,6 +228,9 @@ class StoreRendezvous(Rendezvous):
         stale = progress is None or (ready is not None and progress.number < ready.record.number)
         waiting = 0 if progress is None or stale else progress.waiting
         return max(1, waiting) if self._session.over is not None else waiting
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        self._session.subscribe(listener)
 
     def progress(self) -> Progress | None:
         """Return what the run waits for, as last heard: for people."""

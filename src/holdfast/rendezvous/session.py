@@ -84,6 +84,7 @@ class NodeSession:
         self.lost: StoreLost | None = None
         self.left = False
         self.progress: Progress | None = None
+        self._listeners: tuple[Callable[[], None], ...] = ()
         self._stopping = False
 
     def start(self) -> None:
@@ -93,6 +94,11 @@ class NodeSession:
     def request(self, act: _Request) -> None:
         """Let the machine's thread do something with the machine, at `now`."""
         self._events.put(act)
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call a listener after each notice, on any thread and without a lock of ours."""
+        with self.told:
+            self._listeners += (listener,)
 
     def ask(self, why: str, wish: object) -> None:
         """Ask for a round; what is told while `self.wish is wish` is the answer."""
@@ -246,6 +252,11 @@ class NodeSession:
                 case _:
                     assert_never(notice)
             self.told.notify_all()
+        for listener in self._listeners:
+            try:
+                listener()
+            except Exception:  # not ours to die of
+                _log.exception("a listener of the rendezvous failed")
         event = self._event(notice)
         if event is not None:
             self._sink.emit(event)

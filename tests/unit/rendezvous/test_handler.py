@@ -173,6 +173,43 @@ def test_spares_are_counted_while_they_could_come_in(party: Party) -> None:
     assert [here.rank for here in rounds] == [0, 1]  # who stays keeps its rank
 
 
+def test_a_listener_hears_of_whatever_a_node_may_ask_for(party: Party) -> None:
+    rules = Rules(min_nodes=2, max_nodes=3, last_call_s=0)
+    a, b = party.add("a", rules), party.add("b", rules)
+    heard = threading.Event()
+    a.subscribe(heard.set)
+    together(a, b)
+
+    def hear(done: Callable[[], object]) -> None:
+        while not done():
+            assert heard.wait(SOON)
+            heard.clear()
+
+    with ThreadPoolExecutor(1) as pool:
+        spare = party.add("c", rules)
+        waiting = pool.submit(spare.next_round)
+        hear(a.nodes_waiting)
+        b.shutdown()
+        hear(a.over)
+        spare.close("enough")
+        hear(a.closed)
+        with pytest.raises(RendezvousClosed):
+            waiting.result(SOON)
+
+
+def test_a_listener_that_fails_harms_nobody(
+    memory: Party, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = memory.add("a"), memory.add("b")
+    heard = threading.Event()
+    a.subscribe(lambda: next(iter(())))
+    a.subscribe(heard.set)
+    together(a, b)
+    assert heard.wait(SOON)
+    assert "a listener of the rendezvous failed" in caplog.text
+    assert a.over() is None
+
+
 def test_a_failure_counts_once_for_all_nodes(party: Party) -> None:
     a, b = party.add("a"), party.add("b")
     together(a, b)
