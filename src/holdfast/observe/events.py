@@ -18,11 +18,14 @@ from holdfast.errors import Step
 from holdfast.ids import CauseId
 
 __all__ = [
+    "AgentSignalled",
     "AnyEvent",
     "ConnectionClosed",
     "ConnectionOpened",
     "ConnectionRefused",
     "Event",
+    "JobEnded",
+    "JobFailed",
     "Level",
     "RoundAwaited",
     "RoundEnded",
@@ -30,6 +33,12 @@ __all__ = [
     "RunEnded",
     "ServerStarted",
     "ServerStopped",
+    "TimerExpired",
+    "WorkerFailed",
+    "WorkersFinished",
+    "WorkersRestarting",
+    "WorkersStarted",
+    "WorkersStopping",
     "printable",
 ]
 
@@ -200,6 +209,159 @@ class RunEnded(Event):
         return f"run {self.run}: {printable(self.reason)}"
 
 
+def _ranks(ranks: tuple[int, ...]) -> str:
+    """Name the ranks of a node's workers, which follow one another."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStarted(Event):
+    """The workers of this node run; `restarts` counts those of the job."""
+
+    run: str
+    round: int
+    ranks: tuple[int, ...]
+    pids: tuple[int, ...]
+    world_size: int
+    restarts: int
+
+    def __str__(self) -> str:
+        again = f", restart {self.restarts}" if self.restarts else ""
+        return (
+            f"run {self.run}: {_ranks(self.ranks)} of {self.world_size} started "
+            f"in round {self.round}{again}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailed(Event):
+    """A worker of this node has failed; `exit_code` is minus the signal's number for a signal."""
+
+    level: ClassVar[Level] = Level.ERROR
+
+    run: str
+    round: int
+    rank: int
+    local_rank: int
+    role: str
+    host: str
+    pid: int
+    exit_code: int
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run}: rank {self.rank} ({self.role}) on {self.host}, "
+            f"process {self.pid}, failed: {printable(self.reason)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStopping(Event):
+    """The workers of this node are told to end."""
+
+    run: str
+    round: int
+    signal: str
+    grace_s: float
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run}: stopping workers by {self.signal}, KILL after "
+            f"{self.grace_s:g} s: {printable(self.reason)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersFinished(Event):
+    """All workers of this node ended well; those of other nodes may still run."""
+
+    run: str
+    round: int
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"run {self.run}: {_ranks(self.ranks)} finished in round {self.round}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersRestarting(Event):
+    """The workers have ended, and this node asks for another round.
+
+    `failures` are those of the job so far; `left` is how many restarts remain after this one, None
+    where no failure of this node was the cause.
+    """
+
+    level: ClassVar[Level] = Level.WARNING
+
+    run: str
+    round: int
+    failures: int
+    left: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"run {self.run}: restarting after round {self.round}: {printable(self.reason)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSignalled(Event):
+    """A signal told this agent to stop."""
+
+    level: ClassVar[Level] = Level.WARNING
+
+    run: str
+    signal: str
+
+    def __str__(self) -> str:
+        return f"run {self.run}: this agent was told to stop by {self.signal}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerExpired(Event):
+    """A worker did not finish in time what it had announced, and was sent a signal."""
+
+    level: ClassVar[Level] = Level.ERROR
+
+    pid: int
+    scope: str
+    late_s: float
+    signal: str
+
+    def __str__(self) -> str:
+        return (
+            f"process {self.pid} was sent {self.signal}: its timer '{printable(self.scope)}' "
+            f"expired {self.late_s:.1f} s ago"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded(Event):
+    """This agent is done, and nothing failed; `ending` says how it came to an end."""
+
+    run: str
+    ending: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"run {self.run}: {self.ending}: {printable(self.reason)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailed(Event):
+    """This agent is done, because the job or the agent itself failed."""
+
+    level: ClassVar[Level] = Level.ERROR
+
+    run: str
+    ending: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"run {self.run}: {self.ending}: {printable(self.reason)}"
+
+
 AnyEvent: TypeAlias = (
     ServerStarted
     | ServerStopped
@@ -210,4 +372,13 @@ AnyEvent: TypeAlias = (
     | RoundFormed
     | RoundEnded
     | RunEnded
+    | WorkersStarted
+    | WorkerFailed
+    | WorkersStopping
+    | WorkersFinished
+    | WorkersRestarting
+    | AgentSignalled
+    | TimerExpired
+    | JobEnded
+    | JobFailed
 )

@@ -12,11 +12,14 @@ from holdfast.errors import Step
 from holdfast.ids import CauseId
 from holdfast.observe import events
 from holdfast.observe.events import (
+    AgentSignalled,
     AnyEvent,
     ConnectionClosed,
     ConnectionOpened,
     ConnectionRefused,
     Event,
+    JobEnded,
+    JobFailed,
     Level,
     RoundAwaited,
     RoundEnded,
@@ -24,6 +27,12 @@ from holdfast.observe.events import (
     RunEnded,
     ServerStarted,
     ServerStopped,
+    TimerExpired,
+    WorkerFailed,
+    WorkersFinished,
+    WorkersRestarting,
+    WorkersStarted,
+    WorkersStopping,
     printable,
 )
 
@@ -74,6 +83,80 @@ SENTENCES: list[tuple[Event, str]] = [
         r"run job: b\nleft",
     ),
     (RunEnded(cause=CAUSE, at=1.0, run="job", reason="it was closed"), "run job: it was closed"),
+    (
+        WorkersStarted(
+            cause=CAUSE,
+            at=1.0,
+            run="job",
+            round=3,
+            ranks=(4, 5, 6, 7),
+            pids=(11, 12, 13, 14),
+            world_size=8,
+            restarts=2,
+        ),
+        "run job: ranks 4 to 7 of 8 started in round 3, restart 2",
+    ),
+    (
+        WorkersStarted(
+            cause=CAUSE,
+            at=1.0,
+            run="job",
+            round=1,
+            ranks=(0,),
+            pids=(11,),
+            world_size=1,
+            restarts=0,
+        ),
+        "run job: rank 0 of 1 started in round 1",
+    ),
+    (
+        WorkerFailed(
+            cause=CAUSE,
+            at=1.0,
+            run="job",
+            round=3,
+            rank=5,
+            local_rank=1,
+            role="trainer",
+            host="node1",
+            pid=12,
+            exit_code=-9,
+            reason="killed by SIGKILL\x1b[2J",
+        ),
+        r"run job: rank 5 (trainer) on node1, process 12, failed: killed by SIGKILL\x1b[2J",
+    ),
+    (
+        WorkersStopping(
+            cause=CAUSE, at=1.0, run="job", round=3, signal="SIGTERM", grace_s=30.0, reason="a\nb"
+        ),
+        r"run job: stopping workers by SIGTERM, KILL after 30 s: a\nb",
+    ),
+    (
+        WorkersFinished(cause=CAUSE, at=1.0, run="job", round=3, ranks=(4, 5)),
+        "run job: ranks 4 to 5 finished in round 3",
+    ),
+    (
+        WorkersRestarting(
+            cause=CAUSE, at=1.0, run="job", round=3, failures=1, left=None, reason="b\nleft"
+        ),
+        r"run job: restarting after round 3: b\nleft",
+    ),
+    (
+        AgentSignalled(cause=CAUSE, at=1.0, run="job", signal="SIGTERM"),
+        "run job: this agent was told to stop by SIGTERM",
+    ),
+    (
+        TimerExpired(cause=CAUSE, at=1.0, pid=12, scope="step\n7", late_s=0.25, signal="SIGKILL"),
+        r"process 12 was sent SIGKILL: its timer 'step\n7' expired 0.2 s ago",
+    ),
+    (
+        JobEnded(cause=CAUSE, at=1.0, run="job", ending="succeeded", reason="all are done"),
+        "run job: succeeded: all are done",
+    ),
+    (
+        JobFailed(cause=CAUSE, at=1.0, run="job", ending="failed", reason="rank 5\nfailed"),
+        r"run job: failed: rank 5\nfailed",
+    ),
 ]
 
 
@@ -114,6 +197,11 @@ def test_only_what_strangers_can_provoke_is_marked_so() -> None:
     assert {kind for kind in get_args(AnyEvent) if kind.provoked} == {ConnectionRefused}
     assert ConnectionRefused.level is Level.WARNING
     assert ConnectionOpened.level is Level.DEBUG
+
+
+def test_what_went_wrong_is_told_as_an_error() -> None:
+    errors = {kind for kind in get_args(AnyEvent) if kind.level is Level.ERROR}
+    assert errors == {WorkerFailed, TimerExpired, JobFailed}
 
 
 def test_a_secret_field_is_in_no_form() -> None:
