@@ -125,7 +125,13 @@ class RendezvousLost(StoreUnavailable):
 
 
 class RendezvousClosed(Unavailable):
-    """The run is over for every node; the message says why."""
+    """The run is over for every node; the message says why, `failed` whether its job failed."""
+
+    def __init__(
+        self, message: str, *, step: Step | None = None, address: str = "", failed: bool = False
+    ) -> None:
+        super().__init__(message, step=step, address=address)
+        self.failed = failed
 
 
 class WorkersStuck(Unavailable):

@@ -20,6 +20,7 @@ from holdfast.rendezvous.effects import Closed, Left, RoundOver
 from holdfast.rendezvous.leadership import Leadership
 from holdfast.rendezvous.machine import Node
 from holdfast.rendezvous.model import Failures, Phase, Record, Status
+from holdfast.rendezvous.trouble import Trouble
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.ops import Change, CompareSet, Guarded, ListPrefix
 from holdfast.testing.cluster import count_operations, draw_plan, run_seed
@@ -77,18 +78,21 @@ def publish(patch: pytest.MonkeyPatch, write: Callable[[Situation, Decision], De
 @bug("S4", 40)
 def leaving_closes_the_run(patch: pytest.MonkeyPatch) -> None:  # E1, RV-4
     def leave(self: Node, now: float) -> None:
-        self._closing = "a node left"
+        self._closing = Closed("a node left", False)
 
     before(patch, "leave", leave)
 
 
 @bug("E2", 60)
 def a_node_whose_store_is_lost_tries_for_ever(patch: pytest.MonkeyPatch) -> None:  # E2, ND-6
-    def forget(self: Node, reason: str, now: float) -> None:
-        if self._trouble is not None:
-            self._trouble = (now, reason)
+    real = Trouble.failed
 
-    before(patch, "_in_trouble", forget)
+    def failed(self: Trouble, began: float, now: float) -> bool:
+        if self._since is not None:
+            self._since = now
+        return real(self, began, now)
+
+    patch.setattr(Trouble, "failed", failed)
 
 
 @bug("L3", 60)
@@ -374,7 +378,7 @@ def a_node_in_trouble_asks_to_be_woken_at_once(patch: pytest.MonkeyPatch) -> Non
 
     def next_wake(self: Node) -> float | None:
         wake_at = real(self)
-        return wake_at if self._trouble is None else min(self._keep_at, wake_at or 0.0)
+        return wake_at if self._trouble.retry_at is None else min(self._keep_at, wake_at or 0.0)
 
     patch.setattr(Node, "next_wake", next_wake)
 

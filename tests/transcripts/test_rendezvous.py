@@ -57,7 +57,7 @@ class RendezvousStory:
 
     rules [min=] [max=] [join=] [last_call=]   before the first node
     node A... [kill_at= when=]   start nodes, which ask for a round at once
-    ask A WHY, leave A, close A WHY, fail A     what the user of a node does; `fail` counts one
+    ask A WHY, leave A, close A WHY [failed=yes], fail A     what the user of a node does; `fail` counts one
     write A                      write in its round's store
     advance S                    let time pass
     kill A, cut A                die in silence; die so that the store sees the connection closed
@@ -112,7 +112,7 @@ class RendezvousStory:
             case "leave":
                 machine.leave(self._now)
             case "close":
-                machine.close(args[1], self._now)
+                machine.close(args[1], command.options.get("failed") == "yes", self._now)
             case "fail":
                 machine.count_failure(self._now)
             case "write":
@@ -251,7 +251,9 @@ class RendezvousStory:
                 self._say(node, f"knows: {progress.reason}")
             case Counted(count):
                 self._say(node, f"is told: failures so far: {count}")
-            case TimedOut(reason) | Closed(reason) | StoreLost(reason):
+            case Closed(reason, failed):
+                self._say(node, f"is told: Closed{' as failed' * failed}: {reason}")
+            case TimedOut(reason) | StoreLost(reason):
                 self._say(node, f"is told: {type(notice).__name__}: {reason}")
             case Left():
                 self._say(node, "is told: Left")

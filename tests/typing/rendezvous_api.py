@@ -9,6 +9,7 @@ import holdfast
 from holdfast import Rendezvous, RendezvousParameters, Round, Store, create_rendezvous
 from holdfast.errors import RendezvousClosed, RendezvousLost, RendezvousTimedOut
 from holdfast.ids import NodeId, RunId
+from holdfast.rendezvous.handler import Ending
 from holdfast.rendezvous.model import Announcement, Member
 from holdfast.rendezvous.parameters import parse_config
 from holdfast.rendezvous.ranks import RankPolicy
@@ -46,7 +47,10 @@ def taking_part(parameters: RendezvousParameters) -> None:
         assert_type(rendezvous.nodes_waiting(), int)
         assert_type(rendezvous.count_failure(timeout=None), int)
         assert_type(rendezvous.run_id, RunId)
+        rendezvous.subscribe(lambda: None)
+        assert_type(rendezvous.ended(), Ending | None)
         rendezvous.close("the job is done")
+        rendezvous.close("it failed too often", failed=True)
         assert_type(rendezvous.shutdown(), bool)
 
 
@@ -57,6 +61,8 @@ def failing(rendezvous: holdfast.Rendezvous) -> holdfast.Round | None:
         assert_type(error.waiting_for, tuple[str, ...])
     except (RendezvousClosed, RendezvousLost) as error:
         assert_type(error.address, str)
+        if isinstance(error, RendezvousClosed):
+            assert_type(error.failed, bool)
     return None
 
 

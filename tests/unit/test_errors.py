@@ -55,7 +55,7 @@ EVERY: list[HoldfastError] = [
     StoreUnavailable("m", step=Step.RESOLVE, address="h:1", maybe_applied=True),
     RendezvousLost("m", address="h:1", maybe_applied=True),
     LeaseLost("m"),
-    RendezvousClosed("m", address="h:1"),
+    RendezvousClosed("m", address="h:1", failed=True),
     Refused("m", step=Step.SECRET, address="h:1"),
     Fenced("m", address="h:1"),
     PeerViolation("m", step=Step.HANDSHAKE, address="h:1"),

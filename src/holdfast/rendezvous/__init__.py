@@ -6,6 +6,7 @@ Layout, in reading order (◦ = pure)
     decide.py ◦      what becomes of a round: every decision with its reason
     leadership.py ◦  what the leader knows
     effects.py ◦     what a node wants done, and what it tells
+    trouble.py ◦     a store that does not answer
     machine.py ◦     one node: announces itself, leads or follows
     session.py       a node at work: the machine's thread over a store
     parameters.py ◦  what a user says

@@ -77,9 +77,10 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The run is closed."""
+    """The run is closed, as a failure or not."""
 
     reason: str
+    failed: bool
 
 
 @dataclass(frozen=True, slots=True)

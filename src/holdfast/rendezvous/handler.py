@@ -37,7 +37,7 @@ from holdfast.store.fenced import FencedStore
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
 
-__all__ = ["Rendezvous", "Round", "StoreRendezvous"]
+__all__ = ["Ending", "Rendezvous", "Round", "StoreRendezvous"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,28 @@ class Round:
     """A complete round, as one of its members sees it.
 
     `store` is shared by the members of this round alone. Once the round is over it refuses every
-    write with Fenced, so a node that comes late cannot disturb the rounds after it.
+    write with Fenced, so a node that comes late cannot disturb the rounds after it. `board` is
+    shared by all nodes of the run, round after round, and refuses nobody: for what is to be said
+    of a round when it is over.
     """
 
     number: int
     rank: int
     world_size: int
     store: Store
+    board: Store
     master_address: str
     master_port: int
     members: tuple[Member, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended: why, and whether its job failed."""
+
+    reason: str
+    failed: bool
 
 
 class Rendezvous(ABC):
@@ -71,9 +82,9 @@ class Rendezvous(ABC):
         """Wait for the next round and return it; `why` says what ended the last one here.
 
         The wait is bounded by the run's join timeout, and by `timeout` if that is shorter.
-        RendezvousTimedOut says who was there, RendezvousClosed that the run is over,
-        RendezvousLost that its store is. One wish at a time: a later call takes over, and this
-        one ends with UsageError.
+        RendezvousTimedOut says who was there, RendezvousClosed that the run is over (and whether
+        as failed), RendezvousLost that its store is. One wish at a time: a later call takes over,
+        and this one ends with UsageError.
         """
 
     @abstractmethod
@@ -102,9 +113,17 @@ class Rendezvous(ABC):
     def closed(self) -> str | None:
         """Return why the run is closed, or None while it is not."""
 
+    def ended(self) -> Ending | None:
+        """Return how the run was closed, or None while it is not."""
+        reason = self.closed()
+        return None if reason is None else Ending(reason, False)
+
     @abstractmethod
-    def close(self, reason: str = "closed") -> None:
-        """End the run for every node, for good."""
+    def close(self, reason: str = "closed", *, failed: bool = False) -> None:
+        """End the run for every node, for good; `failed` says whether the job has.
+
+        What the first one said stands: closing a closed run does nothing.
+        """
 
     @abstractmethod
     def shutdown(self) -> bool:
@@ -252,11 +271,15 @@ class StoreRendezvous(Rendezvous):
     def closed(self) -> str | None:
         return self._session.closed.reason if self._session.closed is not None else None
 
-    def close(self, reason: str = "closed") -> None:
+    def ended(self) -> Ending | None:
+        closed = self._session.closed
+        return None if closed is None else Ending(closed.reason, closed.failed)
+
+    def close(self, reason: str = "closed", *, failed: bool = False) -> None:
         session = self._session
         self._check_in()
         _sentence("reason", reason)
-        session.request(lambda now: self._node.close(reason, now))
+        session.request(lambda now: self._node.close(reason, bool(failed), now))
         deadline = Deadline.after(self._close_s, self._clock)
         if not session.wait(lambda: session.closed is not None or self._ended(), deadline):
             raise RendezvousTimedOut(f"run {self.run_id}: it could not be closed in time")
@@ -297,7 +320,8 @@ class StoreRendezvous(Rendezvous):
     def _check_ended(self) -> None:
         session = self._session
         if session.closed is not None:
-            raise RendezvousClosed(f"run {self.run_id} is closed: {session.closed.reason}")
+            text = f"run {self.run_id} is closed: {session.closed.reason}"
+            raise RendezvousClosed(text, failed=session.closed.failed)
         if session.lost is not None:
             raise RendezvousLost(f"run {self.run_id}: {session.lost.reason}")
         if session.left:
@@ -314,6 +338,7 @@ class StoreRendezvous(Rendezvous):
             rank=ready.rank,
             world_size=len(record.members),
             store=PrefixStore(fenced, prefix),
+            board=PrefixStore(self._store, self._keys.board),
             master_address=master.host,
             master_port=master.port,
             members=record.members,

@@ -57,6 +57,7 @@ from holdfast.rendezvous.model import (
     Status,
 )
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
+from holdfast.rendezvous.trouble import Trouble
 from holdfast.store.ops import (
     AnyOp,
     Change,
@@ -77,8 +78,6 @@ from holdfast.store.ops import (
 
 __all__ = ["Node"]
 
-RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
-
 
 class Node:
     """The machine of one node."""
@@ -90,12 +89,10 @@ class Node:
         self._rules = rules
         self._rank = rank
         self._effects: list[Effect] = []
-        # The operation that is being performed, and when the next may begin after a failure.
+        # The operation that is being performed, and how the store bears with them.
         self._busy: AnyOp | None = None
         self._busy_at = 0.0
-        self._retry_at = 0.0
-        self._retries = 0
-        self._trouble: tuple[float, str] | None = None
+        self._trouble = Trouble(rules.lease_s)
         # This node: what it would announce, what is announced, and under which lease.
         self._me = me
         self._active = False
@@ -109,7 +106,7 @@ class Node:
         self._round_raw: bytes | None = None
         self._over_told = False
         self._counting: int | None = None  # the round whose failure is to be counted
-        self._closing: str | None = None
+        self._closing: Closed | None = None
         # What is known of ctl/: for each key the newest value and its revision.
         self._control: dict[str, tuple[int, bytes | None]] = {}
         self._looked = False  # for a leader, at least once
@@ -129,7 +126,7 @@ class Node:
     def ask(self, why: str, now: float) -> None:
         """Ask for a place in the next round; `why` says what ended the last one here."""
         if self._record is not None and self._record.status is Status.CLOSED:
-            self._tell(Closed(self._record.reason))
+            self._tell(Closed(self._record.reason, self._record.failed))
             return
         self._active = True
         self._me = replace(self._me, phase=Phase.WAITING, why=why[:200])
@@ -154,9 +151,9 @@ class Node:
         self._counting = self._me.round
         self._pump(now)
 
-    def close(self, reason: str, now: float) -> None:
-        """End the run for everyone."""
-        self._closing = reason[:200]
+    def close(self, reason: str, failed: bool, now: float) -> None:
+        """End the run for everyone; `failed` says whether the job has."""
+        self._closing = Closed(reason[:200] or "closed", failed)
         self._pump(now)
 
     def leave(self, now: float) -> None:
@@ -181,7 +178,7 @@ class Node:
     def done(self, result: object, now: float) -> None:
         """Hear what the operation that was performed returned."""
         op, self._busy = self._busy, None
-        self._trouble, self._retries = None, 0
+        self._trouble.answered()
         if op is not None:
             self._performed(op, result, now)
         self._pump(now)
@@ -191,15 +188,16 @@ class Node:
         op, self._busy = self._busy, None
         match error:
             case LeaseLost():
-                self._trouble, self._retries = None, 0  # it is an answer
+                self._trouble.answered()
                 self._lease_lost()
             case Fenced() if isinstance(op, Guarded):
-                self._trouble, self._retries = None, 0
+                self._trouble.answered()
                 self._fenced(op)
             case UsageError():
                 self._stop(StoreLost(str(error)))
             case _:
-                self._in_trouble(str(error), now)
+                if self._trouble.failed(self._busy_at, now):
+                    self._stop(StoreLost(f"the store cannot be used: {error}"))
         self._pump(now)
 
     def tick(self, now: float) -> None:
@@ -208,9 +206,7 @@ class Node:
 
     def patience(self, now: float) -> float:
         """Return how long the operation that is wanted may take: nothing else is done meanwhile."""
-        limit = self._rules.lease_s
-        if self._trouble is not None:
-            limit = min(limit, max(RETRY_MAX_S, self._trouble[0] + limit - now))
+        limit = self._trouble.patience(now)
         return limit if self._join_by is None else min(limit, max(0.1, self._join_by - now))
 
     def next_wake(self) -> float | None:
@@ -218,9 +214,9 @@ class Node:
         if self._stopped or self._busy is not None:
             return None
         moments = [] if self._join_by is None else [self._join_by]
-        if self._trouble is not None:
-            moments.append(self._retry_at)  # nothing else is done before that
-            return min(moments)
+        retry_at = self._trouble.retry_at
+        if retry_at is not None:
+            return min([retry_at, *moments])  # nothing else is done before that
         if self._lease is not None:
             moments.append(self._keep_at)
         leading = self._leadership.next_wake() if self._leadership is not None else None
@@ -264,7 +260,8 @@ class Node:
             decision = self._leadership.decide(self._record, now)
             if decision is not None:
                 self._explain(decision.progress)
-        if self._busy is not None or (self._trouble and now < self._retry_at):
+        retry_at = self._trouble.retry_at
+        if self._busy is not None or (retry_at is not None and now < retry_at):
             return
         op = self._next_op(now)
         if op is not None:
@@ -278,7 +275,7 @@ class Node:
                 self._stop(Left())
                 return None
             return LeaseGrant(self._rules.lease_s, self._rules.linger_s)
-        if self._closing is not None and (op := self._close_op()) is not None:
+        if self._closing is not None and (op := self._close_op(self._closing)) is not None:
             return op
         if self._leaving:
             return LeaseRevoke(lease.id)
@@ -294,12 +291,12 @@ class Node:
             return Set(key, self._me.encode(), lease.id)
         return None
 
-    def _close_op(self) -> AnyOp | None:
+    def _close_op(self, wish: Closed) -> AnyOp | None:
         if self._record is not None and self._record.status is Status.CLOSED:
             self._closing = None
             return None
         number = self._record.number if self._record else 1
-        closed = Record(number, Status.CLOSED, (), self._closing or "closed")
+        closed = Record(number, Status.CLOSED, (), wish.reason, failed=wish.failed)
         return CompareSet(self._keys.round, self._raw(self._keys.round), closed.encode())
 
     def _count_op(self) -> AnyOp | None:
@@ -391,18 +388,6 @@ class Node:
         else:
             self._round_raw = None  # the round is over, so its failures count no more (ND-4)
 
-    def _in_trouble(self, reason: str, now: float) -> None:
-        # Silence begins with the operation. One alone proves nothing: we may have been stopped.
-        again = self._trouble is not None
-        since, _ = self._trouble or (self._busy_at, "")
-        self._trouble = (since, reason)
-        if again and now - since >= self._rules.lease_s:
-            self._stop(StoreLost(f"the store cannot be used: {reason}"))
-            return
-        pause = min(RETRY_MAX_S, RETRY_MIN_S * 2**self._retries)
-        self._retries = min(self._retries + 1, 10)
-        self._retry_at = now + pause
-
     # Following.
 
     def _control_changed(self, key: str, value: bytes | None, revision: int, now: float) -> None:
@@ -434,7 +419,7 @@ class Node:
         if record.status is Status.CLOSED:
             self._join_by = None
             self._over(record.reason)
-            self._tell(Closed(record.reason))
+            self._tell(Closed(record.reason, record.failed))
             return
         if self._active and self._me.phase is Phase.WAITING:
             self._wait_or_work(record, now)

@@ -63,6 +63,7 @@ class Keys:
     def __init__(self, run: RunId) -> None:
         self.root = f"rdzv/{run}/"
         self._rounds = f"round/{run}/"
+        self.board = f"board/{run}/"
         self.control = self.root + "ctl/"
         self.nodes = self.root + "node/"
         self.leader = self.control + "leader"
@@ -144,13 +145,15 @@ class Record(_Value):
     """The current round.
 
     COMPLETE: `members` are in it, in rank order. FORMING: `number` is the next round, `members`
-    were in the one before. CLOSED: there will be no more. `reason` says why it came to this.
+    were in the one before. CLOSED: there will be no more, and `failed` says whether that is a
+    failure of the job. `reason` says why it came to this.
     """
 
     number: int
     status: Status
     members: tuple[Member, ...]
     reason: str
+    failed: bool = False
 
     def rank_of(self, node: NodeId) -> int | None:
         """Return the rank of a node in a complete round, or None if it is not in it."""
@@ -242,6 +245,12 @@ def _count(kind: type, name: str, value: object) -> int:
     return value
 
 
+def _flag(kind: type, name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(kind, name, value)
+    return value
+
+
 def _maybe_count(kind: type, name: str, value: object) -> int | None:
     return None if value is None else _count(kind, name, value)
 
@@ -286,6 +295,7 @@ _READERS: dict[str, Any] = {
     "NodeId": _text,
     "str": _text,
     "int": _count,
+    "bool": _flag,
     "int | None": _maybe_count,
     "float | None": _maybe_seconds,
     "Phase": _phase,

@@ -320,7 +320,7 @@ class Agent:
     def close(self, reason: str) -> None:
         """Close the run."""
         self._program.judge.closes()
-        self._program.request(lambda now: self._program.node.close(reason, now))
+        self._program.request(lambda now: self._program.node.close(reason, False, now))
 
     def end(self, how: str) -> None:
         """End the process."""

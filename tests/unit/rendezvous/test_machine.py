@@ -19,8 +19,8 @@ from holdfast.rendezvous.effects import (
     StoreLost,
     TimedOut,
 )
-from holdfast.rendezvous.machine import RETRY_MAX_S
 from holdfast.rendezvous.model import Failures, Leader, Record, Status
+from holdfast.rendezvous.trouble import RETRY_MAX_S
 from holdfast.store.ops import Change, CompareSet, Delete, Guarded, LeaseKeep, ListPrefix, Set
 from tests.unit.rendezvous.by_hand import KEYS, NO_STORE, Driven, World
 
@@ -381,41 +381,41 @@ class TestEnds:
     def test_closing_ends_it_for_everyone_for_good(self) -> None:
         """ND-6, RV-4."""
         world, a, b = pair()
-        b.node.close("the job is done", world.now)
+        b.node.close("the job has failed", True, world.now)
         world.settle()
-        assert a.the(Closed) == b.the(Closed) == Closed("the job is done")
-        assert a.the(RoundOver).reason == "the job is done"
+        assert a.the(Closed) == b.the(Closed) == Closed("the job has failed", True)
+        assert a.the(RoundOver).reason == "the job has failed"
         a.node.ask("", world.now)
         world.settle()
-        assert a.the(Closed) == Closed("the job is done")
-        b.node.close("again", world.now)
+        assert a.the(Closed) == Closed("the job has failed", True)
+        b.node.close("again", False, world.now)
         late = world.add("late")
         world.run(1)
         assert late.take(Closed)
-        assert record(world).reason == "the job is done"
+        assert record(world).reason == "the job has failed"
 
     def test_closing_before_anything_was_published(self) -> None:
         world = World(RULES)
         a = world.add("a", ask=False)
-        a.node.close("", world.now)
+        a.node.close("", False, world.now)
         world.settle()
-        assert a.the(Closed) == Closed("closed")
+        assert a.the(Closed) == Closed("closed", False)
 
     def test_closing_a_record_that_was_not_known(self) -> None:
         world, _a, _b = pair()
         c = world.add("c", ask=False)
         c.deaf = True
-        c.node.close("x" * 300, world.now)
+        c.node.close("x" * 300, False, world.now)
         world.run(1)
         assert record(world).status is Status.CLOSED
         assert len(record(world).reason) == 200
 
     def test_closing_and_leaving_at_once(self) -> None:
         world, a, _b = pair()
-        a.node.close("done", world.now)
+        a.node.close("done", False, world.now)
         a.node.leave(world.now)
         world.settle()
-        assert (a.take(Closed), a.take(Left)) == ([Closed("done")], [Left()])
+        assert (a.take(Closed), a.take(Left)) == ([Closed("done", False)], [Left()])
 
     def test_a_node_that_never_had_a_lease_leaves_at_once(self) -> None:
         world = World(RULES)
@@ -517,8 +517,7 @@ class TestTrouble:
         for error in (NO_STORE, LeaseLost("gone")):
             b.node.failed(error, world.now)
             b.node.tick(world.now + 1)
-        assert b.node._trouble is None
-        assert b.node._retries == 0
+        assert b.node._trouble.retry_at is None
 
     def test_retries_pause_longer_and_longer(self) -> None:
         world = World(replace(RULES, lease_s=100))

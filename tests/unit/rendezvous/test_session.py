@@ -105,7 +105,7 @@ def test_what_happens_is_told_as_events(start: Start) -> None:
     until(other, lambda: other.ready)
     other.ask("a worker failed", "second")
     until(session, lambda: session.over)
-    session.request(lambda now: session._node.close("the job failed", now))
+    session.request(lambda now: session._node.close("the job failed", False, now))
     until(session, lambda: session.closed)
     session.stop()
     told = [event for event in sink.events if not isinstance(event, RoundAwaited)]

@@ -79,7 +79,7 @@ def test_a_good_run_is_not_blamed(court: Court) -> None:
     court.publish(3, Status.FORMING, A, B)
     court.judge.closes()
     court.publish(3, Status.CLOSED)
-    court.judge.told(A, Closed("so"))
+    court.judge.told(A, Closed("so", False))
     court.judge.told(B, Left())
     court.judge.told(A, TimedOut("so"))
     assert court.blamed == []
@@ -216,7 +216,7 @@ def test_a_node_without_a_lease_learns_that_its_round_is_over(court: Court) -> N
 def test_the_end_is_told_only_when_it_has_come(court: Court) -> None:
     court.meet(A)
     court.set(KEYS.leader, Leader(B, 0).encode())
-    court.judge.told(A, Closed("so"))
+    court.judge.told(A, Closed("so", False))
     court.judge.told(A, Left())
     court.judge.told(B, Left())
     assert [text.split()[0] for text in court.blamed] == ["a", "a", "b"]

@@ -1,0 +1,47 @@
+"""A store that does not answer: since when, when to try again, and when it is lost.
+
+Pure, as `machine.py` of which it is a part.
+"""
+
+from __future__ import annotations
+
+__all__ = ["RETRY_MAX_S", "Trouble"]
+
+RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
+
+
+class Trouble:
+    """What a node knows of its store's silence; silent for a lease, the store is lost."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._since: float | None = None
+        self._retries = 0
+        self._retry_at = 0.0
+
+    @property
+    def retry_at(self) -> float | None:
+        """When to try again; None if the store answered the last time."""
+        return None if self._since is None else self._retry_at
+
+    def answered(self) -> None:
+        """Hear that the store answered, be it by a refusal."""
+        self._since, self._retries = None, 0
+
+    def failed(self, began: float, now: float) -> bool:
+        """Hear that an operation that began then found no answer; say whether the store is lost."""
+        # Silence begins with the operation. One alone proves nothing: we may have been stopped.
+        again = self._since is not None
+        since = self._since if self._since is not None else began
+        self._since = since
+        if again and now - since >= self._lease_s:
+            return True
+        self._retry_at = now + min(RETRY_MAX_S, RETRY_MIN_S * 2**self._retries)
+        self._retries = min(self._retries + 1, 10)
+        return False
+
+    def patience(self, now: float) -> float:
+        """Return how long an operation may take: nothing else is done meanwhile."""
+        if self._since is None:
+            return self._lease_s
+        return min(self._lease_s, max(RETRY_MAX_S, self._since + self._lease_s - now))

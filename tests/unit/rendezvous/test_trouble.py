@@ -1,0 +1,44 @@
+"""A store that does not answer, moment by moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.rendezvous.trouble import RETRY_MAX_S, RETRY_MIN_S, Trouble
+
+
+def test_a_store_that_answers_is_no_trouble() -> None:
+    trouble = Trouble(15.0)
+    assert (trouble.retry_at, trouble.patience(100.0)) == (None, 15.0)
+
+
+def test_pauses_grow_up_to_a_second_until_it_answers() -> None:
+    trouble = Trouble(1e6)
+    pauses = []
+    for _ in range(12):
+        assert not trouble.failed(100.0, 100.0)
+        pauses.append((trouble.retry_at or 0.0) - 100.0)
+    assert pauses[:3] == pytest.approx([RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S])
+    assert pauses[-1] == pytest.approx(RETRY_MAX_S)
+    trouble.answered()
+    assert trouble.retry_at is None
+    trouble.failed(200.0, 200.0)
+    assert trouble.retry_at == pytest.approx(200.0 + RETRY_MIN_S)
+
+
+def test_it_is_lost_a_lease_after_it_fell_silent() -> None:
+    """What counts is when the first operation began; its failure alone proves nothing."""
+    trouble = Trouble(15.0)
+    assert not trouble.failed(0.0, 100.0)
+    assert trouble.failed(100.1, 100.2)
+    trouble.answered()
+    assert not trouble.failed(0.0, 5.0)
+    assert not trouble.failed(5.1, 14.9)
+    assert trouble.failed(14.9, 15.0)
+
+
+def test_an_operation_does_not_outlast_the_silence_that_is_borne() -> None:
+    trouble = Trouble(15.0)
+    trouble.failed(100.0, 104.0)
+    assert trouble.patience(104.0) == pytest.approx(11.0)
+    assert trouble.patience(120.0) == RETRY_MAX_S
