@@ -80,7 +80,7 @@ class Orders:
         return {"value": value.decode()}
 
     def count(self) -> dict[str, Any]:
-        return {"count": self.rendezvous.count_failure()}
+        return {"count": self.rendezvous.count_failure().count}
 
     def close(self, reason: str) -> dict[str, Any]:
         self.rendezvous.close(reason)

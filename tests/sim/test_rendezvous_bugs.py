@@ -127,14 +127,12 @@ def every_node_counts_the_same_failure(patch: pytest.MonkeyPatch) -> None:  # E6
 
     def count(self: Node) -> Any:
         report = (self, self._me.round)
-        if not self._counting or self._round_raw is None or report in counted:
+        if not self._report or self._round_raw is None or report in counted:
             return real(self)
         counted.add(report)
         raw = self._raw(self._keys.failures)
-        known = Failures(0, 0) if raw is None else Failures.decode(raw)
-        op = CompareSet(
-            self._keys.failures, raw, Failures(known.count + 1, self._me.round).encode()
-        )
+        known = Failures() if raw is None else Failures.decode(raw)
+        op = CompareSet(self._keys.failures, raw, known.plus(*self._report).encode())
         return Guarded(self._keys.round, self._round_raw, op)
 
     patch.setattr(Node, "_count_op", count)
@@ -153,7 +151,7 @@ def a_failure_counts_after_its_round(patch: pytest.MonkeyPatch) -> None:  # E6, 
 
 @bug("S6", 60)
 def a_failure_is_told_as_counted_and_is_not(patch: pytest.MonkeyPatch) -> None:  # E6
-    def forget(self: Node, now: float) -> None:
+    def forget(self: Node, now: float, wall: float) -> None:
         self._round_raw = None
 
     before(patch, "count_failure", forget)

@@ -57,7 +57,8 @@ class RendezvousStory:
 
     rules [min=] [max=] [join=] [last_call=]   before the first node
     node A... [kill_at= when=]   start nodes, which ask for a round at once
-    ask A WHY, leave A, close A WHY [failed=yes], fail A     what the user of a node does; `fail` counts one
+    ask A WHY, leave A, close A WHY [failed=yes]             what the user of a node does
+    fail A                       count a failure
     write A                      write in its round's store
     advance S                    let time pass
     kill A, cut A                die in silence; die so that the store sees the connection closed
@@ -114,7 +115,7 @@ class RendezvousStory:
             case "close":
                 machine.close(args[1], command.options.get("failed") == "yes", self._now)
             case "fail":
-                machine.count_failure(self._now)
+                machine.count_failure(self._now, self._now)
             case "write":
                 self._write(node)
             case "kill":
@@ -249,8 +250,10 @@ class RendezvousStory:
                 self._say(node, f"is told: RoundOver {number}: {reason}")
             case Explained(progress):
                 self._say(node, f"knows: {progress.reason}")
-            case Counted(count):
-                self._say(node, f"is told: failures so far: {count}")
+            case Counted(failures):
+                times = ", ".join(f"{at:.2f}" for at in failures.times)
+                when = f", at {times}" if times else ""
+                self._say(node, f"is told: failures so far: {failures.count}{when}")
             case Closed(reason, failed):
                 self._say(node, f"is told: Closed{' as failed' * failed}: {reason}")
             case TimedOut(reason) | StoreLost(reason):

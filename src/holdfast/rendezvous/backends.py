@@ -27,6 +27,7 @@ from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, StoreUnavailable, UsageError
 from holdfast.ids import NodeId, new_token
 from holdfast.net.address import Address, is_loopback, parse_address
+from holdfast.net.secret import read_secret_file
 from holdfast.net.tcp import resolve
 from holdfast.rendezvous.handler import Rendezvous, StoreRendezvous
 from holdfast.rendezvous.model import Announcement, Keys, Phase
@@ -141,9 +142,11 @@ def _built_in(
     """Host the store if this node does, and open it."""
     server: StoreServer | None = None
     run, not_here = parameters.run_id, ""
+    given = parameters.secret_file
+    secret = None if given is None else read_secret_file(given)
     if is_host is not False:
         try:
-            server = serve_store(f"tcp://{address}")
+            server = serve_store(f"tcp://{address}", secret=secret)
         except UsageError as error:
             if is_host or address.port == 0:
                 raise UsageError(
@@ -159,7 +162,9 @@ def _built_in(
     else:
         _log.info("run %s: waiting up to %g s for the store at %s", run, parameters.join_s, address)
     try:
-        store = undo.enter_context(open_store(f"tcp://{address}", timeout=parameters.join_s))
+        store = undo.enter_context(
+            open_store(f"tcp://{address}", secret=secret, timeout=parameters.join_s)
+        )
     except StoreUnavailable as error:
         if not not_here:
             raise

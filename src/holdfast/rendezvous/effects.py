@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from holdfast.rendezvous.model import Progress, Record
+from holdfast.rendezvous.model import Failures, Progress, Record
 from holdfast.store.ops import AnyOp
 
 __all__ = [
@@ -65,7 +65,7 @@ class Explained:
 class Counted:
     """The failure that this node reported is counted, or another one of its round was."""
 
-    count: int
+    failures: Failures
 
 
 @dataclass(frozen=True, slots=True)

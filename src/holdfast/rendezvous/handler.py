@@ -30,7 +30,7 @@ from holdfast.observe.sinks import Sink
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import RoundReady
 from holdfast.rendezvous.machine import Node
-from holdfast.rendezvous.model import Announcement, Keys, Member, Progress
+from holdfast.rendezvous.model import Announcement, Failures, Keys, Member, Progress
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
 from holdfast.rendezvous.session import NodeSession
 from holdfast.store.fenced import FencedStore
@@ -103,10 +103,11 @@ class Rendezvous(ABC):
         """
 
     @abstractmethod
-    def count_failure(self, *, timeout: float | None = 30.0) -> int:
+    def count_failure(self, *, timeout: float | None = 30.0) -> Failures:
         """Count a failure of the round that this node works in; return the job's failures.
 
-        However many members report one, a round counts once; once it is over, no more.
+        `count` says how many, `times` when the newest hundred were (seconds since 1970). However
+        many members report one, a round counts once; once it is over, no more.
         """
 
     @abstractmethod
@@ -255,16 +256,17 @@ class StoreRendezvous(Rendezvous):
         """Return what the run waits for, as last heard: for people."""
         return self._session.progress
 
-    def count_failure(self, *, timeout: float | None = 30.0) -> int:
+    def count_failure(self, *, timeout: float | None = 30.0) -> Failures:
         session = self._session
         deadline = Deadline.after(check_timeout(timeout), self._clock)
         self._check_in()
         with session.told:
             session.counted = None
-        session.request(self._node.count_failure)
+        wall = self._clock.wall()
+        session.request(lambda now: self._node.count_failure(now, wall))
         session.wait(lambda: session.counted is not None or self._ended(), deadline)
         if session.counted is not None:
-            return session.counted.count
+            return session.counted.failures
         self._check_ended()
         raise RendezvousTimedOut(f"run {self.run_id}: the failure could not be counted in time")
 

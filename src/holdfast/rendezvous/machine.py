@@ -105,7 +105,8 @@ class Node:
         # The round that it works in, as published; and whether its end has been told.
         self._round_raw: bytes | None = None
         self._over_told = False
-        self._counting: int | None = None  # the round whose failure is to be counted
+        # The round whose failure is to be counted, and when it happened by the wall clock.
+        self._report: tuple[int, float] | None = None
         self._closing: Closed | None = None
         # What is known of ctl/: for each key the newest value and its revision.
         self._control: dict[str, tuple[int, bytes | None]] = {}
@@ -146,9 +147,9 @@ class Node:
         self._round_raw = None
         self._pump(now)
 
-    def count_failure(self, now: float) -> None:
-        """Count a failure of the round that this node works in (ND-4)."""
-        self._counting = self._me.round
+    def count_failure(self, now: float, wall: float) -> None:
+        """Count a failure of the round that this node works in (ND-4); `wall` is since 1970."""
+        self._report = (self._me.round, wall)
         self._pump(now)
 
     def close(self, reason: str, failed: bool, now: float) -> None:
@@ -300,19 +301,22 @@ class Node:
         return CompareSet(self._keys.round, self._raw(self._keys.round), closed.encode())
 
     def _count_op(self) -> AnyOp | None:
-        if self._counting is None:
+        if self._report is None:
             return None
-        raw = self._raw(self._keys.failures)
-        known = Failures(0, 0) if raw is None else Failures.decode(raw)
-        if self._round_raw is None or self._counting != self._me.round:
+        number, wall = self._report
+        if self._round_raw is None or number != self._me.round:
             return Get(self._keys.failures)  # nothing to count: say how many there are
-        if known.round >= self._me.round:
-            self._counting = None
-            self._tell(Counted(known.count))
+        raw = self._raw(self._keys.failures)
+        known = Failures() if raw is None else Failures.decode(raw)
+        if known.round >= number:
+            self._counted(known)
             return None
-        counted = Failures(known.count + 1, self._me.round)
-        op = CompareSet(self._keys.failures, raw, counted.encode())
+        op = CompareSet(self._keys.failures, raw, known.plus(number, wall).encode())
         return Guarded(self._keys.round, self._round_raw, op)
+
+    def _counted(self, failures: Failures) -> None:
+        self._report = None
+        self._tell(Counted(failures))
 
     def _lead_op(self, lease: Lease, now: float) -> AnyOp | None:
         leadership = self._leadership
@@ -367,9 +371,8 @@ class Node:
                         self._lead(result.revision)
                 self._control_changed(key, result.value, result.revision, now)
             case Get(), _:
-                known = Failures.decode(result.value) if isinstance(result, Entry) else None
-                self._counting = None
-                self._tell(Counted(known.count if known else 0))
+                known = Failures.decode(result.value) if isinstance(result, Entry) else Failures()
+                self._counted(known)
             case ListPrefix(), tuple():
                 if self._leadership is not None:
                     self._leadership.see_all(result)

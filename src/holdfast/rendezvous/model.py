@@ -40,6 +40,7 @@ __all__ = [
 VERSION = 1
 VALUE_BYTES_MAX = 4 * 1024 * 1024
 TEXT_MAX = 500
+TIMES_MAX = 100
 
 
 class Phase(StrEnum):
@@ -182,10 +183,19 @@ class Progress(_Value):
 
 @dataclass(frozen=True, slots=True)
 class Failures(_Value):
-    """The failures of the job: how many, and the newest round that has been counted."""
+    """The failures of the job: how many, and the newest round that has been counted.
 
-    count: int
-    round: int
+    `times` are the moments of the newest ones, in seconds since 1970 by the clock of the node that
+    counted: at most TIMES_MAX.
+    """
+
+    count: int = 0
+    round: int = 0
+    times: tuple[float, ...] = ()
+
+    def plus(self, number: int, at: float) -> Failures:
+        """Return these failures and one of a round that was not counted yet."""
+        return Failures(self.count + 1, number, (*self.times, at)[-TIMES_MAX:])
 
 
 def clipped(text: str) -> str:
@@ -290,6 +300,15 @@ def _texts(kind: type, name: str, value: object) -> tuple[str, ...]:
     return tuple(_text(kind, name, item) for item in value)
 
 
+def _moments(kind: type, name: str, value: object) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(value) > TIMES_MAX:
+        raise _wrong(kind, name, value)
+    for item in value:
+        if type(item) not in (int, float) or not 0 <= item < 1e12:
+            raise _wrong(kind, name, value)
+    return tuple(map(float, value))
+
+
 # How to read a field, by its annotation.
 _READERS: dict[str, Any] = {
     "NodeId": _text,
@@ -301,5 +320,6 @@ _READERS: dict[str, Any] = {
     "Phase": _phase,
     "Status": _status,
     "tuple[Member, ...]": _members,
+    "tuple[float, ...]": _moments,
     "tuple[str, ...]": _texts,
 }

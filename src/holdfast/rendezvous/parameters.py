@@ -24,6 +24,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from holdfast.clock import check_timeout
 from holdfast.errors import UsageError
@@ -69,6 +70,8 @@ class RendezvousParameters:
     local_addr: str | None = None
     config: Mapping[str, str | float | None] = field(default_factory=dict)
     """Values as text, or as what the text would say; an empty one counts as not set."""
+    secret_file: Path | None = None
+    """Where the secret of the built-in store lies; None for what the environment says."""
 
     def __post_init__(self) -> None:
         for name in ("backend", "endpoint"):

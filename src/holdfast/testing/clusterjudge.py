@@ -126,7 +126,7 @@ class Judge:
             self.counts["leaderships"] += value is not None
             self.on_control()
         elif key == self.keys.failures and value is not None:
-            before = Failures(0, 0) if old is None else Failures.decode(old)
+            before = Failures() if old is None else Failures.decode(old)
             self._failures_changed(before, Failures.decode(value))
 
     def _node_changed(self, node: NodeId, value: bytes | None) -> None:
@@ -196,7 +196,11 @@ class Judge:
             Status.COMPLETE,
             new.round,
         )
-        if new.count != old.count + 1 or new.round in self._counted or not current:
+        if (
+            new != old.plus(new.round, *new.times[-1:] or (0.0,))
+            or new.round in self._counted
+            or not current
+        ):
             self._fail(f"S6: in {record}, {old} became {new}")
         self._counted.add(new.round)
         if new.count != len(self._counted):

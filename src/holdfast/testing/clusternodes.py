@@ -416,7 +416,7 @@ class Agent:
     def _fail(self, record: Record) -> None:
         """Report a failed worker, then ask for a new round."""
         if self._in(record) and self._program.now() < self._manners.until:
-            self._program.request(self._program.node.count_failure)
+            self._program.request(lambda now: self._program.node.count_failure(now, now))
             self._await_count(record, self._program.now() + COUNT_WITHIN_S)
 
     def _await_count(self, record: Record, until: float) -> None:

@@ -215,10 +215,15 @@ def test_a_failure_counts_once_for_all_nodes(party: Party) -> None:
     together(a, b)
     with ThreadPoolExecutor(2) as pool:
         counted = list(pool.map(lambda node: node.count_failure(timeout=SOON), [a, b] * 3))
-    assert counted == [1] * 6
+    assert [failures.count for failures in counted] == [1] * 6
+    assert len({failures.times for failures in counted}) == 1
     together(a, b)
-    assert [b.count_failure(), a.count_failure()] == [2, 2]
-    assert party.add("c").count_failure() == 2  # not in a round: it only learns the number
+    before = SYSTEM_CLOCK.wall()
+    second = b.count_failure()
+    assert (second.count, len(second.times)) == (2, 2)
+    assert before - 1.0 < second.times[-1] < SYSTEM_CLOCK.wall() + 1.0
+    assert a.count_failure() == second
+    assert party.add("c").count_failure() == second  # not in a round: it only learns of them
 
 
 def test_closing_ends_the_run_for_everyone(party: Party) -> None:

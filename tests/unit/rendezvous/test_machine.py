@@ -29,6 +29,9 @@ RULES = Rules(
 )
 
 
+WALL = 1.7e9
+
+
 def pair(rules: Rules = RULES) -> tuple[World, Driven, Driven]:
     """Two nodes in round 1; the first one leads."""
     world = World(rules)
@@ -273,48 +276,48 @@ class TestFailures:
         """ND-4."""
         world, a, b = pair()
         for each in (a, b, a):
-            each.node.count_failure(world.now)
+            each.node.count_failure(world.now, WALL)
             world.settle()
-            assert each.the(Counted) == Counted(1)
+            assert each.the(Counted) == Counted(Failures(1, 1, (WALL,)))
 
     def test_two_at_once_count_once(self) -> None:
         """ND-4: the second one loses the race in the store."""
         world, a, b = pair()
         for each in (a, b):
             each.hold = Guarded
-            each.node.count_failure(world.now)
+            each.node.count_failure(world.now, WALL)
         world.settle()
         a.let_go()
         b.inbox = []
         b.let_go()
         world.settle()
-        assert a.the(Counted) == b.the(Counted) == Counted(1)
+        assert a.the(Counted) == b.the(Counted) == Counted(Failures(1, 1, (WALL,)))
 
     def test_the_next_round_counts_again(self) -> None:
         world, a, b = pair()
-        a.node.count_failure(world.now)
+        a.node.count_failure(world.now, WALL)
         world.settle()
         for each in (a, b):
             each.node.ask("a failure", world.now)
         world.settle()
-        b.node.count_failure(world.now)
+        b.node.count_failure(world.now, WALL)
         world.settle()
-        assert b.the(Counted) == Counted(2)
+        assert b.the(Counted) == Counted(Failures(2, 2, (WALL, WALL)))
         entry = world.entry(KEYS.failures)
         assert entry is not None
-        assert Failures.decode(entry.value) == Failures(2, 2)
+        assert Failures.decode(entry.value) == Failures(2, 2, (WALL, WALL))
 
     def test_a_round_that_is_over_counts_no_more(self) -> None:
         """ND-4: the store refuses it."""
         world, a, b = pair()
         b.hold = Guarded
-        b.node.count_failure(world.now)
+        b.node.count_failure(world.now, WALL)
         world.settle()
         a.node.ask("over", world.now)
         world.settle()
         b.let_go()
         world.settle()
-        assert b.the(Counted) == Counted(0)
+        assert b.the(Counted) == Counted(Failures())
         assert world.entry(KEYS.failures) is None
 
     def test_a_late_report_is_not_charged_to_a_later_round(self) -> None:
@@ -323,7 +326,7 @@ class TestFailures:
         b.hold = Set
         for each in (a, b):
             each.node.ask("a failure", world.now)
-        b.node.count_failure(world.now)
+        b.node.count_failure(world.now, WALL)
         world.settle()
         assert b.held is not None
         announced = world.apply(b.held)
@@ -332,15 +335,15 @@ class TestFailures:
         b.hold = None
         b.node.done(announced, world.now)
         world.settle()
-        assert b.the(Counted) == Counted(0)
+        assert b.the(Counted) == Counted(Failures())
         assert world.entry(KEYS.failures) is None
 
     def test_outside_a_round_nothing_is_counted(self) -> None:
         world = World(RULES)
         a = world.add("a")
-        a.node.count_failure(world.now)
+        a.node.count_failure(world.now, WALL)
         world.settle()
-        assert a.the(Counted) == Counted(0)
+        assert a.the(Counted) == Counted(Failures())
 
 
 class TestEnds:

@@ -42,12 +42,13 @@ ANNOUNCEMENT = st.builds(
 )
 LEADER = st.builds(Leader, NODE_ID, COUNT)
 MEMBERS = st.lists(MEMBER, max_size=5, unique_by=lambda member: member.node).map(tuple)
-RECORD = st.builds(Record, COUNT, st.sampled_from(Status), MEMBERS, TEXT)
+RECORD = st.builds(Record, COUNT, st.sampled_from(Status), MEMBERS, TEXT, st.booleans())
 SECONDS = st.none() | st.floats(0, 1e8)
 PROGRESS = st.builds(
     Progress, COUNT, COUNT, COUNT, st.lists(TEXT, max_size=4).map(tuple), SECONDS, TEXT
 )
-FAILURES = st.builds(Failures, COUNT, COUNT)
+MOMENTS = st.lists(st.floats(0, 1e11), max_size=5).map(tuple)
+FAILURES = st.builds(Failures, COUNT, COUNT, MOMENTS)
 VALUE = ANNOUNCEMENT | LEADER | RECORD | PROGRESS | FAILURES
 KINDS: tuple[Any, ...] = (Announcement, Leader, Record, Progress, Failures, Member)
 
@@ -149,6 +150,7 @@ def test_another_version_is_refused(version: object) -> None:
         ("members", {}, "Record.members: dict is out of place"),
         ("members", [1], "Record.members: list is out of place"),
         ("members", [{}], "Member: fields address, host, node, port are missing or unknown"),
+        ("failed", 1, "Record.failed: 1 is out of place"),
         ("more", 1, "Record: fields more are missing or unknown"),
     ],
 )
@@ -170,6 +172,23 @@ def test_odd_seconds_are_refused(left: object) -> None:
     progress = Progress(1, 1, 0, (), None, "")
     with pytest.raises(PeerViolation, match=r"^Progress\.left_s: "):
         Progress.decode(with_field("left_s", left, progress))
+
+
+@pytest.mark.parametrize(
+    "times", [1.0, None, ["1"], [True], [-1.0], [1e12], [float("nan")], [1.0, None], [1.0] * 101]
+)
+def test_odd_times_are_refused(times: object) -> None:
+    with pytest.raises(PeerViolation, match=r"^Failures\.times: "):
+        Failures.decode(with_field("times", times, Failures(1, 1, (5.0,))))
+
+
+def test_the_times_of_the_newest_hundred_failures_are_kept() -> None:
+    failures = Failures()
+    for number in range(1, 151):
+        failures = failures.plus(number, float(number))
+    assert (failures.count, failures.round) == (150, 150)
+    assert failures.times == tuple(map(float, range(51, 151)))
+    assert Failures.decode(failures.encode()) == failures
 
 
 @pytest.mark.parametrize("missing", ["a", [1], {"a": 1}, None])

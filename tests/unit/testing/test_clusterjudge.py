@@ -68,8 +68,8 @@ def test_a_good_run_is_not_blamed(court: Court) -> None:
     record = court.meet(A, B)
     assert court.judge.all_in([A, B])
     court.judge.performed(Guarded(KEYS.round, record.encode(), Add(KEYS.of_round(1) + "x", 1)))
-    court.set(KEYS.failures, Failures(1, 1).encode())
-    court.judge.told(A, Counted(1))
+    court.set(KEYS.failures, Failures(1, 1, (5.0,)).encode())
+    court.judge.told(A, Counted(Failures(1, 1, (5.0,))))
     court.judge.asks(A, 1)
     court.judge.rests(A)
     court.publish(2, Status.FORMING, A, B)
@@ -174,7 +174,15 @@ def test_only_a_leader_publishes_and_anybody_closes(court: Court) -> None:
     assert "ND-2" in court.text()
 
 
-@pytest.mark.parametrize("failures", [Failures(2, 1), Failures(1, 2), Failures(1, 0)])
+@pytest.mark.parametrize(
+    "failures",
+    [
+        Failures(2, 1, (5.0,)),
+        Failures(1, 2, (5.0,)),
+        Failures(1, 0, (5.0,)),
+        Failures(1, 1, (1.0, 5.0)),
+    ],
+)
 def test_a_wrong_count_is_blamed(court: Court, failures: Failures) -> None:
     court.meet(A)
     court.set(KEYS.failures, failures.encode())
@@ -183,14 +191,14 @@ def test_a_wrong_count_is_blamed(court: Court, failures: Failures) -> None:
 
 def test_a_round_is_counted_once(court: Court) -> None:
     court.meet(A)
-    court.set(KEYS.failures, Failures(1, 1).encode())
-    court.set(KEYS.failures, Failures(2, 1).encode())
+    court.set(KEYS.failures, Failures(1, 1, (5.0,)).encode())
+    court.set(KEYS.failures, Failures(2, 1, (5.0, 6.0)).encode())
     assert "S6" in court.text()
 
 
 def test_a_count_that_did_not_happen_is_blamed(court: Court) -> None:
     court.meet(A)
-    court.judge.told(A, Counted(0))
+    court.judge.told(A, Counted(Failures()))
     assert "S6: the failure of round 1 at a is not counted" in court.text()
 
 
