@@ -4,10 +4,15 @@ Layout, in reading order (◦ = pure)
     policy.py ◦       the restart budget
     roles.py ◦        ranks of workers, in the world and in their role
     environment.py ◦  the variables that a worker is given: a contract
-    machine.py ◦      what the agent does when something happens
     outcome.py ◦      how it all ended
+    effects.py ◦      what the machine wants done
+    machine.py ◦      what the agent does when something happens
+    job.py ◦          what an agent is to do, everything decided
     exchange.py       what agents of one round tell each other through its store
     health.py         a health endpoint that is alive in every phase
+    clerk.py          a thread that does errands
+    attempt.py        the workers of one round on this node
+    narrator.py       tells what the agent does
     agent.py          the loop that performs what the machine says
 """
 

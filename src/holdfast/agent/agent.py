@@ -1,0 +1,414 @@
+"""An agent at work: one thread that owns the machine, one queue that brings it events.
+
+The shell around `machine.py`. The thread that calls `run` starts the workers, so that they end
+with it; everything that may block goes to other threads, which only put what came of it on the
+queue: a clerk for what is written to the store, one after the other; one for each wait for a round
+or for the exit barrier; one that reads what the other nodes report.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from signal import Signals
+from typing import assert_never
+
+from holdfast.agent.attempt import Attempt, GroupMaker, Membership, open_door
+from holdfast.agent.clerk import Clerk
+from holdfast.agent.effects import (
+    Close,
+    Count,
+    Effect,
+    Finish,
+    Join,
+    Meet,
+    Place,
+    Publish,
+    Start,
+    Stop,
+)
+from holdfast.agent.exchange import decode_report, meet_at_exit, publish, swap, watch_reports
+from holdfast.agent.job import Job
+from holdfast.agent.machine import Agent, State
+from holdfast.agent.narrator import Narrator
+from holdfast.agent.outcome import Ending, Outcome
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.errors import HoldfastError, InternalError, PeerViolation, UsageError
+from holdfast.observe.metrics import Metrics
+from holdfast.observe.sinks import LogSink, Sink
+from holdfast.process.failure import WorkerExited
+from holdfast.process.logs import RunLogs
+from holdfast.process.signals import SignalEvents
+from holdfast.process.spec import GroupEnded
+from holdfast.rendezvous.handler import Rendezvous, Round
+from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.store import Watch
+
+__all__ = ["Barrier", "ElasticAgent", "Status"]
+
+STORE_WITHIN_S = 30.0
+SWAP_WITHIN_S = 60.0
+END_WITHIN_S = 10.0
+TURN_EVERY_S = 5.0
+"""How often the loop turns though nothing happens, so that others can see that it does."""
+
+_log = logging.getLogger("holdfast.agent")
+
+Barrier = Callable[[Round, Callable[[], bool], Deadline], None]
+"""Wait until every node of the round is done, or until told that it makes no sense any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the agent does, for people and probes; `turned_at` is when its loop last turned."""
+
+    state: State
+    reason: str
+    place: Place | None
+    membership: Membership | None
+    turned_at: float
+
+
+@dataclass(slots=True)
+class _Opened:
+    """What was opened for one round."""
+
+    door: C10dDoor | None = None
+    reports: Watch | None = None
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        if self.door is not None:
+            self.door.close()
+        if self.reports is not None:
+            self.reports.close()
+
+
+class ElasticAgent:
+    """Supervises the workers of one node of a run; `run()` does it all, once."""
+
+    def __init__(
+        self,
+        job: Job,
+        rendezvous: Rendezvous,
+        logs: RunLogs,
+        make_group: GroupMaker,
+        *,
+        exit_barrier: Barrier = meet_at_exit,
+        show: Callable[[Status], None] = lambda status: None,
+        sink: Sink | None = None,
+        metrics: Metrics | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._job = job
+        self._rendezvous = rendezvous
+        self._logs = logs
+        self._make_group = make_group
+        self._exit_barrier = exit_barrier
+        self._show = show
+        self._clock = clock
+        self._narrator = Narrator(job.run_id, sink or LogSink(), metrics or Metrics(), clock)
+        self._machine = Agent(job.terms)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._clerk = Clerk("holdfast-agent-clerk")
+        self._waits: list[threading.Thread] = []
+        self._attempts = 0
+        self._attempt: Attempt | None = None
+        self._membership: Membership | None = None
+        self._opened = _Opened()
+        self._ended = False
+        self._outcome: Outcome | None = None
+        self._shown: tuple[State, str] | None = None
+        self._turned_at = clock.monotonic()
+
+    def status(self) -> Status:
+        """Return what it does. From any thread."""
+        machine = self._machine
+        return Status(
+            machine.state, machine.reason, machine.place, self._membership, self._turned_at
+        )
+
+    def pids(self) -> dict[int, int]:
+        """Return the processes of the workers that run, by local rank. From any thread."""
+        attempt = self._attempt
+        return attempt.pids() if attempt is not None else {}
+
+    def run(self) -> Outcome:
+        """Do the job and return how it ended.
+
+        Blocks until then, on the thread to which the workers belong. Whatever happens, no worker
+        is left running. The rendezvous is left to whoever made it.
+        """
+        with SignalEvents(self._job.signals, self._signalled):
+            try:
+                self._rendezvous.subscribe(self._look_soon)
+                self._machine.start()
+                while True:
+                    self._perform()
+                    if self._outcome is not None:
+                        return self._with_results(self._outcome)
+                    self._turn()
+            finally:
+                self._end()
+
+    # The loop.
+
+    def _post(self, act: Callable[[], None]) -> None:
+        """Let the loop do this, soon. From any thread, and from signal handlers."""
+        self._inbox.put(act)
+
+    def _now(self) -> float:
+        return self._clock.monotonic()
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and hear it."""
+        wake_at = self._machine.next_wake()
+        patience = TURN_EVERY_S if wake_at is None else max(0.0, wake_at - self._now())
+        if not self._told_of_changes():
+            patience = min(patience, self._job.monitor_interval_s)
+        try:
+            self._inbox.get(timeout=min(patience, TURN_EVERY_S))()
+        except queue.Empty:
+            pass
+        self._turned_at = self._now()
+        self._machine.tick(self._turned_at)
+        self._look()
+
+    def _told_of_changes(self) -> bool:
+        """Say whether the rendezvous speaks up by itself; a stranger's may have to be asked."""
+        return type(self._rendezvous).subscribe is not Rendezvous.subscribe
+
+    def _look(self) -> None:
+        """See what has become of the round, if we are in one."""
+        if self._machine.state not in (State.RUNNING, State.STOPPING, State.FINISHED):
+            return
+        now = self._now()
+        if (ended := self._rendezvous.ended()) is not None:
+            self._machine.run_ended(ended.reason, ended.failed, now)
+        elif (reason := self._rendezvous.over()) is not None:
+            self._machine.round_over(reason, now)
+        elif (number := self._rendezvous.nodes_waiting()) > 0:
+            self._machine.newcomers(number, now)
+
+    def _look_soon(self) -> None:
+        self._post(lambda: None)  # every turn looks
+
+    def _signalled(self, number: int) -> None:
+        self._post(lambda: self._obey(Signals(number)))
+
+    def _obey(self, number: Signals) -> None:
+        self._narrator.signalled(number)
+        self._machine.signalled(number, self._now())
+
+    def _told(self, event: WorkerExited | GroupEnded) -> None:
+        """Hear from the group's thread."""
+        match event:
+            case WorkerExited():
+                self._post(lambda: self._worker_exited(event))
+            case GroupEnded(abandoned):
+                self._post(lambda: self._machine.group_ended(abandoned, self._now()))
+            case _:
+                assert_never(event)
+
+    def _worker_exited(self, event: WorkerExited) -> None:
+        if event.failure is not None:
+            self._narrator.failed(event.failure)
+        self._machine.worker_exited(event, self._now())
+
+    def _perform(self) -> None:
+        while effects := self._machine.take_effects():
+            for effect in effects:
+                self._perform_one(effect)
+        told = (self._machine.state, self._machine.reason)
+        if told != self._shown:
+            self._shown = told
+            self._show(self.status())
+
+    def _perform_one(self, effect: Effect) -> None:
+        match effect:
+            case Join(why):
+                self._close_attempt()
+                if self._attempts:
+                    self._narrator.restarting(why, self._here().failures)
+                self._wait(lambda: self._wait_for_round(why))
+            case Start():
+                self._start()
+            case Stop(number, grace_s, why):
+                if self._attempt is not None:
+                    self._narrator.stopping(number, grace_s, why)
+                    self._attempt.stop(number, grace_s)
+            case Publish():
+                here = self._here()
+                self._clerk.do(lambda: self._publish(here, effect))
+            case Count():
+                self._clerk.do(self._count)
+            case Meet(timeout_s):
+                here = self._here()
+                self._narrator.finished()
+                self._rendezvous.finish()
+                self._wait(lambda: self._meet(here, timeout_s))
+            case Close(reason, failed):
+                self._clerk.do(lambda: self._close_run(reason, failed))
+            case Finish(outcome):
+                self._narrator.ended(outcome)
+                self._outcome = outcome
+            case _:
+                assert_never(effect)
+
+    # On the loop's thread.
+
+    def _start(self) -> None:
+        number, self._attempts = self._attempts, self._attempts + 1
+        try:
+            self._attempt = Attempt(
+                self._job, number, self._member(), self._logs, self._make_group, self._told
+            )
+            self._attempt.start()
+        except HoldfastError as error:
+            self._machine.start_failed(error)
+            return
+        self._narrator.started(self._member(), self._attempt.pids())
+
+    def _joined(self, membership: Membership, opened: _Opened) -> None:
+        here = membership.here
+        self._membership, self._opened = membership, opened
+        if opened.reports is not None:
+            watch = opened.reports
+            self._wait(lambda: self._read_reports(here, watch))
+        own = membership.nodes[here.rank].workers
+        self._machine.joined(Place(here.number, here.rank, here.world_size, own, here.failures))
+
+    def _member(self) -> Membership:
+        if self._membership is None:
+            raise InternalError("the agent works in a round that it never joined")
+        return self._membership
+
+    def _here(self) -> Round:
+        return self._member().here
+
+    def _close_attempt(self) -> None:
+        """Let go of the last attempt: its workers have ended."""
+        if self._attempt is not None:
+            self._attempt.close()
+            self._attempt = None
+        self._opened.close()
+
+    def _with_results(self, outcome: Outcome) -> Outcome:
+        if outcome.ending is not Ending.SUCCEEDED or self._attempt is None:
+            return outcome
+        return replace(outcome, results=self._attempt.results())
+
+    def _end(self) -> None:
+        self._ended = True
+        while not self._inbox.empty():  # a round may have come at the last moment
+            self._inbox.get()()
+        self._close_attempt()
+        if not self._clerk.close(END_WITHIN_S):
+            _log.warning("run %s: the store did not take the last words", self._job.run_id)
+
+    # What blocks, on threads of its own.
+
+    def _wait(self, errand: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                errand()
+            except HoldfastError as error:
+                self._post(partial(self._machine.broke, error))
+            except Exception as error:  # a thread that dies must not leave the loop waiting
+                _log.error("the agent failed", exc_info=error)
+                bug = InternalError(f"a bug in holdfast: {error!r}")
+                self._post(partial(self._machine.broke, bug))
+
+        thread = threading.Thread(target=guarded, name="holdfast-agent-wait", daemon=True)
+        self._waits = [*(one for one in self._waits if one.is_alive()), thread]
+        thread.start()
+
+    def _wait_for_round(self, why: str) -> None:
+        while True:
+            try:
+                here = self._rendezvous.next_round(why)
+            except HoldfastError as error:
+                self._post(partial(self._machine.join_failed, error))
+                return
+            opened = _Opened(open_door(self._job, here))
+            try:
+                membership = self._become_member(here, opened)
+            except HoldfastError:
+                opened.close()
+                raise
+            if membership is not None:
+                self._post(partial(self._joined, membership, opened))
+            if membership is None or self._ended:
+                opened.close()
+            if membership is not None:
+                return
+            why = self._rendezvous.over() or "the round ended before it began"
+
+    def _become_member(self, here: Round, opened: _Opened) -> Membership | None:
+        """Exchange what the nodes of the round need to know; None if it ended meanwhile."""
+        deadline = Deadline.after(SWAP_WITHIN_S, self._clock)
+        door = opened.door is not None
+        over = self._rendezvous.over
+        swapped = swap(here, self._job.node, door, lambda: over() is not None, deadline)
+        if swapped is None:
+            return None
+        if here.world_size > 1:
+            opened.reports = watch_reports(here, deadline)
+        return Membership(here, *swapped)
+
+    def _meet(self, here: Round, timeout_s: float) -> None:
+        trouble = None
+        try:
+            self._exit_barrier(
+                here,
+                lambda: self._machine.state is not State.FINISHED,
+                Deadline.after(timeout_s, self._clock),
+            )
+        except Exception as error:  # whatever it is, the workers are done (AG-7)
+            trouble = str(error) or repr(error)
+        self._post(lambda: self._machine.met(here.number, trouble, self._now()))
+
+    def _read_reports(self, here: Round, watch: Watch) -> None:
+        try:
+            for change in watch:
+                node = int(change.key.rpartition("/")[2])
+                if node != here.rank and change.value is not None:
+                    self._hear(here.number, node, change.value)
+        except UsageError:
+            pass  # closed, since the attempt is over
+
+    def _hear(self, number: int, node: int, report: bytes) -> None:
+        try:
+            failures, final = decode_report(report, self._clock.wall())
+        except PeerViolation as error:
+            _log.warning("run %s: node %d: %s", self._job.run_id, node, error)
+            return
+        self._post(lambda: self._machine.peer_told(number, node, failures, final, self._now()))
+
+    # The clerk's errands.
+
+    def _publish(self, here: Round, effect: Publish) -> None:
+        deadline = Deadline.after(STORE_WITHIN_S, self._clock)
+        try:
+            publish(here, effect.failures, effect.final, self._clock.wall(), deadline)
+        except HoldfastError as error:  # the others learn of the round's end anyway
+            _log.warning("run %s: a failure could not be told: %s", self._job.run_id, error)
+
+    def _count(self) -> None:
+        try:
+            failures = self._rendezvous.count_failure(timeout=STORE_WITHIN_S)
+        except HoldfastError as error:
+            self._post(partial(self._machine.count_failed, error, self._now()))
+            return
+        wall = self._clock.wall()
+        self._post(lambda: self._machine.counted(failures.count, failures.times, wall, self._now()))
+
+    def _close_run(self, reason: str, failed: bool) -> None:
+        try:
+            self._rendezvous.close(reason, failed=failed)
+        except HoldfastError as error:
+            _log.warning("run %s: it could not be closed: %s", self._job.run_id, error)

@@ -1,0 +1,167 @@
+"""One attempt: the workers of this node in one round, from their environment to their results."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from signal import Signals
+from typing import Any, Protocol
+
+from holdfast.agent.environment import RoundFacts, worker_environment
+from holdfast.agent.job import Job
+from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
+from holdfast.errors import UsageError
+from holdfast.net.address import Address, is_loopback
+from holdfast.process.failure import WorkerExited
+from holdfast.process.logs import AttemptLogs, Place, RunLogs
+from holdfast.process.numa import cpus_for
+from holdfast.process.returns import read_return
+from holdfast.process.spec import Entrypoint, Function, GroupEnded, Launch
+from holdfast.rendezvous.handler import Round
+from holdfast.store.c10d.server import C10dDoor
+
+__all__ = ["Attempt", "Group", "GroupMaker", "Membership", "Report", "open_door"]
+
+FLUSH_WITHIN_S = 5.0
+
+_log = logging.getLogger("holdfast.agent")
+
+Report = Callable[[WorkerExited | GroupEnded], None]
+
+
+class Group(Protocol):
+    """The workers of one attempt, as the agent needs them; see `process/group.py`."""
+
+    def start(self) -> None:
+        """Start all workers, from this thread."""
+        ...
+
+    def stop(self, number: Signals, grace_s: float) -> None:
+        """Begin to stop them."""
+        ...
+
+    def pids(self) -> dict[int, int]:
+        """Return the processes by local rank."""
+        ...
+
+    def close(self) -> tuple[int, ...]:
+        """Kill what still runs; return what cannot be killed."""
+        ...
+
+
+GroupMaker = Callable[[Sequence[Launch], AttemptLogs, Report], Group]
+"""Makes the group of an attempt; nothing is started yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """This node's place in a round: who is in it, and whether torch's store is served there."""
+
+    here: Round
+    nodes: tuple[NodeInfo, ...]
+    door: bool
+
+    def ranks(self) -> tuple[WorkerRanks, ...]:
+        """Return the ranks of this node's workers."""
+        return assign(self.nodes, self.here.rank)
+
+
+def open_door(job: Job, here: Round) -> C10dDoor | None:
+    """Serve torch's store protocol for this round at its master's address, if that is ours to do.
+
+    Where the master is given, it is none of our business; where its port cannot be bound, rank 0
+    serves as it does without us.
+    """
+    if not job.door or here.rank != 0 or job.master_address or job.master_port:
+        return None
+    address = Address(here.master_address, here.master_port)
+    door = C10dDoor(address, exposed=not is_loopback(address.host))
+    try:
+        door.start()
+    except UsageError as error:
+        _log.warning("torch's store is not served by the agent but by rank 0: %s", error)
+        return None
+    return door
+
+
+class Attempt:
+    """The workers of one round on this node."""
+
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        membership: Membership,
+        logs: RunLogs,
+        make_group: GroupMaker,
+        report: Report,
+    ) -> None:
+        self._job = job
+        self._ranks = membership.ranks()
+        places = [Place(r.local_rank, r.rank, r.role) for r in self._ranks]
+        self._logs = logs.attempt(number, places)
+        facts = self._facts(membership)
+        self._launches = [self._launch(ranks, facts) for ranks in self._ranks]
+        self._group = make_group(self._launches, self._logs, report)
+
+    def start(self) -> None:
+        """Start the workers. Raises what says why it cannot be done; nothing is left then."""
+        self._group.start()
+
+    def stop(self, number: Signals, grace_s: float) -> None:
+        """Begin to stop them."""
+        self._group.stop(number, grace_s)
+
+    def pids(self) -> dict[int, int]:
+        """Return the processes by local rank."""
+        return self._group.pids()
+
+    def results(self) -> dict[int, Any]:
+        """Return what the function returned, by rank; for anything else nothing."""
+        if not isinstance(self._job.entrypoint, Function):
+            return {}
+        return {launch.rank: read_return(launch) for launch in self._launches}
+
+    def close(self) -> tuple[int, ...]:
+        """End everything and write out the logs; return what cannot be killed. Idempotent."""
+        stuck = self._group.close()
+        self._logs.close(FLUSH_WITHIN_S)
+        return stuck
+
+    def _facts(self, membership: Membership) -> RoundFacts:
+        job, here = self._job, membership.here
+        return RoundFacts(
+            run_id=job.run_id,
+            master_address=job.master_address or here.master_address,
+            master_port=job.master_port or here.master_port,
+            restart_count=here.failures,
+            max_restarts=job.terms.budget.max_restarts,
+            use_agent_store=membership.door,
+            signals_to_handle=",".join(one.name for one in job.signals),
+            virtual_local_rank=job.virtual_local_rank,
+            timer_file=job.timer_file,
+            secret_file=job.secret_file,
+        )
+
+    def _launch(self, ranks: WorkerRanks, facts: RoundFacts) -> Launch:
+        job, local_rank = self._job, ranks.local_rank
+        launch = Launch(
+            entrypoint=_with_local_rank(job.entrypoint, local_rank),
+            local_rank=local_rank,
+            rank=ranks.rank,
+            role=ranks.role,
+            environment={},
+            folder=self._logs.folder(local_rank),
+            cpus=cpus_for(job.numa_binding, local_rank, ranks.local_world_size),
+        )
+        environment = worker_environment(job.environment, ranks, facts, launch.error_file)
+        return replace(launch, environment=environment)
+
+
+def _with_local_rank(entrypoint: Entrypoint, local_rank: int) -> Entrypoint:
+    """Put the local rank where the arguments have `${local_rank}`."""
+    if isinstance(entrypoint, Function):
+        return entrypoint
+    args = tuple(arg.replace("${local_rank}", str(local_rank)) for arg in entrypoint.args)
+    return replace(entrypoint, args=args)

@@ -1,0 +1,43 @@
+"""A thread that does errands for another one, in the order in which they were given."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+__all__ = ["Clerk"]
+
+
+class Clerk:
+    """Does what blocks, so that who gives the errand need not wait.
+
+    An errand must not raise: it says itself what came of it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._started = False
+        self._closed = False
+
+    def do(self, errand: Callable[[], None]) -> None:
+        """Give an errand; the thread begins with the first one."""
+        self._errands.put(errand)
+        if not self._started:
+            self._started = True
+            self._thread.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait for what was given, then end the thread; say whether it ended in time."""
+        if not self._started:
+            return True
+        if not self._closed:
+            self._closed = True
+            self._errands.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (errand := self._errands.get()) is not None:
+            errand()

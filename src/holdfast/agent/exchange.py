@@ -1,0 +1,108 @@
+"""What the agents of one round tell each other, through the store that they share.
+
+    node/R        what node R says of its workers (`NodeInfo`), written when the round begins
+    door          whether node 0 serves torch's store protocol in this round: 1 or 0
+    ROUND/failed/R   which workers of node R have failed so far (on the board)
+    ROUND/done/R     node R is in the exit barrier (on the board)
+
+The first two are in the round's own store, which ends with the round. Reports outlive it, since
+they are about its end: they are on the run's board, below the number of the round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from holdfast.agent.roles import NodeInfo, decode_node
+from holdfast.clock import Deadline
+from holdfast.errors import Fenced, PeerViolation, TimeoutExpired
+from holdfast.process.failure import Failure
+from holdfast.rendezvous.handler import Round
+from holdfast.store.store import Watch
+
+__all__ = ["decode_report", "meet_at_exit", "publish", "swap", "watch_reports"]
+
+SLICE_S = 1.0
+"""How often a wait for other nodes looks whether it still makes sense."""
+REPORT_FAILURES_MAX = 64
+
+
+def swap(
+    here: Round, mine: NodeInfo, door: bool, over: Callable[[], bool], deadline: Deadline
+) -> tuple[tuple[NodeInfo, ...], bool] | None:
+    """Tell the round of this node; return all of them by rank, and whether there is a door.
+
+    None if the round is over before everybody has spoken. Two operations, whatever the number of
+    nodes.
+    """
+    said = {f"node/{here.rank}": mine.encode()}
+    if here.rank == 0:
+        said["door"] = b"1" if door else b"0"
+    try:
+        here.store.multi_set(said, timeout=deadline.remaining())
+    except Fenced:
+        return None
+    keys = [f"node/{rank}" for rank in range(here.world_size)]
+    while not over():
+        try:
+            *nodes, there = here.store.wait(
+                [*keys, "door"], timeout=deadline.sooner(SLICE_S).remaining()
+            )
+        except TimeoutExpired:
+            if deadline.passed():
+                raise
+            continue
+        return tuple(map(decode_node, nodes)), there == b"1"
+    return None
+
+
+def publish(
+    here: Round, failures: tuple[Failure, ...], final: bool, wall: float, deadline: Deadline
+) -> None:
+    """Tell the other nodes which of our workers have failed."""
+    told = [failure.to_json(wall) for failure in failures[:REPORT_FAILURES_MAX]]
+    value = json.dumps({"final": final, "failures": told}).encode()
+    here.board.set(f"{here.number}/failed/{here.rank}", value, timeout=deadline.remaining())
+
+
+def watch_reports(here: Round, deadline: Deadline) -> Watch:
+    """Watch what the nodes of a round report; each change's key ends with the node's number."""
+    return here.board.watch(f"{here.number}/failed/", prefix=True, timeout=deadline.remaining())
+
+
+def decode_report(data: bytes, wall: float) -> tuple[tuple[Failure, ...], bool]:
+    """Read a report that has just come; the times of its failures are on our clock then.
+
+    A report says how long ago something happened: clocks of hosts differ, durations do not.
+    """
+    try:
+        plain = json.loads(data)
+        told, final = plain["failures"], plain["final"]
+        if not isinstance(told, list) or not isinstance(final, bool):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise PeerViolation(f"report of failures: {data[:60]!r} is none") from None
+    return tuple(Failure.from_json(one, wall) for one in told), final
+
+
+def meet_at_exit(here: Round, stopped: Callable[[], bool], deadline: Deadline) -> None:
+    """Wait until the workers of every node of the round are done, or until `stopped()`.
+
+    TimeoutExpired names the nodes that are not.
+    """
+    done = f"{here.number}/done/"
+    here.board.set(f"{done}{here.rank}", b"", timeout=SLICE_S + (deadline.remaining() or 0.0))
+    keys = [f"{done}{rank}" for rank in range(here.world_size)]
+    while not stopped():
+        try:
+            here.board.wait(keys, timeout=deadline.sooner(SLICE_S).remaining())
+        except TimeoutExpired as error:
+            if deadline.passed():
+                late = ", ".join(key.rpartition("/")[2] for key in error.waiting_for)
+                raise TimeoutExpired(
+                    f"not all workers were done in time: waited for node {late}",
+                    waiting_for=error.waiting_for,
+                ) from None
+            continue
+        return

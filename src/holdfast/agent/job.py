@@ -1,0 +1,40 @@
+"""What an agent is to do, everything decided: a frozen value made by the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import Signals
+
+from holdfast.agent.machine import Terms
+from holdfast.agent.roles import NodeInfo
+from holdfast.process.spec import Entrypoint
+
+__all__ = ["Job"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One node's part of a job.
+
+    `environment` is what workers inherit, before the variables of their rank. `master_address`
+    and `master_port` replace the round's, as they are: nothing is resolved or bound. `door` says
+    whether to serve torch's store protocol at the master's address.
+    """
+
+    run_id: str
+    node: NodeInfo
+    entrypoint: Entrypoint
+    terms: Terms
+    environment: Mapping[str, str] = field(repr=False)
+    host: str
+    signals: tuple[Signals, ...] = ()
+    master_address: str | None = None
+    master_port: int | None = None
+    door: bool = True
+    virtual_local_rank: bool = False
+    numa_binding: str | None = None
+    timer_file: Path | None = None
+    secret_file: Path | None = None
+    monitor_interval_s: float = 0.1

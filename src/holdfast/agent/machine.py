@@ -1,0 +1,400 @@
+"""What an agent does when something happens: the workers of one node, round after round.
+
+Rule 1: every decision about the workers of a node is in this file and in `policy.py`.
+Rule 2: this file does no I/O and reads no clock. The shell (`agent.py`) performs the effects and
+    tells the machine what came of each.
+
+    JOINING ──▶ RUNNING ──▶ FINISHED ──▶ ENDED
+       ▲           │            │
+       │           ▼            │ (the round ends before all are finished)
+       └─────── STOPPING ◀──────┘
+                   │ (no restart is left)
+                   ▼
+               GATHERING ──▶ ENDED
+
+A failure of one worker restarts all workers of the job: each node stops its own, and asks for the
+next round. So does a change of the members. What sets them apart is the budget: only failures
+count against it, one for each round however many workers fail in it, in an account that all nodes
+share.
+
+Guarantees
+    AG-1  Workers of at most one round run at a time: none are started before the last ones ended.
+    AG-2  However many things end a round at once, one wish for the next comes of it.
+    AG-3  After a failure of its own, a node asks for the next round only if the job's account
+          allows it; else it closes the run as failed.
+    AG-4  A failure is published before anything else is done about it.
+    AG-5  A signal makes the node leave, and never closes the run.
+    AG-6  Beside a worker that cannot be killed none is ever started; the agent ends and names it.
+    AG-7  The exit barrier cannot fail the job, and after a failure nobody waits in it.
+    AG-8  Everything ends in one `Finish`; nothing is wanted after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from signal import Signals
+
+from holdfast.agent.effects import (
+    Close,
+    Count,
+    Effect,
+    Finish,
+    Join,
+    Meet,
+    Place,
+    Publish,
+    Start,
+    Stop,
+)
+from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.policy import RestartBudget
+from holdfast.errors import HoldfastError, RendezvousClosed, WorkersStuck
+from holdfast.process.failure import Failure, WorkerExited, first_cause
+
+__all__ = ["Agent", "State", "Terms"]
+
+GATHER_S = 3.0
+"""How long a failed job waits for what the other nodes know of it."""
+
+
+class State(StrEnum):
+    """What the agent is doing."""
+
+    INIT = "init"
+    JOINING = "joining"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    GATHERING = "gathering"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The numbers that an agent goes by. Durations are seconds."""
+
+    budget: RestartBudget
+    grace_s: float = 30.0
+    """Between the first signal to a worker and KILL."""
+    exit_barrier_s: float = 300.0
+    """How long a node whose workers are done waits for those of the others."""
+
+
+class Agent:
+    """The machine of one agent."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._effects: list[Effect] = []
+        self.state = State.INIT
+        self.reason = ""
+        """Why it is in this state: one sentence for a person."""
+        # The round that it works in, and what is known of it.
+        self.place: Place | None = None
+        self._running: set[int] = set()
+        self._own: list[Failure] = []
+        self._peers: dict[int, tuple[Failure, ...]] = {}
+        self._told_all: set[int] = set()  # the nodes that have said everything
+        # Stopping: what comes after it, and what is still awaited.
+        self._after: Join | Outcome | None = None  # None: a verdict over our own failure
+        self._group_alive = False
+        self._verdict: str | None = None
+        self._restart: bool | None = None
+        self._gather_by: float | None = None
+        self._signals = 0
+
+    # What happens.
+
+    def start(self) -> None:
+        """Begin: ask for a place in a round."""
+        self._join("")
+
+    def joined(self, place: Place) -> None:
+        """Hear that a round is complete and this node is in it."""
+        if self.state is not State.JOINING:
+            return
+        self.place = place
+        self._running = set(range(place.workers))
+        self._own, self._peers, self._told_all = [], {}, set()
+        self._after = self._verdict = self._restart = None
+        self._group_alive = True
+        self._go(State.RUNNING, f"node {place.node} of {place.nodes} in round {place.round}")
+        self._effects.append(Start(place))
+
+    def join_failed(self, error: HoldfastError) -> None:
+        """Hear that no round will come."""
+        if self.state is not State.JOINING:
+            return
+        if not isinstance(error, RendezvousClosed):
+            self._break(error)
+        elif not error.failed:
+            self._finish(Ending.NOT_NEEDED, str(error))
+        elif self._own or any(self._peers.values()):
+            self._finish(Ending.FAILED, str(error))
+        else:
+            self._break(error)
+
+    def start_failed(self, error: HoldfastError) -> None:
+        """Hear that the workers could not be started; nothing of them is left."""
+        if self.state is State.ENDED:
+            return
+        self._group_alive = False
+        self._close_run(f"a node could not start its workers: {error}", failed=True)
+        self._break(error)
+
+    def worker_exited(self, told: WorkerExited, now: float) -> None:
+        """Hear that a worker has ended."""
+        self._running.discard(told.local_rank)
+        failure = told.failure
+        if self.state is State.RUNNING:
+            if failure is not None:
+                self._failed(failure)
+            elif not self._running:
+                self._finished()
+        elif self.state is State.STOPPING and failure is not None:
+            self._own.append(failure)
+
+    def group_ended(self, abandoned: Sequence[int], now: float) -> None:
+        """Hear that none of the workers runs any more, or that no more can be done about them."""
+        self._group_alive = False
+        if abandoned and self.state is not State.ENDED:
+            pids = ", ".join(map(str, abandoned))
+            self._break(
+                WorkersStuck(
+                    f"KILL did not end process {pids}: this node takes no further part",
+                    pids=tuple(abandoned),
+                )
+            )
+        else:
+            self._proceed(now)
+
+    def counted(self, count: int, times: tuple[float, ...], wall: float, now: float) -> None:
+        """Hear how many failures the job has had, with ours."""
+        if self.state is not State.STOPPING or self._after is not None:
+            return
+        verdict = self._terms.budget.decide(count, times, wall)
+        self._restart, self._verdict = verdict.restart, verdict.reason
+        self.reason = f"{self.reason}; {verdict.reason}"
+        if not verdict.restart:
+            self._close_run(f"{self._cause()}; {verdict.reason}", failed=True)
+        self._proceed(now)
+
+    def count_failed(self, error: HoldfastError, now: float) -> None:
+        """Hear that our failure could not be counted."""
+        if self.state is not State.STOPPING or self._after is not None:
+            return
+        if isinstance(error, RendezvousClosed) and error.failed:
+            self._restart, self._verdict = False, str(error)
+            self._proceed(now)
+        else:
+            self.broke(error)
+
+    def peer_told(
+        self, number: int, node: int, failures: tuple[Failure, ...], final: bool, now: float
+    ) -> None:
+        """Hear which workers of another node of a round have failed."""
+        if number != self._round():
+            return
+        self._peers[node] = failures
+        if final:
+            self._told_all.add(node)
+        if failures and self.state in (State.RUNNING, State.FINISHED):
+            self._over(_sentence(failures[0]), now)
+        elif self.state is State.GATHERING:
+            self._gather(now)
+
+    def round_over(self, reason: str, now: float) -> None:
+        """Hear that the round is over: a member is gone, or asks for a new one."""
+        if self.state in (State.RUNNING, State.FINISHED):
+            self._over(reason, now)
+
+    def newcomers(self, number: int, now: float) -> None:
+        """Hear that nodes wait to come in."""
+        if self.state is State.RUNNING:
+            self._over(f"{number} more to come in", now)
+
+    def run_ended(self, reason: str, failed: bool, now: float) -> None:
+        """Hear that somebody has closed the run."""
+        match self.state:
+            case State.RUNNING:
+                self._after = self._closed_outcome(reason, failed)
+                self._stop_workers(Signals.SIGTERM, f"the run is closed: {reason}")
+            case State.STOPPING if isinstance(self._after, Join):
+                self._after = self._closed_outcome(reason, failed)
+            case State.FINISHED if failed:
+                self._gather_all(reason, now)
+            case State.FINISHED:
+                self._finish(Ending.SUCCEEDED, reason)
+            case _:
+                pass  # our own closing, or the end comes anyway
+
+    def signalled(self, number: Signals, now: float) -> None:
+        """Hear that a signal tells this agent to stop."""
+        if self.state is State.ENDED:
+            return
+        if self.state is State.GATHERING:
+            self._finish(Ending.FAILED, self.reason)
+            return
+        self._signals += 1
+        outcome = Outcome(
+            ending=Ending.SIGNALLED, reason=f"stopped by {number.name}", signal=int(number)
+        )
+        if not self._group_alive:
+            self._end(outcome)
+            return
+        # Who repeats himself is in a hurry.
+        grace_s = self._terms.grace_s if self._signals == 1 else 0.0
+        self._after = outcome
+        self._stop_workers(number, outcome.reason, grace_s)
+
+    def met(self, round_number: int, trouble: str | None, now: float) -> None:
+        """Hear that the exit barrier is over; `trouble` says what went wrong with it."""
+        if self.state is not State.FINISHED or self._round() != round_number:
+            return
+        if trouble is not None:
+            self._finish(Ending.SUCCEEDED, f"finished; the exit barrier: {trouble}")
+            return
+        self._close_run("all workers are done", failed=False)
+        self._finish(Ending.SUCCEEDED, "all workers are done")
+
+    def broke(self, error: HoldfastError) -> None:
+        """Hear that the agent itself, or its store, cannot go on."""
+        if self.state is State.ENDED:
+            return
+        if self._group_alive and self.state is not State.STOPPING:
+            self._stop_workers(Signals.SIGTERM, str(error))
+        if self._group_alive:
+            self._after = self._broken(error)
+        else:
+            self._break(error)
+
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+        if self.state is State.GATHERING:
+            self._gather(now)
+
+    # What is wanted.
+
+    def next_wake(self) -> float | None:
+        """Return when `tick` is due even if nothing happens."""
+        return self._gather_by if self.state is State.GATHERING else None
+
+    def take_effects(self) -> list[Effect]:
+        """Return what to do, in order, and forget it."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    # How it goes on.
+
+    def _go(self, state: State, reason: str) -> None:
+        self.state, self.reason = state, reason
+
+    def _join(self, why: str) -> None:
+        self._go(State.JOINING, why or "waiting for a round")
+        self._effects.append(Join(why))
+
+    def _failed(self, failure: Failure) -> None:
+        """Tell of a failure (AG-4), stop the other workers, and let the account decide."""
+        self._own.append(failure)
+        self._effects.append(Publish(tuple(self._own), final=False))
+        self._after = None
+        self._effects.append(Count())
+        self._stop_workers(Signals.SIGTERM, _sentence(failure))
+
+    def _finished(self) -> None:
+        self._go(State.FINISHED, "all workers of this node are done: waiting for the others")
+        self._effects.append(Meet(self._terms.exit_barrier_s))
+
+    def _over(self, reason: str, now: float) -> None:
+        """Stop, and ask for the next round, since this one ends by no fault of ours (AG-2)."""
+        self._after = Join(reason)
+        if self._group_alive:
+            self._stop_workers(Signals.SIGTERM, reason)
+        else:
+            self._go(State.STOPPING, reason)
+            self._proceed(now)
+
+    def _stop_workers(self, number: Signals, why: str, grace_s: float | None = None) -> None:
+        self._go(State.STOPPING, why)
+        grace_s = self._terms.grace_s if grace_s is None else grace_s
+        self._effects.append(Stop(number, grace_s, why))
+
+    def _proceed(self, now: float) -> None:
+        """Go on when the workers have ended, and the account has been heard if it decides."""
+        if self.state is not State.STOPPING or self._group_alive:
+            return
+        after = self._after
+        if isinstance(after, Outcome):
+            if after.ending is Ending.FAILED:
+                self._gather_all(after.reason, now)
+            else:
+                self._end(after)
+        elif isinstance(after, Join):
+            if any(self._peers.values()):
+                self._say_all()  # somebody may be gathering
+            self._join(after.why)
+        elif self._restart:
+            self._join(self._cause())
+        elif self._restart is False:
+            self._gather_all(f"{self._cause()}; {self._verdict}", now)
+
+    def _say_all(self) -> None:
+        self._effects.append(Publish(tuple(self._own), final=True))
+
+    def _gather_all(self, reason: str, now: float) -> None:
+        """Wait for what the others know, so that the first cause is named on every node."""
+        self._say_all()
+        self._go(State.GATHERING, reason)
+        self._gather_by = now + GATHER_S
+        self._gather(now)
+
+    def _gather(self, now: float) -> None:
+        others = (self.place.nodes if self.place else 1) - 1
+        if len(self._told_all) >= others or (
+            self._gather_by is not None and now >= self._gather_by
+        ):
+            self._finish(Ending.FAILED, self.reason)
+
+    # The end.
+
+    def _close_run(self, reason: str, *, failed: bool) -> None:
+        self._effects.append(Close(reason, failed))
+
+    def _closed_outcome(self, reason: str, failed: bool) -> Outcome:
+        if failed:
+            return Outcome(ending=Ending.FAILED, reason=reason)
+        return self._broken(RendezvousClosed(f"the run was closed: {reason}"))
+
+    def _broken(self, error: HoldfastError) -> Outcome:
+        return Outcome(
+            ending=Ending.BROKEN, reason=str(error), failures=self._all_failures(), error=error
+        )
+
+    def _break(self, error: HoldfastError) -> None:
+        self._end(self._broken(error))
+
+    def _finish(self, ending: Ending, reason: str) -> None:
+        failures = self._all_failures() if ending is Ending.FAILED else ()
+        self._end(Outcome(ending=ending, reason=reason, failures=failures))
+
+    def _end(self, outcome: Outcome) -> None:
+        self._go(State.ENDED, outcome.reason)
+        self._effects.append(Finish(outcome))
+
+    def _all_failures(self) -> tuple[Failure, ...]:
+        return first_cause([*self._own, *(f for told in self._peers.values() for f in told)])
+
+    def _cause(self) -> str:
+        failures = self._all_failures()
+        return _sentence(failures[0]) if failures else self.reason
+
+    def _round(self) -> int:
+        return self.place.round if self.place else 0
+
+
+def _sentence(failure: Failure) -> str:
+    first_line = failure.message.strip().partition("\n")[0]
+    what = f": {first_line}" if first_line else ""
+    return f"rank {failure.rank} on {failure.host} failed ({failure.exit}){what}"

@@ -1,0 +1,43 @@
+"""How an agent's work ended: one value, from which results, errors and exit codes are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.process.failure import Failure
+
+__all__ = ["Ending", "Outcome"]
+
+
+class Ending(StrEnum):
+    """The ways in which it can end."""
+
+    SUCCEEDED = "succeeded"
+    """This node's workers ended well in the last round."""
+    FAILED = "failed"
+    """Workers of the job failed, and no restart was left."""
+    SIGNALLED = "signalled"
+    """A signal told this agent to stop; the job may go on without it."""
+    NOT_NEEDED = "not needed"
+    """The job ended well while this node waited for a place."""
+    BROKEN = "broken"
+    """The agent itself, its store or its rendezvous failed: `error` says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How it ended, and why.
+
+    `failures` are those of the last round, of all nodes as far as they are known here, the first
+    cause first. `results` are what functions returned, by rank; empty for anything but a success.
+    """
+
+    ending: Ending
+    reason: str
+    failures: tuple[Failure, ...] = ()
+    signal: int | None = None
+    error: HoldfastError | None = None
+    results: dict[int, Any] = field(default_factory=dict)
