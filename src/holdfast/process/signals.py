@@ -1,0 +1,78 @@
+"""Signals as events: what is sent to this process arrives where events are read."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from signal import Signals
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from holdfast.errors import UsageError
+
+__all__ = ["SignalEvents", "parse_signals"]
+
+_log = logging.getLogger("holdfast.process")
+
+_NEVER_CAUGHT = (Signals.SIGKILL, Signals.SIGSTOP)
+
+
+def parse_signals(text: str, where: str = "signals") -> tuple[Signals, ...]:
+    """Read names like "SIGTERM,SIGINT"; UsageError names the one that is none, or not for us."""
+    found: dict[Signals, None] = {}
+    for name in text.split(","):
+        try:
+            one = Signals[name.strip()]
+        except KeyError:
+            raise UsageError(
+                f"{where} {text!r}: {name.strip()!r} is no signal; "
+                "allowed are names like SIGTERM, separated by commas"
+            ) from None
+        if one in _NEVER_CAUGHT:
+            raise UsageError(f"{where} {text!r}: {one.name} cannot be handled by any process")
+        found[one] = None
+    return tuple(found)
+
+
+class SignalEvents:
+    """While entered, `report(number)` is called for each of these signals that arrives.
+
+    `report` runs between any two instructions of the main thread, so it may only do what is safe
+    there: `SimpleQueue.put` is. A signal that is ignored when we come stays ignored, so that
+    `nohup` keeps its meaning. Only the main thread can handle signals: elsewhere this does
+    nothing.
+    """
+
+    def __init__(self, signals: Iterable[Signals], report: Callable[[int], None]) -> None:
+        self._signals = tuple(signals)
+        self._report = report
+        self._earlier: dict[Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            _log.debug("signals are not handled: this is not the main thread")
+            return self
+        for one in self._signals:
+            earlier = signal.getsignal(one)
+            if earlier == signal.SIG_IGN:
+                _log.debug("%s stays ignored, as it was", one.name)
+                continue
+            self._earlier[one] = earlier
+            signal.signal(one, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self._earlier:
+            one, earlier = self._earlier.popitem()
+            # None: the earlier handler was not Python's, and cannot be put back.
+            signal.signal(one, signal.SIG_DFL if earlier is None else earlier)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._report(number)
