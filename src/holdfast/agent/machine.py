@@ -22,7 +22,8 @@ Guarantees
     AG-2  However many things end a round at once, one wish for the next comes of it.
     AG-3  After a failure of its own, a node asks for the next round only if the job's account
           allows it; else it closes the run as failed.
-    AG-4  A failure is published before anything else is done about it.
+    AG-4  A failure is first counted and then published, before anything that ends the round: what
+          the others do about it can no longer keep it out of the account.
     AG-5  A signal makes the node leave, and never closes the run.
     AG-6  Beside a worker that cannot be killed none is ever started; the agent ends and names it.
     AG-7  The exit barrier cannot fail the job, and after a failure nobody waits in it.
@@ -296,11 +297,11 @@ class Agent:
         self._effects.append(Join(why))
 
     def _failed(self, failure: Failure) -> None:
-        """Tell of a failure (AG-4), stop the other workers, and let the account decide."""
+        """Count a failure, tell of it (AG-4), and stop the other workers; the account decides."""
         self._own.append(failure)
-        self._effects.append(Publish(tuple(self._own), final=False))
         self._after = None
         self._effects.append(Count())
+        self._effects.append(Publish(tuple(self._own), final=False))
         self._stop_workers(Signals.SIGTERM, _sentence(failure))
 
     def _finished(self) -> None:
