@@ -1,10 +1,11 @@
 """Launching: from a configuration and an entry point to results by rank. The node's root.
 
 Layout, in reading order (◦ = pure)
-    config.py ◦    LaunchConfig: what to launch, frozen
-    devices.py     how many workers `auto`, `gpu` and `cpu` mean here
-    report.py ◦    what went wrong, as text, as JSON and as an exit code
-    launcher.py    elastic_launch: put the parts together and run
+    config.py ◦     LaunchConfig: what to launch, frozen
+    entrypoints.py  functions and commands, as people give them
+    devices.py      how many workers `auto`, `gpu` and `cpu` mean here
+    report.py ◦     what went wrong, as text, as JSON and as an exit code
+    launcher.py     elastic_launch: put the parts together and run
 """
 
 from __future__ import annotations

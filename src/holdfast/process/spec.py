@@ -6,11 +6,11 @@ Nothing here acts; the values are made by the agent and read by everything in th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from signal import Signals
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 
 __all__ = [
     "Entrypoint",
@@ -23,6 +23,7 @@ __all__ = [
     "Script",
     "StartMethod",
     "entrypoint_name",
+    "for_local_rank",
 ]
 
 
@@ -82,6 +83,17 @@ def entrypoint_name(entrypoint: Entrypoint) -> str:
             return path.rpartition("/")[2]
         case Module(name):
             return name
+        case _:
+            assert_never(entrypoint)
+
+
+def for_local_rank(entrypoint: Entrypoint, local_rank: int) -> Entrypoint:
+    """Return the entry point of one worker: `${local_rank}` in its arguments is its number."""
+    args = tuple(
+        arg.replace("${local_rank}", str(local_rank)) if isinstance(arg, str) else arg
+        for arg in entrypoint.args
+    )
+    return replace(entrypoint, args=args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

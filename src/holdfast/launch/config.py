@@ -1,0 +1,196 @@
+"""What to launch, and how: one frozen value, checked whole before anything is done.
+
+The fields have the names that torch's launcher gives them where it has them too. Whatever is wrong
+is a UsageError of one line that names the field, its value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+from holdfast.agent.policy import RestartBudget
+from holdfast.errors import UsageError
+from holdfast.net.address import parse_address
+from holdfast.process.spec import StartMethod
+from holdfast.process.streams import LogOptions
+from holdfast.rendezvous.parameters import RendezvousParameters
+
+__all__ = ["EVENT_LOG_HANDLERS", "NUMA_BINDINGS", "LaunchConfig", "parse_signals"]
+
+EVENT_LOG_HANDLERS = ("null", "console")
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+
+_NAME_MAX = 128
+_UNCATCHABLE = {"SIGKILL", "SIGSTOP"}
+_UNSET_RUN_ID = "none"
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Everything that a launcher needs to know besides the entry point. Inert.
+
+    `max_restarts` counts the failures of the whole job; with `restart_window_s` only those of the
+    last so many seconds count. Times are in seconds.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    _: KW_ONLY
+    run_id: str = ""
+    """The job's name, the same on every node; empty for one that is made up."""
+    role: str = "default"
+    rdzv_backend: str = "c10d"
+    rdzv_endpoint: str = ""
+    rdzv_configs: Mapping[str, str | float | None] = field(default_factory=dict)
+    rdzv_timeout: float | None = None
+    """How long to wait for a round; None for what `rdzv_configs` says, or 600."""
+    max_restarts: int = 3
+    restart_window_s: float | None = None
+    monitor_interval: float = 0.1
+    """At most so long after it happened an end is noticed, whatever the kernel can tell."""
+    start_method: str = "spawn"
+    """How the processes of functions begin."""
+    logs: LogOptions = field(default_factory=LogOptions)
+    local_addr: str | None = None
+    master_addr: str | None = None
+    """What the workers hear as MASTER_ADDR, as it stands; None for the first node's address."""
+    master_port: int | None = None
+    event_log_handler: str = "null"
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    """The signals that end the job here, and which the workers get."""
+    virtual_local_rank: bool = False
+    """Whether each worker sees one device alone, and is LOCAL_RANK 0 of it."""
+    shutdown_timeout: float = 30.0
+    """How long a worker may take to end after it was asked to, before it is killed."""
+    exit_barrier_timeout: float = 300.0
+    """How long a node whose workers are done waits for the others."""
+    warm: tuple[str, ...] = ()
+    """Modules that standby workers have imported already."""
+    numa_binding: str | None = None
+    secret_file: Path | None = None
+    """Where the job's secret lies; None for what the environment says."""
+    report_file: Path | None = None
+    """Where a failure of the job is left as JSON."""
+
+    def __post_init__(self) -> None:
+        _check_count("nproc_per_node", self.nproc_per_node, 1)
+        _check_name("role", self.role)
+        _check_choice("event_log_handler", self.event_log_handler, EVENT_LOG_HANDLERS)
+        _check_choice("start_method", self.start_method, tuple(StartMethod))
+        if self.numa_binding is not None:
+            _check_choice("numa_binding", self.numa_binding, NUMA_BINDINGS)
+        _check_seconds("monitor_interval", self.monitor_interval, above_zero=True)
+        _check_seconds("shutdown_timeout", self.shutdown_timeout)
+        _check_seconds("exit_barrier_timeout", self.exit_barrier_timeout)
+        if self.rdzv_timeout is not None:
+            _check_seconds("rdzv_timeout", self.rdzv_timeout)
+        _check_type("rdzv_configs", self.rdzv_configs, Mapping)
+        _check_type("logs", self.logs, LogOptions)
+        _check_type("virtual_local_rank", self.virtual_local_rank, bool)
+        self._check_master()
+        self._check_warm()
+        for name in ("secret_file", "report_file"):
+            if getattr(self, name) is not None:
+                _check_type(name, getattr(self, name), Path)
+        # What others judge: they are asked once, here, and then again when they are needed.
+        _ = (self.signals, self.budget, self.rendezvous(self.run_id or _UNSET_RUN_ID))
+        # Ours from now on: whoever gave it may go on and change his own.
+        object.__setattr__(self, "rdzv_configs", dict(self.rdzv_configs))
+
+    def _check_master(self) -> None:
+        if self.master_addr is not None:
+            try:
+                bare = ":" in self.master_addr and not self.master_addr.startswith("[")
+                parse_address(f"[{self.master_addr}]" if bare else self.master_addr, 0)
+            except (UsageError, TypeError):
+                raise UsageError(
+                    f"master_addr {self.master_addr!r:.80}: must be a host name or an IP address"
+                ) from None
+        if self.master_port is not None:
+            _check_count("master_port", self.master_port, 1, 65535)
+
+    def _check_warm(self) -> None:
+        _check_type("warm", self.warm, tuple)
+        for module in self.warm:
+            if not isinstance(module, str) or not all(
+                part.isidentifier() for part in module.split(".")
+            ):
+                raise UsageError(f"warm {module!r:.80}: must be the name of a module")
+
+    @property
+    def signals(self) -> tuple[Signals, ...]:
+        """The signals of `signals_to_handle`."""
+        return parse_signals(self.signals_to_handle)
+
+    @property
+    def budget(self) -> RestartBudget:
+        """How many failures of the job are forgiven."""
+        return RestartBudget(self.max_restarts, self.restart_window_s)
+
+    def rendezvous(self, run_id: str) -> RendezvousParameters:
+        """Return what a rendezvous of this name needs to know."""
+        config = dict(self.rdzv_configs)
+        if self.rdzv_timeout is not None:
+            config["join_timeout"] = self.rdzv_timeout
+        return RendezvousParameters(
+            backend=self.rdzv_backend,
+            endpoint=self.rdzv_endpoint,
+            run_id=run_id,
+            min_nodes=self.min_nodes,
+            max_nodes=self.max_nodes,
+            local_addr=self.local_addr,
+            config=config,
+            secret_file=self.secret_file,
+        )
+
+
+def parse_signals(text: str) -> tuple[Signals, ...]:
+    """Read `SIGTERM,SIGUSR1`: each once, in the order given."""
+    _check_type("signals_to_handle", text, str)
+    found: dict[Signals, None] = {}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name in _UNCATCHABLE:
+            raise UsageError(f"signals_to_handle {name!r}: no process can handle it")
+        if name not in Signals.__members__:
+            raise UsageError(
+                f"signals_to_handle {name!r:.40}: unknown; write names such as SIGTERM,SIGUSR1"
+            )
+        found[Signals[name]] = None
+    return tuple(found)
+
+
+def _check_type(name: str, value: object, kind: type[Any]) -> None:
+    if not isinstance(value, kind):
+        raise UsageError(
+            f"{name} {value!r:.80}: must be a {kind.__name__}, not {type(value).__name__}"
+        )
+
+
+def _check_count(name: str, value: object, least: int, most: int | None = None) -> None:
+    if type(value) is not int or value < least or (most is not None and value > most):
+        limit = f"from {least} to {most}" if most is not None else f"of at least {least}"
+        raise UsageError(f"{name} {value!r:.80}: must be a whole number {limit}")
+
+
+def _check_name(name: str, value: object) -> None:
+    fits = isinstance(value, str) and 0 < len(value) <= _NAME_MAX and value.isprintable()
+    if not fits:
+        raise UsageError(f"{name} {value!r:.80}: must be 1 to {_NAME_MAX} printable characters")
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} {value!r:.80}: must be one of {', '.join(allowed)}")
+
+
+def _check_seconds(name: str, value: object, *, above_zero: bool = False) -> None:
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if not 0 <= number < math.inf or (above_zero and number == 0):
+        more = "more than 0" if above_zero else "zero or more"
+        raise UsageError(f"{name} {value!r:.80}: must be {more} seconds")
