@@ -38,20 +38,22 @@ ACTS_THROUGH_OTHERS: dict[str, str] = {
     "net/transport.py": "a protocol: it says what others do",
 }
 
-# Banned names: what to use instead, and the files that may.
+# Banned names: what to use instead, and the files that may. process/child.py runs in a worker,
+# where nothing of holdfast is there to be used instead.
 
 BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "time": ("use holdfast.clock", ("clock.py",)),
+    "time": ("use holdfast.clock", ("clock.py", "process/child.py")),
     "datetime.datetime.now": ("use holdfast.clock", ()),
-    "os.environ": ("use holdfast.env", ("env.py",)),
+    "os.environ": ("use holdfast.env", ("env.py", "process/child.py")),
     "os.getenv": ("use holdfast.env", ()),
     "os.putenv": ("give the child its environment", ()),
     "os.system": ("use subprocess, without a shell", ()),
     "print": ("return it, log it, or emit an event", ("cli/",)),
     "input": ("take it as an argument", ("cli/",)),
     "eval": ("parse it", ()),
-    "exec": ("import it", ()),
-    "pickle": ("use store.wire, or JSON", ()),
+    "exec": ("import it", ("process/child.py",)),  # a worker's script is there to be run
+    # A worker calls the user's function and tells what it returned, as multiprocessing does.
+    "pickle": ("use store.wire, or JSON", ("process/child.py", "process/returns.py")),
     "marshal": ("use store.wire, or JSON", ()),
     "shelve": ("use store.wire, or JSON", ()),
     "logging.basicConfig": ("leave logging to the program", ("cli/",)),
@@ -69,6 +71,7 @@ VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc",
 
 SCRIPTS: dict[str, str] = {
     "store/etcd/guard.py": "watches over one command; it must start within milliseconds",
+    "process/child.py": "what runs first in a worker, before anything of holdfast can be imported",
 }
 
 # The mirror of source and tests.

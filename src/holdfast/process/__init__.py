@@ -9,6 +9,7 @@ Layout, in reading order (◦ = pure)
     child.py          what runs first in a worker's process (a script, run by path)
     containment.py    nothing survives: process groups, control groups, the reaper
     spawn.py          start one worker, by any method
+    returns.py        what a worker's function returned
     zygote.py         the process that forks workers, for the start method forkserver
     warm.py           pre-imported standby workers
     prefix.py ◦       the text before each line of a worker's output

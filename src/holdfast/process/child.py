@@ -1,0 +1,342 @@
+"""What runs first in a worker's process: it makes the process ours, then becomes the program.
+
+    HOLDFAST_WORKER=<order> python -u child.py SCRIPT [ARGUMENT ...]
+
+A script of its own, run by path, so that a list of processes shows the user's program and its
+arguments. What to do comes as an order in one variable, which is removed at once. The process is
+tied to its parent's life, enters its control group, and handles signals as a fresh Python does.
+Then a script or module runs in this very interpreter as it would under plain `python -u`; a
+program takes the process over; a function is called, and what it returns is left in a file. An
+exception that ends any of them is left in the error file, unless the program wrote its own.
+
+Nothing here may import holdfast, and `_signal` and `_ctypes` are used without the modules above
+them: every worker of every job pays for what is imported here. Forked workers, which start with
+what is imported already, share the rest of this file.
+
+    kind       script, module, program, function or standby
+    parent     the process to die with
+    folder     where to leave error.json, stack.txt and result.pickle
+    cgroup     a control group's list of processes, to enter it; may be missing
+    cpus       the processors to run on; may be missing
+    program    the executable, for a program
+    payload    the descriptor of the pickled function
+    inherited  the descriptors that the function's arguments refer to
+    path       what Python searches first, for a standby
+    modules    what a standby imports
+    orders     the socket from which a standby hears what it shall be
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import os
+import sys
+import time
+
+TYPE_CHECKING = False  # the real one would cost the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
+    from typing import Any, NoReturn
+
+ORDER = "HOLDFAST_WORKER"
+ERROR_FILE = "error.json"
+STACK_FILE = "stack.txt"
+RESULT_FILE = "result.pickle"
+
+_PR_SET_PDEATHSIG = 1
+# Ignored on purpose: by Python itself, or by the user (nohup).
+_MAY_BE_IGNORED = (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGHUP)
+_MESSAGE_MAX = 64 * 1024
+_TRACEBACK_MAX = 512 * 1024
+_stack_file: Any = None  # Python writes into it when it crashes, so it stays open
+
+
+def write_order(fields: Mapping[str, str]) -> str:
+    """Put fields into one text: a line for each, with everything escaped that is not plain."""
+    return "\n".join(
+        f"{name}={value.encode('unicode_escape').decode()}" for name, value in fields.items()
+    )
+
+
+def read_order(text: str) -> dict[str, str]:
+    """Take the fields out of what `write_order` made."""
+    pairs = (line.partition("=") for line in text.split("\n") if line)
+    return {name: value.encode().decode("unicode_escape") for name, _, value in pairs}
+
+
+# Making the process ours.
+
+
+def tie_to(parent: int) -> None:
+    """Die when the parent dies, even if it did just now."""
+    if sys.platform == "linux":
+        try:
+            import _ctypes
+
+            prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
+            _ctypes.call_function(prctl, (_PR_SET_PDEATHSIG, _signal.SIGKILL))
+        except (ImportError, OSError):
+            pass  # a Python built without it; the reaper does it then, a little later
+    if os.getppid() != parent:
+        os.kill(os.getpid(), _signal.SIGKILL)
+
+
+def reset_signals() -> None:
+    """Handle signals as a fresh Python does, whatever the parent handled, ignored or blocked."""
+    _signal.set_wakeup_fd(-1)
+    for number in _signal.valid_signals():
+        handler = _signal.getsignal(number)
+        if number == _signal.SIGINT:
+            _signal.signal(number, _signal.default_int_handler)
+        elif (handler == _signal.SIG_IGN and number not in _MAY_BE_IGNORED) or callable(handler):
+            _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def settle(order: Mapping[str, str]) -> None:
+    """Go where the worker belongs: its control group, its processors, its file for crashes."""
+    global _stack_file  # noqa: PLW0603  # one process, one such file
+    if "cgroup" in order:
+        try:
+            with open(order["cgroup"], "wb", buffering=0) as group:
+                group.write(b"0")
+        except OSError:
+            pass  # other means contain the worker as well
+    if "cpus" in order:
+        _run_on(int(number) for number in order["cpus"].split(","))
+    import faulthandler
+
+    if not faulthandler.is_enabled():  # else the user wants the stack on stderr
+        try:
+            _stack_file = open(os.path.join(order["folder"], STACK_FILE), "wb", buffering=0)  # noqa: SIM115
+            faulthandler.enable(_stack_file)
+        except OSError:
+            pass  # a full disk: the worker can do without
+
+
+def _run_on(numbers: Iterable[int]) -> None:
+    cpus = set(numbers)
+    try:
+        for thread in os.listdir("/proc/self/task"):  # what a standby imported may have some
+            os.sched_setaffinity(int(thread), cpus)
+    except OSError:
+        pass  # advice, which a smaller set of processors may forbid
+
+
+# Running what the worker is for.
+
+
+def run(order: Mapping[str, str], arguments: list[str]) -> None:
+    """Become what the order says; `arguments` begin with the script's, module's or program's."""
+    match order["kind"]:
+        case "script":
+            _run_script(arguments)
+        case "module":
+            _run_module(arguments)
+        case "program":
+            _run_program(order["program"], arguments)
+        case "function":
+            run_payload(order)
+
+
+def _fresh_main(path: str | None) -> dict[str, Any]:
+    """Register a new __main__ that has what Python gives it, and nothing of this file."""
+    old = sys.modules["__main__"]
+    new = type(sys)("__main__")
+    for name, value in vars(old).items():
+        if name.startswith("__"):
+            setattr(new, name, {} if name == "__annotations__" else value)
+    new.__doc__ = None
+    if path is not None:
+        new.__file__ = path
+        loader: Any = type(old.__loader__)
+        new.__loader__ = loader("__main__", path)
+    sys.modules["__main__"] = new
+    return vars(new)
+
+
+def first_path(path: str) -> str:
+    """Return where Python looks first for what the script imports."""
+    return os.path.dirname(os.path.realpath(path))
+
+
+def _run_script(arguments: list[str]) -> None:
+    sys.argv = arguments
+    path = arguments[0]
+    if not path.startswith("/"):
+        path = f"{os.getcwd()}/{path}"
+    if _holds_modules(path):
+        sys.path.insert(0, path)
+        _fresh_main(None)
+        _run_as_main("__main__", False)
+        return
+    if not sys.flags.safe_path:
+        sys.path.insert(0, first_path(path))
+    if path.endswith(".pyc"):
+        from importlib.machinery import SourcelessFileLoader
+
+        code: Any = SourcelessFileLoader("__main__", path).get_code("__main__")
+    else:
+        import io
+
+        try:
+            with io.open_code(path) as file:
+                source = file.read()
+        except OSError as error:
+            sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {error.strerror}\n")
+            sys.exit(2)
+        code = compile(source, path, "exec", dont_inherit=True)
+    exec(code, _fresh_main(path))  # noqa: S102  # a script is there to be run
+
+
+def _holds_modules(path: str) -> bool:
+    """Say whether Python can import from it: a folder or an archive with a __main__.py."""
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _run_module(arguments: list[str]) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    sys.argv = ["-m", *arguments[1:]]  # until the module's file is known
+    _fresh_main(None)
+    _run_as_main(arguments[0], True)
+
+
+def _run_as_main(name: str, alter_argv: bool) -> None:
+    """Do what Python does for -m: the very function, so that all is the same."""
+    import runpy
+
+    vars(runpy)["_run_module_as_main"](name, alter_argv)
+
+
+def _run_program(program: str, arguments: list[str]) -> NoReturn:
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # that Python ignores them is Python's matter
+        _signal.signal(number, _signal.SIG_DFL)
+    try:
+        os.execv(program, arguments)  # noqa: S606
+    except OSError as error:
+        sys.exit(f"holdfast: cannot run {program}: {error.strerror}")
+
+
+def run_payload(order: Mapping[str, str]) -> None:
+    """Load the function as multiprocessing does, and call it."""
+    import pickle
+    from multiprocessing import process, spawn
+
+    if order["inherited"]:
+        from multiprocessing import forkserver
+
+        numbers = [int(number) for number in order["inherited"].split(",")]
+        vars(forkserver)["_forkserver"]._inherited_fds = numbers
+    this = process.current_process()
+    with open(int(order["payload"]), "rb") as payload:
+        vars(this)["_inheriting"] = True  # so that a program without its main guard is told
+        try:
+            vars(spawn)["prepare"](pickle.load(payload))  # noqa: S301  # our parent wrote it
+            function, args = pickle.load(payload)  # noqa: S301
+        finally:
+            del vars(this)["_inheriting"]
+    call(function, args, order["folder"])
+
+
+def call(function: Callable[..., Any], args: tuple[Any, ...], folder: str) -> None:
+    """Call the function and leave what it returns in the folder."""
+    import pickle
+
+    value = function(*args)
+    try:
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(f"{name} returned a {kind}, which cannot be pickled: {error}") from None
+    _write_file(os.path.join(folder, RESULT_FILE), data)
+
+
+# Saying what went wrong.
+
+
+def theirs(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that is not of this file."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def leave_error(error: BaseException, folder: str) -> None:
+    """Write the error file, in torchrun's format, unless there is one; never raise."""
+    path = os.path.join(folder, ERROR_FILE)
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return
+    if os.path.lexists(path):  # the program knew more
+        return
+    now = time.time()
+    try:
+        import json
+        import traceback
+
+        lines = traceback.format_exception(type(error), error, theirs(error.__traceback__))
+        extra = {
+            "py_callstack": "".join(lines)[-_TRACEBACK_MAX:],
+            "timestamp": str(int(now)),
+            "moment": now,
+        }
+        message = f"{type(error).__name__}: {error}"[:_MESSAGE_MAX]
+        data = json.dumps({"message": {"message": message, "extraInfo": extra}})
+        _write_file(path, data.encode())
+    except Exception as trouble:
+        try:
+            sys.stderr.write(f"holdfast: cannot write the error file {path}: {trouble}\n")
+        except Exception:  # noqa: S110  # stderr is gone as well; the exit code still tells
+            pass
+
+
+def _write_file(path: str, data: bytes) -> None:
+    """Write the whole file or none, readable by its owner only."""
+    part = f"{path}.{os.getpid()}"
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        os.rename(part, path)
+    except BaseException:
+        try:
+            os.unlink(part)
+        except OSError:
+            pass  # it was never made
+        raise
+
+
+# The two ways in and out.
+
+
+def main() -> None:
+    """Run in a fresh interpreter; its own end is Python's to handle."""
+    order = read_order(os.environ.pop(ORDER))
+    if not sys.flags.safe_path:
+        del sys.path[0]  # where this file lies
+    tie_to(int(order["parent"]))
+    reset_signals()
+    settle(order)
+    try:
+        run(order, sys.argv[1:])
+    except BaseException as error:
+        leave_error(error, order["folder"])
+        stack = theirs(error.__traceback__)
+        hook = sys.excepthook
+
+        def show(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+            hook(kind, error.with_traceback(stack), stack)
+
+        sys.excepthook = show
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Starts one worker, by any method.
+
+A worker's process is a session and a process group of its own, and ends with the thread that
+started it: call `start` from a thread that lives as long as the workers shall.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import IO, Protocol, assert_never
+
+from holdfast.errors import Unavailable, UsageError
+from holdfast.process import child
+from holdfast.process.spec import (
+    Exit,
+    Function,
+    Launch,
+    Module,
+    Program,
+    Script,
+    entrypoint_name,
+)
+
+__all__ = ["Starter", "WorkerProcess"]
+
+_LOST = 255 << 8  # the status of a process about which nothing is known any more
+
+
+class WorkerProcess(Protocol):
+    """A worker's process, which is a process group too."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, which stays its own until it is reaped."""
+        ...
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when the process has ended."""
+        ...
+
+    def reap(self) -> Exit | None:
+        """Return how it ended, None if it runs; the number is free from then on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the descriptor; the process is not touched. Idempotent."""
+        ...
+
+
+class Starter:
+    """Starts workers.
+
+    `cgroup` is the control group that they enter, as the path of its cgroup.procs.
+    `close_in_child` runs in a forked worker, which has a copy of all that this process has: it
+    closes what keeps others waiting, such as the writing ends of pipes.
+    """
+
+    def __init__(
+        self, *, cgroup: Path | None = None, close_in_child: Callable[[], None] = lambda: None
+    ) -> None:
+        self._cgroup = cgroup
+        self._close_in_child = close_in_child
+
+    def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
+        """Start a worker that writes to these descriptors, or to ours where there is none.
+
+        UsageError if what it should run is not there; Unavailable if the system has no room.
+        """
+        entrypoint = launch.entrypoint
+        order = self._order(launch)
+        environment = dict(launch.environment)
+        match entrypoint:
+            case Function():
+                return self._spawn_function(entrypoint, launch, order, stdout, stderr)
+            case Script(path, args, python):
+                _check_script(path)
+                command = [_interpreter(python), "-u", child.__file__, path, *args]
+            case Module(name, args, python):
+                if not python:
+                    _check_module(name, environment.get("PYTHONPATH", ""))
+                command = [_interpreter(python), "-u", child.__file__, name, *args]
+            case Program(path, args):
+                order["program"] = _find_program(path, environment.get("PATH", os.defpath))
+                command = [sys.executable, "-I", "-S", child.__file__, path, *args]
+            case _:
+                assert_never(entrypoint)
+        return _popen(command, order, launch, stdout, stderr)
+
+    def close(self) -> None:
+        """Let go of what was kept for further workers. Idempotent."""
+
+    def _order(self, launch: Launch) -> dict[str, str]:
+        order = {
+            "kind": type(launch.entrypoint).__name__.lower(),
+            "parent": str(os.getpid()),
+            "folder": os.fspath(launch.folder.absolute()),
+        }
+        if self._cgroup is not None:
+            order["cgroup"] = os.fspath(self._cgroup)
+        if launch.cpus is not None:
+            order["cpus"] = ",".join(map(str, sorted(launch.cpus)))
+        return order
+
+    def _spawn_function(
+        self,
+        function: Function,
+        launch: Launch,
+        order: dict[str, str],
+        stdout: int | None,
+        stderr: int | None,
+    ) -> WorkerProcess:
+        with tempfile.TemporaryFile(dir=launch.folder) as payload:
+            inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
+            order["payload"] = str(payload.fileno())
+            order["inherited"] = ",".join(map(str, inherited))
+            name = entrypoint_name(function)
+            command = [sys.executable, "-u", child.__file__, name]
+            keep = (payload.fileno(), *inherited)
+            return _popen(command, order, launch, stdout, stderr, keep)
+
+
+# What can be known to be wrong before anything runs.
+
+
+def _check_script(path: str) -> None:
+    if not os.path.exists(path):
+        raise UsageError(f"script {path!r}: no such file (the folder is {os.getcwd()})")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"script {path!r}: it may not be read")
+
+
+def _check_module(name: str, python_path: str) -> None:
+    """Look for the outermost package; further in, looking would mean running code of it."""
+    top = name.partition(".")[0]
+    try:
+        if importlib.util.find_spec(top) is not None:
+            return
+    except ValueError:  # a module of this process that was made by hand
+        return
+    places = [os.getcwd(), *filter(None, python_path.split(os.pathsep))]
+    if PathFinder.find_spec(top, places) is None:
+        raise UsageError(f"module {name!r}: no module named {top!r} (the folder is {os.getcwd()})")
+
+
+def _interpreter(python: str) -> str:
+    if not python:
+        return sys.executable
+    found = shutil.which(python)
+    if found is None:
+        raise UsageError(f"python {python!r}: not found, or not executable")
+    return found
+
+
+def _find_program(path: str, places: str) -> str:
+    found = shutil.which(path, path=places)
+    if found is not None:
+        return os.path.abspath(found)
+    if os.path.dirname(path):
+        why = "it is not executable" if os.path.exists(path) else "no such file"
+    else:
+        why = f"not found in PATH ({places})"
+    raise UsageError(f"program {path!r}: {why}")
+
+
+# Pickling a function for another process, as multiprocessing does.
+
+
+class _Sending:
+    """Takes the place of multiprocessing's Popen while it pickles: it collects descriptors."""
+
+    def __init__(self) -> None:
+        from multiprocessing import popen_forkserver
+
+        self.DupFd = vars(popen_forkserver)["_DupFd"]
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        self.descriptors.append(descriptor)
+        return len(self.descriptors) - 1
+
+
+def _pickle_function(function: Function, name: str, file: IO[bytes]) -> list[int]:
+    """Write what the child needs to know of us, then the call; return what it must inherit.
+
+    Queues, locks and connections of multiprocessing may be among the arguments.
+    """
+    from multiprocessing import context, reduction, spawn
+
+    facts = vars(spawn)["get_preparation_data"](name)
+    facts["authkey"] = bytes(facts["authkey"])
+    sending = _Sending()
+    vars(context)["set_spawning_popen"](sending)
+    try:
+        reduction.dump(facts, file)
+        reduction.dump((function.call, function.args), file)
+    except Exception as error:  # whatever the classes of the arguments do
+        raise UsageError(
+            f"function {entrypoint_name(function)} with its arguments cannot be pickled: {error}; "
+            f"define it at module level, or use start_method=fork"
+        ) from error
+    finally:
+        vars(context)["set_spawning_popen"](None)
+    file.seek(0)
+    return sending.descriptors
+
+
+# Processes.
+
+
+def _popen(
+    command: list[str],
+    order: dict[str, str],
+    launch: Launch,
+    stdout: int | None,
+    stderr: int | None,
+    keep: tuple[int, ...] = (),
+) -> WorkerProcess:
+    environment = {**launch.environment, child.ORDER: child.write_order(order)}
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            pass_fds=keep,
+        )
+    except (OSError, ValueError) as error:
+        raise _refusal(error, launch) from error
+    process.returncode = 0  # it is we who reap it, and Popen need not watch over it
+    return _watch(process.pid)
+
+
+def _refusal(error: OSError | ValueError, launch: Launch) -> UsageError | Unavailable:
+    what = f"cannot start {entrypoint_name(launch.entrypoint)} (rank {launch.rank}): {error}"
+    if isinstance(error, OSError) and error.errno in {errno.EAGAIN, errno.ENOMEM, errno.EMFILE}:
+        return Unavailable(what)
+    return UsageError(what)
+
+
+def _watch(pid: int) -> WorkerProcess:
+    return _Child(pid) if hasattr(os, "pidfd_open") else _WaitedFor(pid)
+
+
+class _Child:
+    """A child of ours, by its descriptor."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+        self._exit: Exit | None = None
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def reap(self) -> Exit | None:
+        if self._exit is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # the program around us took its status, which is lost
+                pid, status = self.pid, _LOST
+            if pid:
+                self._exit = Exit(os.waitstatus_to_exitcode(status))
+        return self._exit
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class _WaitedFor:
+    """A child of ours where processes have no descriptors: a thread waits for it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._exit: Exit | None = None
+        self._descriptor, ended = os.pipe()
+        waiting = threading.Thread(target=self._wait, args=(ended,), name=f"wait-{pid}")
+        waiting.daemon = True
+        waiting.start()
+
+    def _wait(self, ended: int) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self._exit = Exit(os.waitstatus_to_exitcode(status))
+        os.close(ended)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def reap(self) -> Exit | None:
+        return self._exit
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
