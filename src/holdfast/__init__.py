@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
+    from holdfast.process.watchdog import expires
     from holdfast.rendezvous.handler import Rendezvous, Round
     from holdfast.rendezvous.parameters import RendezvousParameters
     from holdfast.rendezvous.registry import create_rendezvous
@@ -48,6 +49,7 @@ __all__ = [
     "all_gather",
     "barrier",
     "create_rendezvous",
+    "expires",
     "open_store",
     "serve_store",
 ]
@@ -64,6 +66,7 @@ _HOMES = {
     "all_gather": "holdfast.store.gather",
     "barrier": "holdfast.store.gather",
     "create_rendezvous": "holdfast.rendezvous.registry",
+    "expires": "holdfast.process.watchdog",
     "open_store": "holdfast.store.open",
     "serve_store": "holdfast.store.open",
 }
