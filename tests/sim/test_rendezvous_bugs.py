@@ -157,6 +157,16 @@ def a_failure_is_told_as_counted_and_is_not(patch: pytest.MonkeyPatch) -> None: 
     before(patch, "count_failure", forget)
 
 
+@bug("S7", 100)
+def a_leader_reads_the_failures_only_once(patch: pytest.MonkeyPatch) -> None:  # RV-7
+    real = Leadership.must_read_failures
+
+    def must_read(self: Leadership, record: Record | None) -> bool:
+        return self._reading == 0 and real(self, record)
+
+    patch.setattr(Leadership, "must_read_failures", must_read)
+
+
 @bug("S5", 40)
 def who_has_not_heard_of_the_round_yet_ends_it(patch: pytest.MonkeyPatch) -> None:  # E7, RV-5
     def look(seen: Situation) -> Situation:

@@ -17,6 +17,7 @@ Guarantees
     RV-4  Leaving never closes: only `close` does, and nothing opens a closed run again.
     RV-5  However many members are lost or ask at once, one new round comes of it.
     RV-6  Every decision has a reason, and says when to look again.
+    RV-7  A complete round says how many failures had been counted before it: its members agree.
 """
 
 from __future__ import annotations
@@ -83,13 +84,15 @@ class Situation:
     """What the leader sees: the record, the nodes in order of arrival, and since when.
 
     `forming_since` is when the leader first saw this round being formed, `enough_since` when it
-    first had its minimum; both on the leader's own clock.
+    first had its minimum; both on the leader's own clock. `failures` had been counted when the
+    round began to be formed: there are no more until it is complete (ND-4).
     """
 
     record: Record
     nodes: Mapping[NodeId, Announcement]
     forming_since: float
     enough_since: float | None
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,7 @@ def _complete(
     number = seen.record.number
     members = tuple(node.member() for node in ranked)
     reason = f"round {number} is complete with {len(members)}: {why}"
-    record = Record(number, Status.COMPLETE, members, reason)
+    record = Record(number, Status.COMPLETE, members, reason, seen.failures)
     return Decision(record, Progress(number, len(members), 0, (), None, reason), None)
 
 

@@ -59,6 +59,8 @@ class Round:
     master_port: int
     members: tuple[Member, ...]
     reason: str
+    failures: int = 0
+    """How many failures of the job had been counted when the round came to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +347,7 @@ class StoreRendezvous(Rendezvous):
             master_port=master.port,
             members=record.members,
             reason=record.reason,
+            failures=record.failures,
         )
 
 

@@ -31,6 +31,9 @@ class Leadership:
         # Since when this leader sees the current round being formed, and with enough nodes.
         self._forming: tuple[int, float] = (0, 0.0)
         self._enough_since: float | None = None
+        # How many failures had been counted before a round: its number, and how many.
+        self._failures = (1, 0)
+        self._reading = 0  # the round for which they are being read
         self._told: Progress | None = None
         self._tell_at = 0.0
         self.decision: Decision | None = None
@@ -72,6 +75,22 @@ class Leadership:
             self._nodes[found.node] = (revision, found)
             self.decision = None
 
+    def must_read_failures(self, record: Record | None) -> bool:
+        """Say whether the failures before the round that is being formed must be read first.
+
+        What was heard of them may be older than the round's beginning: it does not serve (RV-7).
+        """
+        if record is None or record.status is not Status.FORMING:
+            return False
+        self._reading = record.number
+        return record.number != self._failures[0]
+
+    def read_failures(self, count: int) -> None:
+        """Hear how many were read, if that was begun after `must_read_failures`."""
+        if self._reading:
+            self._failures = (self._reading, count)
+            self.decision = None
+
     def decide(self, record: Record | None, now: float) -> Decision | None:
         """Return the decision, made afresh if something has changed or its time has come."""
         old = self.decision
@@ -85,7 +104,8 @@ class Leadership:
             self._enough_since = None
         arrived = sorted(self._nodes.values(), key=lambda seen: seen[0])
         nodes = {node.node: node for _, node in arrived}
-        seen = Situation(record, nodes, self._forming[1], self._enough_since)
+        since, enough_since = self._forming[1], self._enough_since
+        seen = Situation(record, nodes, since, enough_since, self._failures[1])
         decision = self.decision = decide(seen, self._rules, now, self._rank)
         if decision.progress.have < self._rules.min_nodes:
             self._enough_since = None

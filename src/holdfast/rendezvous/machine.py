@@ -326,6 +326,8 @@ class Node:
             return CompareSet(self._keys.leader, None, self._leader_value(), lease.id)
         if leadership.blind:
             return ListPrefix(self._keys.root)
+        if leadership.must_read_failures(self._record):
+            return Get(self._keys.failures)
         decision = leadership.decision
         if decision is not None and decision.record is not None:
             raw = self._raw(self._keys.round)
@@ -372,7 +374,11 @@ class Node:
                 self._control_changed(key, result.value, result.revision, now)
             case Get(), _:
                 known = Failures.decode(result.value) if isinstance(result, Entry) else Failures()
-                self._counted(known)
+                if self._leadership is not None:
+                    self._leadership.read_failures(known.count)
+                # A leader reads them too: that is no answer to a report that is still to count.
+                if self._report is not None and isinstance(self._count_op(), Get):
+                    self._counted(known)
             case ListPrefix(), tuple():
                 if self._leadership is not None:
                     self._leadership.see_all(result)

@@ -145,15 +145,16 @@ class Leader(_Value):
 class Record(_Value):
     """The current round.
 
-    COMPLETE: `members` are in it, in rank order. FORMING: `number` is the next round, `members`
-    were in the one before. CLOSED: there will be no more, and `failed` says whether that is a
-    failure of the job. `reason` says why it came to this.
+    COMPLETE: `members` are in it, in rank order, and `failures` of the job had been counted before.
+    FORMING: `number` is the next round, `members` were in the one before. CLOSED: there will be no
+    more, and `failed` says whether that is a failure of the job. `reason` says why it came to this.
     """
 
     number: int
     status: Status
     members: tuple[Member, ...]
     reason: str
+    failures: int = 0
     failed: bool = False
 
     def rank_of(self, node: NodeId) -> int | None:

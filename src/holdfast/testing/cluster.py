@@ -6,7 +6,7 @@
 Each seed draws 2 to 16 nodes, their rules, their clocks, and all that goes wrong: messages are
 lost, late, doubled and out of order, links are cut in one direction or both, processes stop for
 longer than a lease, die, come back as new nodes, come late, leave, and report failures; leaders
-are struck at the very moment of a publication. `clusterjudge.py` checks S1 to S6 at every step.
+are struck at the very moment of a publication. `clusterjudge.py` checks S1 to S7 at every step.
 Then the network heals, and the rest must come within a bound:
 
     L1  with enough nodes alive, all of them are in one round, but for those without a place

@@ -13,6 +13,7 @@ by change, and every operation with its guard. What nodes tell is compared with 
         stays has a place in the next one
     S6  a failure is counted once for each round, while it lasts, by one at a time; a node that is
         told so while its round lasts is told the truth
+    S7  a round says how many failures were counted before it, the same to all of its members
     ND  a node works in one round at a time, and learns that it is over if it lost its lease;
         only who leads by the store's word publishes
 
@@ -159,6 +160,8 @@ class Judge:
         number, ids = record.number, [member.node for member in record.members]
         if len(set(ids)) != len(ids) or number in self.rounds:
             self._fail(f"S1: {record}")
+        if record.failures != len(self._counted):
+            self._fail(f"S7: {len(self._counted)} rounds had a failure before {record}")
         if not self.rules.min_nodes <= len(ids) <= self.rules.max_nodes:
             self._fail(f"S2: {len(ids)} members, not {self.rules}")
         before = self.rounds.get(number - 1)

@@ -226,6 +226,17 @@ def test_a_failure_counts_once_for_all_nodes(party: Party) -> None:
     assert party.add("c").count_failure() == second  # not in a round: it only learns of them
 
 
+def test_members_of_a_round_agree_on_the_failures_before_it(party: Party) -> None:
+    """RV-7."""
+    a, b = party.add("a"), party.add("b")
+    assert [here.failures for here in together(a, b)] == [0, 0]
+    a.count_failure()
+    assert [here.failures for here in together(a, b)] == [1, 1]
+    b.count_failure()
+    assert a.shutdown()
+    assert [here.failures for here in together(b, party.add("newcomer"))] == [2, 2]
+
+
 def test_closing_ends_the_run_for_everyone(party: Party) -> None:
     a, b = party.add("a"), party.add("b")
     together(a, b)

@@ -153,3 +153,21 @@ def test_a_record_is_published_and_not_told() -> None:
     leader = leadership(entry("a", 6), entry("b", 7), entry("c", 8))
     leader.decide(None, 0.0)
     assert leader.news() is None
+
+
+def test_failures_are_read_afresh_for_every_round_that_is_formed() -> None:
+    """RV-7."""
+    leader = leadership(*(entry(name, 6) for name in "abc"))
+    first, second = (Record(number, Status.FORMING, (), "") for number in (2, 3))
+    assert not leader.must_read_failures(None)  # the first round: none can have been counted
+    assert not leader.must_read_failures(replace(first, status=Status.COMPLETE))
+    leader.read_failures(7)  # a reading that began before the round
+    assert leader.must_read_failures(first)
+    for forming, count in ((first, 1), (second, 4)):
+        assert leader.must_read_failures(forming)
+        leader.read_failures(count)
+        assert not leader.must_read_failures(forming)
+        decision = leader.decide(forming, 0.0)
+        assert decision is not None
+        assert decision.record is not None
+        assert decision.record.failures == count

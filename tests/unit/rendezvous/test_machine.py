@@ -21,7 +21,7 @@ from holdfast.rendezvous.effects import (
 )
 from holdfast.rendezvous.model import Failures, Leader, Record, Status
 from holdfast.rendezvous.trouble import RETRY_MAX_S
-from holdfast.store.ops import Change, CompareSet, Delete, Guarded, LeaseKeep, ListPrefix, Set
+from holdfast.store.ops import Change, CompareSet, Delete, Get, Guarded, LeaseKeep, ListPrefix, Set
 from tests.unit.rendezvous.by_hand import KEYS, NO_STORE, Driven, World
 
 RULES = Rules(
@@ -337,6 +337,48 @@ class TestFailures:
         world.settle()
         assert b.the(Counted) == Counted(Failures())
         assert world.entry(KEYS.failures) is None
+
+    def test_members_of_a_round_agree_on_the_failures_before_it(self) -> None:
+        """RV-7: also one that comes later, and though their leader has not heard of the failure."""
+        world, a, b = pair()
+        a.deaf = True
+        b.node.count_failure(world.now, WALL)
+        world.settle()
+        a.inbox = [change for change in a.inbox if change.key != KEYS.failures]
+        a.deaf = False
+        b.node.leave(world.now)
+        c = world.add("c")
+        a.node.ask("", world.now)
+        world.settle()
+        assert a.the(RoundReady).record.failures == c.the(RoundReady).record.failures == 1
+
+    def test_a_new_leader_knows_the_failures_before_a_round(self) -> None:
+        """RV-7."""
+        world, a, b = pair()
+        b.node.count_failure(world.now, WALL)
+        world.settle()
+        world.kill(a)
+        c = world.add("c")
+        world.run(RULES.lease_s + 1)
+        b.node.ask("", world.now)
+        world.settle()
+        assert b.node.leading
+        assert b.the(RoundReady).record.failures == c.the(RoundReady).record.failures == 1
+
+    def test_what_a_leader_reads_is_no_answer_to_a_report(self) -> None:
+        """ND-4: its reading is late, another leader has formed the round, and that has failed."""
+        world, a, b = pair()
+        a.hold = Get
+        for each in (a, b):
+            each.node.ask("", world.now)
+        world.settle()
+        assert a.held == Get(KEYS.failures)
+        world.put(KEYS.round, replace(record(world), status=Status.COMPLETE).encode())
+        world.settle()
+        a.node.count_failure(world.now, WALL)
+        a.let_go()
+        world.settle()
+        assert a.the(Counted) == Counted(Failures(1, 2, (WALL,)))
 
     def test_outside_a_round_nothing_is_counted(self) -> None:
         world = World(RULES)

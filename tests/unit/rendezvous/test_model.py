@@ -42,7 +42,7 @@ ANNOUNCEMENT = st.builds(
 )
 LEADER = st.builds(Leader, NODE_ID, COUNT)
 MEMBERS = st.lists(MEMBER, max_size=5, unique_by=lambda member: member.node).map(tuple)
-RECORD = st.builds(Record, COUNT, st.sampled_from(Status), MEMBERS, TEXT, st.booleans())
+RECORD = st.builds(Record, COUNT, st.sampled_from(Status), MEMBERS, TEXT, COUNT, st.booleans())
 SECONDS = st.none() | st.floats(0, 1e8)
 PROGRESS = st.builds(
     Progress, COUNT, COUNT, COUNT, st.lists(TEXT, max_size=4).map(tuple), SECONDS, TEXT

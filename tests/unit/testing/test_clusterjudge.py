@@ -41,9 +41,11 @@ class Court:
             said = Announcement(node, node, node, 1, phase, 0, None, "")
             self.set(KEYS.node(node), said.encode())
 
-    def publish(self, number: int, status: Status, *nodes: NodeId, reason: str = "so") -> Record:
+    def publish(
+        self, number: int, status: Status, *nodes: NodeId, reason: str = "so", failures: int = 0
+    ) -> Record:
         members = tuple(Member(node, node, node, 1) for node in nodes)
-        record = Record(number, status, members, reason)
+        record = Record(number, status, members, reason, failures)
         self.set(KEYS.round, record.encode())
         return record
 
@@ -74,7 +76,7 @@ def test_a_good_run_is_not_blamed(court: Court) -> None:
     court.judge.rests(A)
     court.publish(2, Status.FORMING, A, B)
     court.judge.told(B, RoundOver(1, "so"))
-    court.publish(2, Status.COMPLETE, A, B)
+    court.publish(2, Status.COMPLETE, A, B, failures=1)
     court.set(KEYS.node(B), None)
     court.publish(3, Status.FORMING, A, B)
     court.judge.closes()
@@ -194,6 +196,15 @@ def test_a_round_is_counted_once(court: Court) -> None:
     court.set(KEYS.failures, Failures(1, 1, (5.0,)).encode())
     court.set(KEYS.failures, Failures(2, 1, (5.0, 6.0)).encode())
     assert "S6" in court.text()
+
+
+def test_a_round_that_does_not_know_of_a_failure_is_blamed(court: Court) -> None:
+    court.meet(A)
+    court.set(KEYS.failures, Failures(1, 1, (5.0,)).encode())
+    court.judge.asks(A, 1)
+    court.publish(2, Status.FORMING, A)
+    court.publish(2, Status.COMPLETE, A)
+    assert "S7: 1 rounds had a failure before" in court.text()
 
 
 def test_a_count_that_did_not_happen_is_blamed(court: Court) -> None:
