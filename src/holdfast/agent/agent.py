@@ -80,10 +80,14 @@ class _Opened:
     door: C10dDoor | None = None
     reports: Watch | None = None
 
-    def close(self) -> None:
-        """Close it. Idempotent."""
+    def close_door(self) -> None:
+        """Close what is for workers alone. Idempotent."""
         if self.door is not None:
             self.door.close()
+
+    def close(self) -> None:
+        """Close it all. Idempotent."""
+        self.close_door()
         if self.reports is not None:
             self.reports.close()
 
@@ -231,7 +235,7 @@ class ElasticAgent:
     def _perform_one(self, effect: Effect) -> None:
         match effect:
             case Join(why):
-                self._close_attempt()
+                self._close_attempt()  # what the others report of it is heard until the next begins
                 if self._attempts:
                     self._narrator.restarting(why, self._here().failures)
                 self._wait(lambda: self._wait_for_round(why))
@@ -275,6 +279,7 @@ class ElasticAgent:
 
     def _joined(self, membership: Membership, opened: _Opened) -> None:
         here = membership.here
+        self._opened.close()
         self._membership, self._opened = membership, opened
         if opened.reports is not None:
             watch = opened.reports
@@ -295,7 +300,7 @@ class ElasticAgent:
         if self._attempt is not None:
             self._attempt.close()
             self._attempt = None
-        self._opened.close()
+        self._opened.close_door()
 
     def _with_results(self, outcome: Outcome) -> Outcome:
         if outcome.ending is not Ending.SUCCEEDED or self._attempt is None:
@@ -307,6 +312,7 @@ class ElasticAgent:
         while not self._inbox.empty():  # a round may have come at the last moment
             self._inbox.get()()
         self._close_attempt()
+        self._opened.close()
         if not self._clerk.close(END_WITHIN_S):
             _log.warning("run %s: the store did not take the last words", self._job.run_id)
 
@@ -332,7 +338,7 @@ class ElasticAgent:
             try:
                 here = self._rendezvous.next_round(why)
             except HoldfastError as error:
-                self._post(partial(self._machine.join_failed, error))
+                self._post(partial(self._machine.join_failed, error, self._now()))
                 return
             opened = _Opened(open_door(self._job, here))
             try:

@@ -21,7 +21,8 @@ Guarantees
     AG-1  Workers of at most one round run at a time: none are started before the last ones ended.
     AG-2  However many things end a round at once, one wish for the next comes of it.
     AG-3  After a failure of its own, a node asks for the next round only if the job's account
-          allows it; else it closes the run as failed.
+          allows it; else it closes the run as failed. Whoever finds that the account was overdrawn
+          when its round began does so too: who should have closed the run may have died.
     AG-4  A failure is first counted and then published, before anything that ends the round: what
           the others do about it can no longer keep it out of the account.
     AG-5  A signal makes the node leave, and never closes the run.
@@ -103,7 +104,7 @@ class Agent:
         self._group_alive = False
         self._verdict: str | None = None
         self._restart: bool | None = None
-        self._gather_by: float | None = None
+        self._gather_by = 0.0
         self._signals = 0
 
     # What happens.
@@ -116,15 +117,19 @@ class Agent:
         """Hear that a round is complete and this node is in it."""
         if self.state is not State.JOINING:
             return
+        budget = self._terms.budget
+        if budget.window_s is None and place.failures > budget.max_restarts:
+            self._overdrawn(place)
+            return
         self.place = place
         self._running = set(range(place.workers))
-        self._own, self._peers, self._told_all = [], {}, set()
+        self._forget_failures()
         self._after = self._verdict = self._restart = None
         self._group_alive = True
         self._go(State.RUNNING, f"node {place.node} of {place.nodes} in round {place.round}")
         self._effects.append(Start(place))
 
-    def join_failed(self, error: HoldfastError) -> None:
+    def join_failed(self, error: HoldfastError, now: float) -> None:
         """Hear that no round will come."""
         if self.state is not State.JOINING:
             return
@@ -132,10 +137,8 @@ class Agent:
             self._break(error)
         elif not error.failed:
             self._finish(Ending.NOT_NEEDED, str(error))
-        elif self._own or any(self._peers.values()):
-            self._finish(Ending.FAILED, str(error))
         else:
-            self._break(error)
+            self._gather_all(str(error), now)
 
     def start_failed(self, error: HoldfastError) -> None:
         """Hear that the workers could not be started; nothing of them is left."""
@@ -173,12 +176,12 @@ class Agent:
 
     def counted(self, count: int, times: tuple[float, ...], wall: float, now: float) -> None:
         """Hear how many failures the job has had, with ours."""
-        if self.state is not State.STOPPING or self._after is not None:
+        if self.state is not State.STOPPING:
             return
         verdict = self._terms.budget.decide(count, times, wall)
         self._restart, self._verdict = verdict.restart, verdict.reason
         self.reason = f"{self.reason}; {verdict.reason}"
-        if not verdict.restart:
+        if not verdict.restart:  # also if a signal came meanwhile: the account is the job's
             self._close_run(f"{self._cause()}; {verdict.reason}", failed=True)
         self._proceed(now)
 
@@ -236,7 +239,7 @@ class Agent:
         if self.state is State.ENDED:
             return
         if self.state is State.GATHERING:
-            self._finish(Ending.FAILED, self.reason)
+            self._finish_failed()
             return
         self._signals += 1
         outcome = Outcome(
@@ -264,12 +267,17 @@ class Agent:
         """Hear that the agent itself, or its store, cannot go on."""
         if self.state is State.ENDED:
             return
-        if self._group_alive and self.state is not State.STOPPING:
-            self._stop_workers(Signals.SIGTERM, str(error))
-        if self._group_alive:
-            self._after = self._broken(error)
-        else:
+        if self.state is State.GATHERING:
+            self._finish_failed()  # what went wrong first is known
+        elif self.state is State.FINISHED:
+            self._finish(Ending.SUCCEEDED, f"finished; the exit barrier: {error}")
+        elif not self._group_alive:
             self._break(error)
+        elif self.state is not State.STOPPING:
+            self._after = self._broken(error)
+            self._stop_workers(Signals.SIGTERM, str(error))
+        elif not isinstance(self._after, Outcome) and self._restart is not False:
+            self._after = self._broken(error)
 
     def tick(self, now: float) -> None:
         """Let time pass."""
@@ -333,16 +341,21 @@ class Agent:
             else:
                 self._end(after)
         elif isinstance(after, Join):
-            if any(self._peers.values()):
-                self._say_all()  # somebody may be gathering
+            self._say_all()  # somebody may be gathering
             self._join(after.why)
         elif self._restart:
-            self._join(self._cause())
+            cause = self._cause()
+            self._forget_failures()  # they are forgiven: whatever ends the run is not them
+            self._join(cause)
         elif self._restart is False:
             self._gather_all(f"{self._cause()}; {self._verdict}", now)
 
     def _say_all(self) -> None:
-        self._effects.append(Publish(tuple(self._own), final=True))
+        if self._others():
+            self._effects.append(Publish(tuple(self._own), final=True))
+
+    def _others(self) -> int:
+        return self.place.nodes - 1 if self.place else 0
 
     def _gather_all(self, reason: str, now: float) -> None:
         """Wait for what the others know, so that the first cause is named on every node."""
@@ -352,11 +365,16 @@ class Agent:
         self._gather(now)
 
     def _gather(self, now: float) -> None:
-        others = (self.place.nodes if self.place else 1) - 1
-        if len(self._told_all) >= others or (
-            self._gather_by is not None and now >= self._gather_by
-        ):
-            self._finish(Ending.FAILED, self.reason)
+        if len(self._told_all) >= self._others() or now >= self._gather_by:
+            self._finish_failed()
+
+    def _overdrawn(self, place: Place) -> None:
+        """End, since the job failed once more than is allowed, and nobody closed the run."""
+        allowed = self._terms.budget.max_restarts
+        reason = f"the job failed {place.failures} times, {allowed} restarts are allowed"
+        self._close_run(reason, failed=True)
+        self.reason = reason
+        self._finish_failed()
 
     # The end.
 
@@ -377,12 +395,19 @@ class Agent:
         self._end(self._broken(error))
 
     def _finish(self, ending: Ending, reason: str) -> None:
-        failures = self._all_failures() if ending is Ending.FAILED else ()
-        self._end(Outcome(ending=ending, reason=reason, failures=failures))
+        self._end(Outcome(ending=ending, reason=reason))
+
+    def _finish_failed(self) -> None:
+        """End with what is known of the job's failure: the reason at least."""
+        failures = self._all_failures()
+        self._end(Outcome(ending=Ending.FAILED, reason=self.reason, failures=failures))
 
     def _end(self, outcome: Outcome) -> None:
         self._go(State.ENDED, outcome.reason)
         self._effects.append(Finish(outcome))
+
+    def _forget_failures(self) -> None:
+        self._own, self._peers, self._told_all = [], {}, set()
 
     def _all_failures(self) -> tuple[Failure, ...]:
         return first_cause([*self._own, *(f for told in self._peers.values() for f in told)])
@@ -397,5 +422,5 @@ class Agent:
 
 def _sentence(failure: Failure) -> str:
     first_line = failure.message.strip().partition("\n")[0]
-    what = f": {first_line}" if first_line else ""
+    what = f": {first_line}" if first_line and first_line != str(failure.exit) else ""
     return f"rank {failure.rank} on {failure.host} failed ({failure.exit}){what}"
