@@ -317,6 +317,21 @@ def test_a_line_without_an_end_is_not_kept(node: Node, caplog: pytest.LogCapture
     ]
 
 
+def test_of_a_line_without_an_end_nothing_is_kept(tmp_path: Path) -> None:
+    """WD-2: the size of memory is all that would show it from outside."""
+    reading, writing = os.pipe()
+    watch = watchdog._Watch(reading, tmp_path, lambda pid: False, lambda event: None, SYSTEM_CLOCK)
+    try:
+        for _ in range(5):
+            os.write(writing, b"x" * 4000)
+            watch._read()
+            assert len(watch._rest) <= 4096
+    finally:
+        watch._selector.close()
+        os.close(reading)
+        os.close(writing)
+
+
 def test_a_worker_cannot_have_timers_without_end(node: Node) -> None:
     """WD-2."""
     pid = node.worker()
