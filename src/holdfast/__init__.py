@@ -23,7 +23,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.errors import HoldfastError
+    from holdfast.errors import HoldfastError, WorkersFailed
+    from holdfast.process.errorfile import record
     from holdfast.process.watchdog import expires
     from holdfast.rendezvous.handler import Rendezvous, Round
     from holdfast.rendezvous.parameters import RendezvousParameters
@@ -45,12 +46,14 @@ __all__ = [
     "Round",
     "Store",
     "Watch",
+    "WorkersFailed",
     "__version__",
     "all_gather",
     "barrier",
     "create_rendezvous",
     "expires",
     "open_store",
+    "record",
     "serve_store",
 ]
 
@@ -63,11 +66,13 @@ _HOMES = {
     "Round": "holdfast.rendezvous.handler",
     "Store": "holdfast.store.store",
     "Watch": "holdfast.store.store",
+    "WorkersFailed": "holdfast.errors",
     "all_gather": "holdfast.store.gather",
     "barrier": "holdfast.store.gather",
     "create_rendezvous": "holdfast.rendezvous.registry",
     "expires": "holdfast.process.watchdog",
     "open_store": "holdfast.store.open",
+    "record": "holdfast.process.errorfile",
     "serve_store": "holdfast.store.open",
 }
 

@@ -56,6 +56,22 @@ def failing(store: holdfast.Store) -> str:
     return ""
 
 
+@holdfast.record
+def recorded(rank: int, *, name: str = "") -> float:
+    return 1.0
+
+
+def launching() -> int:
+    assert_type(recorded(1, name="n"), float)
+    try:
+        recorded(0)
+    except holdfast.WorkersFailed as error:
+        assert_type(error.failures[0].traceback, str)
+        assert_type(error.failures[0].exit.code, int)
+        return error.exit_code
+    return 0
+
+
 def mistakes(store: holdfast.Store) -> None:
     holdfast.open_store(b"memory://")  # type: ignore[arg-type]
     holdfast.open_store("memory://", None)  # type: ignore[call-arg]
@@ -64,4 +80,5 @@ def mistakes(store: holdfast.Store) -> None:
     holdfast.barrier("tcp://h:1", "start", 0, 2)  # type: ignore[arg-type]
     holdfast.all_gather(store, "hosts", 0, 2, "text")  # type: ignore[arg-type]
     holdfast.LeaseKeeper(store)  # type: ignore[call-arg]
+    recorded("text")  # type: ignore[arg-type]
     holdfast.stroe  # type: ignore[attr-defined]  # noqa: B018
