@@ -15,6 +15,8 @@ from holdfast.errors import HoldfastError
 
 __all__ = ["main", "parser"]
 
+_COMMANDS = ("run", "store", "doctor")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. Raises SystemExit for --help and the like."""
@@ -22,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
     try:
         try:
-            arguments = parser().parse_args(argv)
+            words = sys.argv[1:] if argv is None else argv
+            arguments = parser(words[0] if words else "").parse_args(words)
             code: int = arguments.run(arguments)
             return code
         finally:
@@ -44,18 +47,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BUG
 
 
-def parser() -> Parser:
-    """Make the parser of the whole command line."""
-    from holdfast.cli import doctor, store
+def parser(command: str = "") -> Parser:
+    """Make the parser of the command line.
 
+    If `command` is one, the parser has that one alone: the others' imports take their time.
+    """
     top = Parser(
         prog="holdfast",
         description="Elastic jobs and RPC for Python that hold when machines don't.",
     )
     top.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    store.add_commands(commands)
-    doctor.add_command(commands)
+    wanted = (command,) if command in _COMMANDS else _COMMANDS
+    if "run" in wanted:
+        from holdfast.cli import run
+
+        run.add_command(commands)
+    if "store" in wanted:
+        from holdfast.cli import store
+
+        store.add_commands(commands)
+    if "doctor" in wanted:
+        from holdfast.cli import doctor
+
+        doctor.add_command(commands)
     return top
 
 

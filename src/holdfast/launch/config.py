@@ -14,6 +14,7 @@ from signal import Signals
 from typing import Any
 
 from holdfast.agent.policy import RestartBudget
+from holdfast.agent.roles import ROLE_MAX, WORKERS_MAX
 from holdfast.errors import UsageError
 from holdfast.net.address import parse_address
 from holdfast.process.spec import StartMethod
@@ -25,7 +26,6 @@ __all__ = ["EVENT_LOG_HANDLERS", "NUMA_BINDINGS", "LaunchConfig", "parse_signals
 EVENT_LOG_HANDLERS = ("null", "console")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
-_NAME_MAX = 128
 _UNCATCHABLE = {"SIGKILL", "SIGSTOP"}
 _UNSET_RUN_ID = "none"
 
@@ -79,8 +79,8 @@ class LaunchConfig:
     """Where a failure of the job is left as JSON."""
 
     def __post_init__(self) -> None:
-        _check_count("nproc_per_node", self.nproc_per_node, 1)
-        _check_name("role", self.role)
+        _check_count("nproc_per_node", self.nproc_per_node, 1, WORKERS_MAX)
+        _check_role(self.role)
         _check_choice("event_log_handler", self.event_log_handler, EVENT_LOG_HANDLERS)
         _check_choice("start_method", self.start_method, tuple(StartMethod))
         if self.numa_binding is not None:
@@ -172,16 +172,14 @@ def _check_type(name: str, value: object, kind: type[Any]) -> None:
         )
 
 
-def _check_count(name: str, value: object, least: int, most: int | None = None) -> None:
-    if type(value) is not int or value < least or (most is not None and value > most):
-        limit = f"from {least} to {most}" if most is not None else f"of at least {least}"
-        raise UsageError(f"{name} {value!r:.80}: must be a whole number {limit}")
+def _check_count(name: str, value: object, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise UsageError(f"{name} {value!r:.80}: must be a whole number from {least} to {most}")
 
 
-def _check_name(name: str, value: object) -> None:
-    fits = isinstance(value, str) and 0 < len(value) <= _NAME_MAX and value.isprintable()
-    if not fits:
-        raise UsageError(f"{name} {value!r:.80}: must be 1 to {_NAME_MAX} printable characters")
+def _check_role(value: object) -> None:
+    if not (isinstance(value, str) and 0 < len(value) <= ROLE_MAX and value.isprintable()):
+        raise UsageError(f"role {value!r:.80}: must be 1 to {ROLE_MAX} printable characters")
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -13,11 +13,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from holdfast.agent.roles import WORKERS_MAX
 from holdfast.errors import UsageError
 
 __all__ = ["count_workers"]
 
-_WORKERS_MAX = 1_000_000
 _INTEL = "0x8086"
 
 
@@ -26,7 +26,7 @@ def count_workers(text: str, variables: Mapping[str, str], root: Path = Path("/"
 
     `root` is where the kernel's folders lie.
     """
-    if text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= _WORKERS_MAX:
+    if text.isascii() and text.isdigit() and 1 <= int(text[:10]) <= WORKERS_MAX:
         return int(text[:10])
     match text:
         case "auto":
@@ -40,7 +40,7 @@ def count_workers(text: str, variables: Mapping[str, str], root: Path = Path("/"
             return found
         case _:
             raise UsageError(
-                f"{text!r:.40} must be a number of at least 1, or auto, cpu, gpu or xpu"
+                f"{text!r:.40} must be a number from 1 to {WORKERS_MAX}, or auto, cpu, gpu or xpu"
             )
 
 

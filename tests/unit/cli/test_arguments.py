@@ -47,7 +47,21 @@ def test_no_abbreviations(capsys: pytest.CaptureFixture[str]) -> None:
     add_timeout(parser, "to wait")
     with pytest.raises(SystemExit):
         parser.parse_args(["--time", "1"])
-    assert capsys.readouterr().err == "p: unrecognized arguments: --time 1 (see p --help)\n"
+    assert capsys.readouterr().err == (
+        "p: unrecognized arguments: --time 1; did you mean --timeout? (see p --help)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("--tiemout=3", "; did you mean --timeout?"), ("--x", ""), ("-x", ""), ("--", "")],
+)
+def test_what_was_meant(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="p")
+    add_timeout(parser, "to wait")
+    with pytest.raises(SystemExit):
+        parser.parse_args([word, "y"])
+    assert capsys.readouterr().err.endswith(f"{hint} (see p --help)\n")
 
 
 def test_the_message_of_a_check_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

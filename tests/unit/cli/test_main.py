@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from io import BytesIO, TextIOWrapper
@@ -25,7 +27,7 @@ def test_version(run: Run) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *([], ["store"], ["doctor"]),
+        *([], ["run"], ["store"], ["doctor"]),
         *(["store", verb] for verb in ("serve", "get", "set", "add", "append", "delete")),
         *(["store", verb] for verb in ("wait", "list", "watch")),
     ],
@@ -45,8 +47,12 @@ def test_every_command_has_help(run: Run, words: list[str]) -> None:
         ("", "holdfast", "the following arguments are required: COMMAND"),
         ("store", "holdfast store", "the following arguments are required: COMMAND"),
         ("store get", "holdfast store get", "the following arguments are required: KEY"),
-        ("store get k more\tx", "holdfast", r"unrecognized arguments: more\tx"),
-        ("s", "holdfast", "argument COMMAND: invalid choice: 's' (choose from 'store', 'doctor')"),
+        ("store get k more\tx", "holdfast store get", r"unrecognized arguments: more\tx"),
+        ("run", "holdfast run", "the following arguments are required: SCRIPT"),
+        (
+            *("s", "holdfast"),
+            "argument COMMAND: invalid choice: 's' (choose from 'run', 'store', 'doctor')",
+        ),
     ],
 )
 def test_wrong_words(run: Run, argv: str, command: str, why: str) -> None:
@@ -59,7 +65,7 @@ def test_wrong_words(run: Run, argv: str, command: str, why: str) -> None:
 def test_an_error_is_one_line_even_if_it_quotes_others(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong() -> None:
+    def wrong(command: str) -> None:
         raise UsageError("they said: a\nb\x1b[2J")
 
     monkeypatch.setattr(main_module, "parser", wrong)
@@ -67,7 +73,7 @@ def test_an_error_is_one_line_even_if_it_quotes_others(
 
 
 def test_a_bug_has_its_own_code_and_shows_where(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+    def broken(command: str) -> None:
         raise KeyError("x")
 
     monkeypatch.setattr(main_module, "parser", broken)
@@ -83,7 +89,7 @@ def test_a_bug_has_its_own_code_and_shows_where(run: Run, monkeypatch: pytest.Mo
 def test_a_failure_of_something_else_is_not_one_of_standard_output(
     run: Run, monkeypatch: pytest.MonkeyPatch, kind: type[OSError]
 ) -> None:
-    def broken() -> None:
+    def broken(command: str) -> None:
         raise kind(1, "of a socket, or of a file")
 
     monkeypatch.setattr(main_module, "parser", broken)
@@ -94,11 +100,27 @@ def test_a_failure_of_something_else_is_not_one_of_standard_output(
 
 
 def test_an_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
+    def interrupted(command: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(main_module, "parser", interrupted)
     assert run() == (130, "", "")
+
+
+@pytest.mark.parametrize(("words", "heavy"), [(["run", "--help"], False), (["store"], True)])
+def test_a_command_pays_for_its_own_imports_alone(words: list[str], heavy: bool) -> None:
+    code = f"""
+import sys
+from holdfast.cli.main import main
+try:
+    main({words})
+except SystemExit:
+    pass
+sys.exit("socket" in sys.modules)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert done.returncode == heavy
 
 
 def test_the_parser_can_be_made_again() -> None:
@@ -115,13 +137,19 @@ WORDS = st.one_of(
             *("list", "watch", "--store", "--timeout", "--", "-", "-1", "0", "nan", "inf", "", "k"),
             *("--store=", "--timeout=", "--timeout=-1", "--store=tcp://192.0.2.1:7", "tcp://[::1"),
             *("tcp://192.0.2.1:7", "tcp://127.0.0.1:0", "etcd://h:0", "c10d://h:1/x", "file://x"),
+            *("--nnodes", "--nproc-per-node=2", "--standalone", "-m", "--max-restarts", "x.py"),
             *("memory://x", "x" * 9000, "\udcff", "a\nb", "\x1b[2J", "tcp://h:1\n", "%s", "{0}"),
         ]
     ),
     st.text(st.characters(exclude_characters="\0:"), max_size=20),
 )
 COMMANDS = st.sampled_from(
-    [[], ["doctor"], *(["store", verb] for verb in ("serve", "get", "set", "add", "wait", "list"))]
+    [
+        [],
+        ["doctor"],
+        ["run", "--dry-run"],
+        *(["store", verb] for verb in ("serve", "get", "set", "add", "wait", "list")),
+    ]
 )
 
 

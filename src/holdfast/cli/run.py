@@ -1,0 +1,75 @@
+"""`holdfast run`: launch a job, or this node of one, as torchrun does.
+
+Only asking for it costs: what launches is imported when something is launched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from holdfast import env
+from holdfast.cli.arguments import one_line
+from holdfast.cli.output import say
+from holdfast.cli.run_flags import add_flags, read_flags
+from holdfast.errors import WorkersFailed
+
+if TYPE_CHECKING:
+    from holdfast.cli.arguments import Commands
+
+__all__ = ["add_command"]
+
+_DESCRIPTION = """\
+Start workers on this node and keep them running: on failures, and when nodes come and go.
+What stands after SCRIPT belongs to SCRIPT. Every flag that torchrun has can also be given as a
+variable, such as PET_NNODES, and with _ for -.
+"""
+
+
+def add_command(commands: Commands) -> None:
+    """Add `run`."""
+    parser = commands.add_parser(
+        "run",
+        help="launch a job, or this node of one",
+        description=_DESCRIPTION,
+        usage="%(prog)s [-h] [FLAG ...] SCRIPT [ARGUMENT ...]",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print as JSON what would be done, and do nothing"
+    )
+    # Takes everything from the first word that is no flag; a `--` before it may be left there.
+    parser.add_argument("command", metavar="SCRIPT", nargs=argparse.PARSER, help="what to run")
+    add_flags(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    from holdfast.cli.run_resolve import describe, resolve
+
+    variables = env.variables()
+    found = resolve(read_flags(given, variables), given.command, variables)
+    for warning in found.warnings:
+        print(f"holdfast: {one_line(warning)}", file=sys.stderr)
+    if given.dry_run:
+        say(json.dumps(describe(found), indent=2))
+        return 0
+    from holdfast.launch.launcher import run_job
+
+    quiet = "LOGLEVEL" not in variables  # as torchrun is: the job's own words matter more
+    level = logging.WARNING if quiet else env.current().log_level.value
+    logging.basicConfig(format="holdfast: %(message)s", level=level)
+    try:
+        run_job(found.config, found.entrypoint)
+    except WorkersFailed as error:
+        _print_report(str(error))
+        return error.exit_code
+    return 0
+
+
+def _print_report(text: str) -> None:
+    """Print the report as it stands, but for what would play with the terminal."""
+    for line in text.splitlines():
+        print(one_line(line), file=sys.stderr)
