@@ -198,9 +198,10 @@ def _record(error: BaseException) -> str:
     if isinstance(error, WorkersFailed):
         return write_reply_file(error.failures, Environment(error_file=Path(path)))
     rank = variables.get("RANK", "")
+    theirs = error.__traceback__ and error.__traceback__.tb_next  # without the frame of `record`
     data = make_error_data(
         error,
-        "".join(traceback.format_exception(error)),
+        "".join(traceback.format_exception(type(error), error, theirs)),
         SYSTEM_CLOCK.wall(),
         host=os.uname().nodename,
         rank=int(rank) if rank.isascii() and rank.isdigit() else None,

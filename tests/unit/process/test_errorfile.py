@@ -418,6 +418,7 @@ def test_what_a_recorded_function_raises_is_written_and_goes_on(reply: Path) -> 
     assert told["message"] == "ZeroDivisionError: division by zero"
     extra = told["extraInfo"]
     assert "return of / by" in extra["py_callstack"]
+    assert "errorfile.py" not in extra["py_callstack"].replace(__file__, "")
     assert extra["rank"] == 3
     assert extra["type"] == "ZeroDivisionError"
     assert extra["timestamp"] == str(int(extra["moment"]))

@@ -375,7 +375,7 @@ def test_any_words_of_a_peer_give_a_failure_or_the_declared_error(changes: dict[
 
 
 def test_the_order_is_that_of_the_moments_and_then_of_the_ranks() -> None:
-    first = failure(rank=5, at=NOW - 100, moment=NOW - 1)
+    first = failure(rank=5, at=NOW + 100, moment=NOW - 1)
     second = failure(rank=1, at=NOW)
     third = failure(rank=2, at=NOW)
     assert first_cause([third, second, first]) == (first, second, third)
