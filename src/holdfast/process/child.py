@@ -35,7 +35,8 @@ import time
 
 TYPE_CHECKING = False  # the real one would cost the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    import socket
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Any, NoReturn
 
@@ -49,7 +50,7 @@ _PR_SET_PDEATHSIG = 1
 _MAY_BE_IGNORED = (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGHUP)
 _MESSAGE_MAX = 64 * 1024
 _TRACEBACK_MAX = 512 * 1024
-_stack_file: Any = None  # Python writes into it when it crashes, so it stays open
+_DESCRIPTORS_MAX = 250  # the system allows 253 in one message
 
 
 def write_order(fields: Mapping[str, str]) -> str:
@@ -96,7 +97,6 @@ def reset_signals() -> None:
 
 def settle(order: Mapping[str, str]) -> None:
     """Go where the worker belongs: its control group, its processors, its file for crashes."""
-    global _stack_file  # noqa: PLW0603  # one process, one such file
     if "cgroup" in order:
         try:
             with open(order["cgroup"], "wb", buffering=0) as group:
@@ -105,12 +105,12 @@ def settle(order: Mapping[str, str]) -> None:
             pass  # other means contain the worker as well
     if "cpus" in order:
         _run_on(int(number) for number in order["cpus"].split(","))
-    import faulthandler
+    if "PYTHONFAULTHANDLER" not in os.environ:  # else the user wants the stack on stderr
+        import faulthandler
 
-    if not faulthandler.is_enabled():  # else the user wants the stack on stderr
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
-            _stack_file = open(os.path.join(order["folder"], STACK_FILE), "wb", buffering=0)  # noqa: SIM115
-            faulthandler.enable(_stack_file)
+            faulthandler.enable(os.open(os.path.join(order["folder"], STACK_FILE), flags, 0o600))
         except OSError:
             pass  # a full disk: the worker can do without
 
@@ -313,7 +313,43 @@ def _write_file(path: str, data: bytes) -> None:
         raise
 
 
-# The two ways in and out.
+# Orders to a process that waits for them: one byte, and descriptors with it. The first is of a file
+# with the order, then come stdout, stderr, what else the receiver knows of, the payload and what
+# the payload refers to.
+
+
+def send_order(
+    orders: socket.socket,
+    order: Mapping[str, str],
+    environment: Mapping[str, str],
+    descriptors: Sequence[int],
+) -> None:
+    """Tell a process what it shall be; it gets copies of the descriptors."""
+    import socket
+    import tempfile
+
+    fields = {**order, "environment": write_order(environment)}
+    with tempfile.TemporaryFile(dir=order["folder"]) as file:
+        file.write(write_order(fields).encode())
+        file.flush()
+        socket.send_fds(orders, [b"x"], [file.fileno(), *descriptors])
+
+
+def receive_order(orders: socket.socket) -> tuple[dict[str, str], dict[str, str], list[int]] | None:
+    """Wait for an order: what to be, the environment, the descriptors. None if none will come."""
+    import socket
+
+    close_on_exec = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    data, descriptors, _, _ = socket.recv_fds(orders, 1, _DESCRIPTORS_MAX, close_on_exec)
+    if not data:
+        return None
+    with open(descriptors[0], "rb") as file:
+        file.seek(0)
+        order = read_order(file.read().decode())
+    return order, read_order(order.pop("environment")), descriptors[1:]
+
+
+# The ways in and out.
 
 
 def main() -> None:
@@ -336,6 +372,92 @@ def main() -> None:
 
         sys.excepthook = show
         raise
+
+
+def run_forked(
+    order: Mapping[str, str],
+    environment: Mapping[str, str],
+    streams: tuple[int | None, int | None],
+    begun: Callable[[], None],
+    work: Callable[[], None],
+) -> NoReturn:
+    """Run `work` in a process that was just forked, then end it as Python would end.
+
+    `begun` is called as soon as the process is a group of its own.
+    """
+    code = 1
+    try:
+        os.setsid()
+        tie_to(int(order["parent"]))
+        reset_signals()
+        begun()
+        _forget_parent()
+        os.environ.clear()
+        os.environ.update(environment)
+        redirect(streams)
+        settle(order)
+        code = _work_until_end(work, order["folder"])
+    finally:
+        os._exit(code)
+
+
+def redirect(streams: tuple[int | None, int | None]) -> None:
+    """Let stdout and stderr go to these descriptors, unbuffered, and close them; None stays."""
+    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        stream = streams[number - 1]
+        if stream is not None:
+            os.dup2(stream, number)
+            file = open(number, "w", encoding="utf-8", errors=errors, newline="\n", closefd=False)  # noqa: SIM115
+            file.reconfigure(write_through=True)
+            setattr(sys, name, file)
+    for stream in {*streams} - {None, 0, 1, 2}:
+        os.close(stream)  # type: ignore[arg-type]
+
+
+def _forget_parent() -> None:
+    """Drop what the parent meant to do at its own end, and the children that it has."""
+    import atexit
+
+    vars(atexit)["_clear"]()
+    if "multiprocessing.util" in sys.modules:
+        from multiprocessing import process, util
+
+        vars(process)["_children"].clear()
+        vars(util)["_finalizer_registry"].clear()
+        vars(util)["_run_after_forkers"]()
+        atexit.register(vars(util)["_exit_function"])
+
+
+def _work_until_end(work: Callable[[], None], folder: str) -> int:
+    """Work, then do what Python does at its end; return the exit code."""
+    import atexit
+    import threading
+
+    code = 0
+    interrupted = False
+    try:
+        work()
+    except SystemExit as error:
+        leave_error(error, folder)
+        code = 0 if error.code is None else 1
+        if isinstance(error.code, int):
+            code = error.code & 0xFF
+        elif error.code is not None:
+            sys.stderr.write(f"{error.code}\n")
+    except BaseException as error:
+        leave_error(error, folder)
+        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
+        stack = theirs(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(stack), stack)
+    vars(threading)["_shutdown"]()
+    vars(atexit)["_run_exitfuncs"]()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    if interrupted:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        os.kill(os.getpid(), _signal.SIGINT)
+    return code
 
 
 if __name__ == "__main__":

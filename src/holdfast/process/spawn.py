@@ -9,12 +9,17 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO, Protocol, assert_never
@@ -28,12 +33,15 @@ from holdfast.process.spec import (
     Module,
     Program,
     Script,
+    StartMethod,
     entrypoint_name,
 )
+from holdfast.process.zygote import Zygote, serve
 
 __all__ = ["Starter", "WorkerProcess"]
 
 _LOST = 255 << 8  # the status of a process about which nothing is known any more
+_BEGIN_S = 10.0  # how long a forked process may take to become a group of its own
 
 
 class WorkerProcess(Protocol):
@@ -70,6 +78,7 @@ class Starter:
     ) -> None:
         self._cgroup = cgroup
         self._close_in_child = close_in_child
+        self._zygote: Zygote | None = None
 
     def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
         """Start a worker that writes to these descriptors, or to ours where there is none.
@@ -80,8 +89,12 @@ class Starter:
         order = self._order(launch)
         environment = dict(launch.environment)
         match entrypoint:
+            case Function(start_method=StartMethod.FORK):
+                return self._fork(entrypoint, launch, order, stdout, stderr)
+            case Function(start_method=StartMethod.FORKSERVER):
+                return self._fork_elsewhere(entrypoint, launch, order, stdout, stderr)
             case Function():
-                return self._spawn_function(entrypoint, launch, order, stdout, stderr)
+                return self._spawn(entrypoint, launch, order, stdout, stderr)
             case Script(path, args, python):
                 _check_script(path)
                 command = [_interpreter(python), "-u", child.__file__, path, *args]
@@ -97,7 +110,13 @@ class Starter:
         return _popen(command, order, launch, stdout, stderr)
 
     def close(self) -> None:
-        """Let go of what was kept for further workers. Idempotent."""
+        """Let go of what was kept for further workers. Idempotent.
+
+        What the start method forkserver started ends with it.
+        """
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
 
     def _order(self, launch: Launch) -> dict[str, str]:
         order = {
@@ -111,7 +130,7 @@ class Starter:
             order["cpus"] = ",".join(map(str, sorted(launch.cpus)))
         return order
 
-    def _spawn_function(
+    def _spawn(
         self,
         function: Function,
         launch: Launch,
@@ -123,10 +142,74 @@ class Starter:
             inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
             order["payload"] = str(payload.fileno())
             order["inherited"] = ",".join(map(str, inherited))
+            flags = vars(subprocess)["_args_from_interpreter_flags"]()
             name = entrypoint_name(function)
-            command = [sys.executable, "-u", child.__file__, name]
+            command = [sys.executable, "-u", *flags, child.__file__, name]
             keep = (payload.fileno(), *inherited)
             return _popen(command, order, launch, stdout, stderr, keep)
+
+    def _fork(
+        self,
+        function: Function,
+        launch: Launch,
+        order: dict[str, str],
+        stdout: int | None,
+        stderr: int | None,
+    ) -> WorkerProcess:
+        work = partial(child.call, function.call, function.args, order["folder"])
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # else both processes would write what is in there
+        reading, writing = os.pipe()
+
+        def begun() -> None:
+            os.write(writing, b"x")
+            os.close(writing)
+            os.close(reading)
+            self._close_in_child()
+
+        try:
+            pid = _fork_quietly()
+            if pid == 0:
+                child.run_forked(order, launch.environment, (stdout, stderr), begun, work)
+            # Until then a signal to its process group would find none.
+            select.select([reading], [], [], _BEGIN_S)
+        except OSError as error:
+            raise _refusal(error, launch) from error
+        finally:
+            os.close(reading)
+            os.close(writing)
+        return _watch(pid)
+
+    def _fork_elsewhere(
+        self,
+        function: Function,
+        launch: Launch,
+        order: dict[str, str],
+        stdout: int | None,
+        stderr: int | None,
+    ) -> WorkerProcess:
+        with tempfile.TemporaryFile(dir=launch.folder) as payload:
+            inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
+            if self._zygote is not None and not self._zygote.alive():
+                self.close()
+            if self._zygote is None:
+                self._zygote = Zygote(partial(self._start_zygote, function, launch))
+            streams = (1 if stdout is None else stdout, 2 if stderr is None else stderr)
+            descriptors = (payload.fileno(), *inherited)
+            return self._zygote.start(order, launch.environment, streams, descriptors)
+
+    def _start_zygote(
+        self, function: Function, launch: Launch, orders: socket.socket
+    ) -> WorkerProcess:
+        """Start it as a worker that serves; it imports what the function's module is."""
+        folder = launch.folder / "forkserver"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        module = getattr(function.call, "__module__", None)
+        modules = (module,) if module and module != "__main__" else ()
+        server = replace(
+            launch, entrypoint=Function(serve, (orders, modules)), folder=folder, cpus=None
+        )
+        return self.start(server, None, None)
 
 
 # What can be known to be wrong before anything runs.
@@ -215,6 +298,13 @@ def _pickle_function(function: Function, name: str, file: IO[bytes]) -> list[int
 
 
 # Processes.
+
+
+def _fork_quietly() -> int:
+    """Fork, without the warning that other threads may hold locks: the user chose to fork."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _popen(
