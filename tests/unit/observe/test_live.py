@@ -1,0 +1,274 @@
+"""What a person sees, on a real terminal: its other end is a small emulator, written here."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
+
+from holdfast import env
+from holdfast.observe.live import JobView, Live, NodeView, is_for_us
+
+SEQUENCE = re.compile(r"\x1b(?:\[(\??[\d;]*)([A-Za-z])|([78]))")
+
+
+class Screen:
+    """As much of a terminal as is needed: rows, a cursor, a region that scrolls."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.rows, self.columns = rows, columns
+        self.lines = [""] * rows
+        self.at = self.place = (0, 0)
+        self.region = (0, rows - 1)
+        self.wraps = True
+
+    def feed(self, text: str) -> None:
+        while text:
+            if found := SEQUENCE.match(text):
+                self.obey(*found.groups())
+                text = text[found.end() :]
+            else:
+                self.put(text[0])
+                text = text[1:]
+
+    def put(self, c: str) -> None:
+        row, column = self.at
+        assert c.isprintable() or c in "\r\n", repr(c)
+        if c == "\r":
+            self.at = (row, 0)
+        elif c == "\n" and row == self.region[1]:
+            del self.lines[self.region[0]]
+            self.lines.insert(self.region[1], "")
+        elif c == "\n":
+            self.at = (min(row + 1, self.rows - 1), column)
+        else:
+            assert column < self.columns, "a line was too long"
+            self.lines[row] = (self.lines[row].ljust(column)[:column] + c).ljust(column)
+            self.at = (row, column + 1)
+
+    def obey(self, given: str | None, letter: str | None, single: str | None) -> None:
+        numbers = [int(n) for n in (given or "").lstrip("?").split(";") if n]
+        match single or letter:
+            case "7":
+                self.place = self.at
+            case "8":
+                self.at = self.place
+            case "A":
+                self.at = (max(self.at[0] - numbers[0], 0), self.at[1])
+            case "H":
+                self.at = (min(numbers[0], self.rows) - 1, numbers[1] - 1)
+            case "K":
+                assert numbers == [2]
+                self.lines[self.at[0]] = ""
+            case "r":
+                first, last = numbers or (1, self.rows)
+                self.region, self.at = (first - 1, last - 1), (0, 0)
+            case "h" | "l":
+                self.wraps = letter == "h"
+            case "m":
+                pass
+            case _:
+                raise AssertionError((given, letter, single))
+
+
+class Terminal:
+    """A real one: a stream to write to, and what its user sees."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.leader, follower = pty.openpty()
+        self.stream: TextIO = os.fdopen(follower, "w", encoding="utf-8")
+        self.resize(rows, columns)
+        self.said = ""
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.leader, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.screen = Screen(rows, columns)
+
+    def look(self) -> list[str]:
+        """Take in what was written; return the rows without those at the end that are empty."""
+        os.set_blocking(self.leader, False)
+        try:
+            while data := os.read(self.leader, 65536):
+                self.said += data.decode()
+                self.screen.feed(data.decode())
+        except BlockingIOError:
+            pass
+        return [line.rstrip() for line in self.screen.lines]
+
+    def worker_prints(self, *lines: str) -> None:
+        self.stream.write("".join(f"{line}\n" for line in lines))
+        self.stream.flush()
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self.leader)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal(10, 60)
+    yield terminal
+    terminal.close()
+
+
+def node(n: int, state: str = "running", **more: object) -> NodeView:
+    return NodeView(host=f"host{n}", state=state, **more)  # type: ignore[arg-type]
+
+
+def job(count: int, state: str = "running") -> JobView:
+    return JobView(node(0, state), tuple(node(n) for n in range(1, count)))
+
+
+def test_a_line_says_it_all() -> None:
+    view = node(0, round=2, ranks=(0, 3), world_size=8, restarts=1, max_restarts=3, reason="why")
+    assert str(view) == "host0  running  round 2  ranks 0-3 of 8  restarts 1/3  why"
+    assert str(node(1, "joining")) == "host1  joining"
+    assert str(node(1, ranks=(5, 5), world_size=6)) == "host1  running  rank 5 of 6"
+    assert str(node(1, reason="a\x1b[2J\nb")) == "host1  running  a?[2J?b"
+
+
+def test_lines_stay_while_the_rest_scrolls(terminal: Terminal) -> None:
+    terminal.worker_prints("before")
+    live = Live(terminal.stream, terminal=True)
+    live.show(job(2, "joining"))
+    assert terminal.look() == ["before", *[""] * 7, "host0  joining", "host1  running"]
+    terminal.worker_prints(*(f"line {n}" for n in range(20)))
+    live.show(job(2))
+    terminal.worker_prints("last")
+    shown = terminal.look()
+    assert shown[:8] == [*(f"line {n}" for n in range(14, 20)), "last", ""]
+    assert shown[8:] == ["host0  running", "host1  running"]
+    live.close()
+    terminal.worker_prints("after")
+    assert terminal.look() == [*(f"line {n}" for n in range(14, 20)), "last", "after", "", ""]
+    assert terminal.screen.region == (0, 9)
+    assert terminal.screen.wraps
+
+
+def test_more_and_fewer_nodes(terminal: Terminal) -> None:
+    terminal.worker_prints(*(f"line {n}" for n in range(30)))
+    with Live(terminal.stream, terminal=True) as live:
+        live.show(job(1))
+        live.show(job(3))
+        assert terminal.look()[5:] == [
+            *("line 29", "", "host0  running", "host1  running", "host2  running")
+        ]
+        live.show(job(2))
+        assert terminal.look()[7:] == ["", "host0  running", "host1  running"]
+        assert terminal.screen.region == (0, 7)
+        live.show(job(9))
+        assert terminal.look()[8:] == ["host3  running", "and 5 more nodes"]
+        terminal.worker_prints("x")
+        assert terminal.look()[8:] == ["host3  running", "and 5 more nodes"]
+
+
+def test_a_long_line_is_cut(terminal: Terminal) -> None:
+    with Live(terminal.stream, terminal=True, color=False) as live:
+        live.show(JobView(node(0, reason="x" * 200)))
+        assert terminal.look()[9] == f"host0  running  {'x' * 44}"
+    assert "\x1b[1m" not in terminal.said
+
+
+def test_another_size(terminal: Terminal) -> None:
+    with Live(terminal.stream, terminal=True) as live:
+        live.show(job(1))
+        terminal.look()
+        terminal.resize(20, 60)
+        live.show(job(1))
+        assert terminal.look()[19] == "host0  running"
+        assert terminal.screen.region == (0, 18)
+        terminal.resize(4, 60)  # too small: plain lines from now on
+        live.show(job(1))
+        assert terminal.look()[3:] == [""]
+        assert "holdfast: host0  running" in terminal.look()
+        assert terminal.screen.region == (0, 3)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 0), (7, 80), (24, 39)])
+def test_a_tiny_terminal_gets_plain_lines(rows: int, columns: int) -> None:
+    terminal = Terminal(rows, columns)
+    terminal.screen = Screen(24, 80)
+    with Live(terminal.stream, terminal=True) as live:
+        live.show(job(2))
+    assert terminal.look()[:2] == ["holdfast: host0  running", ""]
+    terminal.close()
+
+
+def test_plain_lines_are_printed_when_something_changed() -> None:
+    stream = io.StringIO()
+    with Live(stream, terminal=False) as live:
+        live.show(JobView(node(0, "joining")))
+        live.show(JobView(node(0, "joining", ranks=(0, 1), world_size=2)))
+        live.show(JobView(node(0, round=1), (node(1),)))
+        live.show(JobView(node(0, round=1, reason="why")))
+        live.show(JobView(node(0, round=2, reason="why")))
+    assert stream.getvalue().splitlines() == [
+        "holdfast: host0  joining",
+        "holdfast: host0  running  round 1",
+        "holdfast: host0  running  round 1  why",
+        "holdfast: host0  running  round 2  why",
+    ]
+
+
+def test_nobody_who_looks_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w", buffering=1)
+    with Live(stream, terminal=False) as live:
+        live.show(job(1))
+        live.show(job(1, "ended"))
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+    live.show(job(1, "again"))  # to a stream that is closed
+    Live(stream, terminal=True).show(job(1))
+
+
+# Whose terminal it is. Asked is a process of its own: a terminal has one group in its foreground.
+
+ASK = """
+import fcntl, os, sys, termios
+from holdfast.observe.live import is_for_us
+if sys.argv[1:] == ["lead"]:
+    os.setsid()
+    fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+print(is_for_us(sys.stderr, dict(os.environ)))
+"""
+
+
+def ask(stream: TextIO, *words: str, **variables: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", ASK, *words],
+        stdout=subprocess.PIPE,
+        stderr=stream,
+        env={"TERM": "xterm", **variables},
+        check=True,
+        timeout=60,
+        text=True,
+    ).stdout.strip()
+
+
+def test_the_terminal_of_the_group_in_the_foreground_is_ours(terminal: Terminal) -> None:
+    assert ask(terminal.stream, "lead") == "True"
+    assert ask(terminal.stream) == "False"  # one that others are controlled from
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": ""}, {env.GROUP: "a job's"}])
+def test_some_terminals_are_not_used(terminal: Terminal, variables: dict[str, str]) -> None:
+    assert ask(terminal.stream, "lead", **variables) == "False"
+
+
+def test_other_streams_are_no_terminals() -> None:
+    assert not is_for_us(io.StringIO(), {"TERM": "xterm"})
+    with open(os.devnull, "w") as nowhere:
+        assert not is_for_us(nowhere, {"TERM": "xterm"})
+        assert not is_for_us(nowhere, {})
