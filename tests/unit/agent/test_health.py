@@ -116,9 +116,10 @@ def test_one_that_cannot_say_how_it_is_is_not_alive(
 
 def test_head_is_answered_without_a_body(start: Callable[..., HealthServer]) -> None:
     server = start()
-    status, headers, body = ask(server, method="HEAD")
-    assert (status, body) == (200, "")
+    status, headers, _ = ask(server, method="HEAD")
+    assert status == 200
     assert int(headers["Content-Length"]) == len(ask(server)[2])
+    assert raw(server, b"HEAD / HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\n")
 
 
 def test_metrics_are_shown_as_prometheus_reads_them(start: Callable[..., HealthServer]) -> None:
@@ -196,13 +197,22 @@ def test_strangers_who_hold_on_keep_nobody_out(start: Callable[..., HealthServer
 # Where it answers.
 
 
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as sock:
+        try:
+            sock.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
+
+
 def test_a_bare_port_is_one_of_all_interfaces(
     start: Callable[..., HealthServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         server = start("0")
     hosts = [address.host for address in server.addresses]
-    assert hosts in (["0.0.0.0", "::"], ["0.0.0.0"])
+    assert hosts == (["0.0.0.0", "::"] if has_ipv6() else ["0.0.0.0"])
     assert len({address.port for address in server.addresses}) == 1
     assert "of all interfaces, since probes come from outside" in caplog.text
     assert ask(server)[0] == 200
