@@ -299,7 +299,7 @@ def a_node_works_in_a_round_that_does_not_name_it(patch: pytest.MonkeyPatch) -> 
 
 @bug("ND-2", 5)
 def a_leader_publishes_without_its_guard(patch: pytest.MonkeyPatch) -> None:  # ND-2
-    patch.setattr(Node, "_guard", lambda self, op: op)
+    patch.setattr(Leadership, "_guard", lambda self, op: op)
 
 
 @bug("S3", 40)

@@ -50,6 +50,7 @@ def taking_part(parameters: RendezvousParameters) -> None:
         assert_type((failures.count, failures.times), tuple[int, tuple[float, ...]])
         assert_type(rendezvous.run_id, RunId)
         rendezvous.subscribe(lambda: None)
+        rendezvous.finish()
         assert_type(rendezvous.ended(), Ending | None)
         rendezvous.close("the job is done")
         rendezvous.close("it failed too often", failed=True)

@@ -282,6 +282,11 @@ def _take_part(
     return rendezvous
 
 
+def _is_here(announced: bytes | None) -> bool:
+    """Say whether a node takes part, by its announcement."""
+    return announced is not None and Announcement.decode(announced).phase is not Phase.LEFT
+
+
 def _is_numeric(address: str) -> bool:
     """Say whether an address is an IP address rather than a name."""
     return ":" in address or address.replace(".", "").isdigit()
@@ -309,8 +314,11 @@ class _Release:
         store = self.place.store
         try:
             with store.watch(keys.nodes, prefix=True, timeout=deadline.remaining()) as watch:
-                while store.count(keys.nodes, timeout=deadline.remaining()):
-                    watch.next(deadline.remaining())
+                entries = store.list_prefix(keys.nodes, timeout=deadline.remaining())
+                here = {entry.key for entry in entries if _is_here(entry.value)}
+                while here:
+                    change = watch.next(deadline.remaining())
+                    (here.add if _is_here(change.value) else here.discard)(change.key)
         except HoldfastError:
             return False
         return True

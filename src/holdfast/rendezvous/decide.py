@@ -7,7 +7,8 @@ One node, the leader, calls `decide` over what it sees whenever something change
 the record that comes out. The others take the record as it is.
 
     FORMING n ──(enough nodes, and the last call is over)──▶ COMPLETE n
-    COMPLETE n ──(a member is gone, or asks for a new round)──▶ FORMING n+1
+    COMPLETE n ──(a member is gone, or asks for a new round; all have finished and left)
+                 ──▶ FORMING n+1
     any ──(somebody closes the run)──▶ CLOSED
 
 Guarantees
@@ -18,6 +19,9 @@ Guarantees
     RV-5  However many members are lost or ask at once, one new round comes of it.
     RV-6  Every decision has a reason, and says when to look again.
     RV-7  A complete round says how many failures had been counted before it: its members agree.
+    RV-8  A member that has finished may leave, and the round goes on; if it dies before, it is
+          over. Who has left is not waited for.
+    RV-9  Once a member has finished, the round lets nobody in: it is ending.
 """
 
 from __future__ import annotations
@@ -131,6 +135,8 @@ def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decisi
     asking: list[Announcement] = []
     coming: list[Announcement] = []
     for node in seen.nodes.values():
+        if node.phase is Phase.LEFT:
+            continue
         asks = node.phase is Phase.WAITING and node.round >= heard.get(node.node, 0)
         (asking if asks else coming).append(node)
     ready, odd = _placeable(choose(asking, previous, len(asking)), rules.max_nodes)
@@ -162,13 +168,17 @@ def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decisi
 
 def _judge(seen: Situation, rules: Rules) -> Decision:
     record = seen.record
-    gone, asking = [], []
+    gone, asking, done = [], [], []
     for member in record.members:
         node = seen.nodes.get(member.node)
         if node is None:
             gone.append(f"{member.host} is gone")
         elif node.phase is Phase.WAITING and node.round >= record.number:
             asking.append(f"{node.host}: {node.why}" if node.why else f"{node.host} asks for it")
+        elif node.phase in (Phase.FINISHED, Phase.LEFT):
+            done.append(node.phase)
+    if done.count(Phase.LEFT) == len(record.members):
+        gone.append("all have finished and left")
     if gone or asking:
         why = "; ".join([*gone, *asking][:NAMES_MAX])
         reason = clipped(f"round {record.number} is over: {why}")
@@ -177,11 +187,13 @@ def _judge(seen: Situation, rules: Rules) -> Decision:
         return Decision(forming, Progress(record.number + 1, ready, 0, (), None, reason), None)
     members = {member.node for member in record.members}
     inside = [node for node in seen.nodes.values() if node.node in members]
-    outside = [node for node in seen.nodes.values() if node.node not in members]
+    others = [node for node in seen.nodes.values() if node.node not in members]
+    outside = [node for node in others if node.phase is not Phase.LEFT]
     fit, odd = _placeable([*inside, *outside], rules.max_nodes)
-    waiting = min(len(fit), rules.max_nodes) - len(members)
-    reason = f"{record.reason}; {len(outside)} waiting" if outside else record.reason
-    return _same(seen, len(members), max(0, waiting), (), reason + odd)
+    waiting = 0 if done else max(0, min(len(fit), rules.max_nodes) - len(members))
+    reason = f"{record.reason}; {len(done)} finished" if done else record.reason
+    reason = f"{reason}; {len(outside)} waiting" if outside else reason
+    return _same(seen, len(members), waiting, (), reason + odd)
 
 
 def _complete(

@@ -85,7 +85,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The node has left the run; nothing of it is in the store."""
+    """The node has left the run; if it had not finished, nothing of it is in the store."""
 
 
 @dataclass(frozen=True, slots=True)

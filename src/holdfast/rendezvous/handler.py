@@ -112,6 +112,15 @@ class Rendezvous(ABC):
         many members report one, a round counts once; once it is over, no more.
         """
 
+    def finish(self) -> None:  # noqa: B027
+        """Say that this node's part of the round is done. Returns at once.
+
+        From then on the round lets nobody in, and it goes on when this node leaves by `shutdown`.
+        If the node dies before, the round is over for the others. If the round is over for another
+        reason, ask for the next one as ever; once it is, this does nothing. A backend that cannot
+        tell does nothing here.
+        """
+
     @abstractmethod
     def closed(self) -> str | None:
         """Return why the run is closed, or None while it is not."""
@@ -271,6 +280,10 @@ class StoreRendezvous(Rendezvous):
             return session.counted.failures
         self._check_ended()
         raise RendezvousTimedOut(f"run {self.run_id}: the failure could not be counted in time")
+
+    def finish(self) -> None:
+        self._check_in()
+        self._session.request(self._node.finish)
 
     def closed(self) -> str | None:
         return self._session.closed.reason if self._session.closed is not None else None

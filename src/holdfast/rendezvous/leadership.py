@@ -1,4 +1,4 @@
-"""What a leader knows and decides: the nodes that it sees, and what becomes of the round.
+"""What a leader knows, decides and does: the nodes that it sees, and what becomes of the round.
 
 Pure, as `machine.py` of which it is a part: a new one is made for each leadership.
 """
@@ -6,11 +6,21 @@ Pure, as `machine.py` of which it is a part: a new one is made for each leadersh
 from __future__ import annotations
 
 from holdfast.errors import PeerViolation
-from holdfast.ids import NodeId
+from holdfast.ids import LeaseId, NodeId
 from holdfast.rendezvous.decide import Decision, Rules, Situation, decide
 from holdfast.rendezvous.model import Announcement, Keys, Progress, Record, Status
 from holdfast.rendezvous.ranks import RankPolicy
-from holdfast.store.ops import Change, Entry
+from holdfast.store.ops import (
+    AnyOp,
+    Change,
+    CompareSet,
+    Entry,
+    Get,
+    Guarded,
+    KeyWrite,
+    ListPrefix,
+    Set,
+)
 
 __all__ = ["Leadership"]
 
@@ -19,10 +29,16 @@ PROGRESS_EVERY_S = 0.25
 
 
 class Leadership:
-    """One node's time as the leader, which began at the store's revision `since`."""
+    """One node's time as the leader, which began at the store's revision `since`.
 
-    def __init__(self, since: int, keys: Keys, rules: Rules, rank: RankPolicy) -> None:
+    `proof` is the leader's own entry: whatever it writes is guarded by that (ND-2).
+    """
+
+    def __init__(
+        self, since: int, proof: bytes, keys: Keys, rules: Rules, rank: RankPolicy
+    ) -> None:
         self._since = since
+        self._proof = proof
         self._keys = keys
         self._rules = rules
         self._rank = rank
@@ -38,11 +54,6 @@ class Leadership:
         self._tell_at = 0.0
         self.decision: Decision | None = None
         """The newest decision; None if something has changed since."""
-
-    @property
-    def blind(self) -> bool:
-        """Say whether the nodes have not been listed yet."""
-        return self._nodes is None
 
     def see_all(self, entries: tuple[Entry, ...]) -> None:
         """Take the list of everything that is announced."""
@@ -113,7 +124,25 @@ class Leadership:
             self._enough_since = now
         return decision
 
-    # Telling the others.
+    # What to do.
+
+    def next_op(
+        self, record: Record | None, raw: bytes | None, lease: LeaseId, now: float
+    ) -> AnyOp | None:
+        """Return what a leader must do next: see the nodes, publish its decision, or tell it."""
+        if self._nodes is None:
+            return ListPrefix(self._keys.root)
+        if self.must_read_failures(record):
+            return Get(self._keys.failures)
+        if self.decision is not None and self.decision.record is not None:
+            return self._guard(CompareSet(self._keys.round, raw, self.decision.record.encode()))
+        news = self.news()
+        if news is not None and self.may_tell(now):
+            return self._guard(Set(self._keys.progress, news.encode(), lease))
+        return None
+
+    def _guard(self, op: KeyWrite) -> AnyOp:
+        return Guarded(self._keys.leader, self._proof, op)
 
     def news(self) -> Progress | None:
         """Return the progress if the others have not heard it yet."""

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, UsageError
-from holdfast.ids import NodeId
+from holdfast.ids import LeaseId, NodeId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import (
     Closed,
@@ -66,7 +66,6 @@ from holdfast.store.ops import (
     Entry,
     Get,
     Guarded,
-    KeyWrite,
     Lease,
     LeaseGrant,
     LeaseKeep,
@@ -147,6 +146,12 @@ class Node:
         self._round_raw = None
         self._pump(now)
 
+    def finish(self, now: float) -> None:
+        """Say that this node's part of its round is done, if that still lasts (RV-8)."""
+        if self._active and self._me.phase is Phase.WORKING and not self._over_told:
+            self._me = replace(self._me, phase=Phase.FINISHED)
+        self._pump(now)
+
     def count_failure(self, now: float, wall: float) -> None:
         """Count a failure of the round that this node works in (ND-4); `wall` is since 1970."""
         self._report = (self._me.round, wall)
@@ -160,6 +165,8 @@ class Node:
     def leave(self, now: float) -> None:
         """Leave the run; it goes on without this node (RV-4)."""
         self._leaving = True
+        if self._me.phase is Phase.FINISHED and not self._over_told:
+            self._me = replace(self._me, phase=Phase.LEFT)
         self._pump(now)
 
     # What happens.
@@ -279,17 +286,18 @@ class Node:
         if self._closing is not None and (op := self._close_op(self._closing)) is not None:
             return op
         if self._leaving:
-            return LeaseRevoke(lease.id)
+            last = self._me.phase is Phase.LEFT and self._said != self._me
+            return self._announce_op(None) if last else LeaseRevoke(lease.id)
         if now >= self._keep_at:
             return LeaseKeep(lease.id)
-        return self._announce_op(lease) or self._count_op() or self._lead_op(lease, now)
+        return self._announce_op(lease.id) or self._count_op() or self._lead_op(lease, now)
 
-    def _announce_op(self, lease: Lease) -> AnyOp | None:
+    def _announce_op(self, lease: LeaseId | None) -> AnyOp | None:
         key = self._keys.node(self._me.node)
         if not self._active:
             return Delete(key) if self._said is not None else None
         if self._said != self._me:
-            return Set(key, self._me.encode(), lease.id)
+            return Set(key, self._me.encode(), lease)
         return None
 
     def _close_op(self, wish: Closed) -> AnyOp | None:
@@ -324,21 +332,7 @@ class Node:
             if self._looked and self._raw(self._keys.leader) is not None:
                 return None
             return CompareSet(self._keys.leader, None, self._leader_value(), lease.id)
-        if leadership.blind:
-            return ListPrefix(self._keys.root)
-        if leadership.must_read_failures(self._record):
-            return Get(self._keys.failures)
-        decision = leadership.decision
-        if decision is not None and decision.record is not None:
-            raw = self._raw(self._keys.round)
-            return self._guard(CompareSet(self._keys.round, raw, decision.record.encode()))
-        news = leadership.news()
-        if news is not None and leadership.may_tell(now):
-            return self._guard(Set(self._keys.progress, news.encode(), lease.id))
-        return None
-
-    def _guard(self, op: KeyWrite) -> AnyOp:
-        return Guarded(self._keys.leader, self._leader_value(), op)
+        return leadership.next_op(self._record, self._raw(self._keys.round), lease.id, now)
 
     def _leader_value(self) -> bytes:
         return Leader(self._me.node, self._term).encode()
@@ -452,7 +446,7 @@ class Node:
             self._me = replace(self._me, round=max(self._me.round, record.number - 1))
 
     def _over(self, reason: str) -> None:
-        if self._active and self._me.phase is Phase.WORKING and not self._over_told:
+        if self._active and self._me.phase is not Phase.WAITING and not self._over_told:
             self._over_told = True
             self._tell(RoundOver(self._me.round, reason))
 
@@ -473,7 +467,8 @@ class Node:
     # Leading.
 
     def _lead(self, revision: int) -> None:
-        self._leadership = Leadership(revision, self._keys, self._rules, self._rank)
+        proof = self._leader_value()
+        self._leadership = Leadership(revision, proof, self._keys, self._rules, self._rank)
         self._effects.append(Follow(self._keys.root))
 
     def _step_down(self) -> None:

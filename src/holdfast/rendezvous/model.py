@@ -2,7 +2,7 @@
 
 All below `rdzv/<run id>/`:
 
-    node/<id>      an `Announcement`: one for each node, on that node's lease
+    node/<id>      an `Announcement`: one for each node, on that node's lease, unless it has LEFT
     ctl/leader     a `Leader`: who decides, on that node's lease; unique for each leadership
     ctl/round      a `Record`: the round that is complete, being formed, or the end of the run
     ctl/progress   a `Progress`: what the leader waits for, for people and for newcomers
@@ -44,10 +44,15 @@ TIMES_MAX = 100
 
 
 class Phase(StrEnum):
-    """What a node does: it waits for a round, or works in one."""
+    """What a node does: it waits for a round, works in one, is done with it, has left after that.
+
+    LEFT alone outlives the node: it is announced without a lease.
+    """
 
     WAITING = "waiting"
     WORKING = "working"
+    FINISHED = "finished"
+    LEFT = "left"
 
 
 class Status(StrEnum):

@@ -269,6 +269,23 @@ class TestTheHostLeaves:
             assert other.shutdown()
             assert leaving.result(SOON)
 
+    def test_it_does_not_wait_for_those_that_finished_and_left(self, make: Make) -> None:
+        host = make("c10d", "127.0.0.1:0", 3, is_host="true")
+        endpoint = host.endpoint.removeprefix("tcp://")
+        early, late = (make("c10d", endpoint, 3, is_host="false") for _ in range(2))
+        together(host, early, late)
+        early.finish()
+        assert early.shutdown()
+        host.finish()
+        late.finish()
+        with ThreadPoolExecutor(1) as pool:
+            leaving = pool.submit(host.shutdown)
+            assert late._session.wait(lambda: late._node.leading, Deadline.after(SOON))
+            assert not leaving.done()
+            assert late.over() is None
+            assert late.shutdown()
+            assert leaving.result(SOON)
+
     def test_but_not_for_ever(self, make: Make) -> None:
         host = make("c10d", "127.0.0.1:0", is_host="true", close_timeout=0.3)
         endpoint = host.endpoint.removeprefix("tcp://")

@@ -1,4 +1,4 @@
-"""Every decision about a round, with its reason: RV-1 to RV-6."""
+"""Every decision about a round, with its reason: RV-1 to RV-9."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def node(
     why: str = "",
 ) -> Announcement:
     return Announcement(NodeId(name), f"host-{name}", "127.0.0.1", 1, phase, round_, slot, why)
+
+
+def finished(name: str, phase: Phase = Phase.FINISHED) -> Announcement:
+    return node(name, phase, 1)
 
 
 def working(name: str, round_: int = 1) -> Announcement:
@@ -265,6 +269,49 @@ class TestComplete:
         assert decision.record is not None
         assert Record.decode(decision.record.encode()) == decision.record
         assert type(decision.progress).decode(decision.progress.encode()) == decision.progress
+
+
+class TestFinished:
+    @pytest.mark.parametrize("phase", [Phase.FINISHED, Phase.LEFT])
+    def test_a_round_of_which_some_have_finished_goes_on_and_lets_nobody_in(
+        self, phase: Phase
+    ) -> None:
+        """RV-8, RV-9."""
+        nodes = [working("a"), finished("b", phase), node("c")]
+        decision = decide(seen(complete("ab"), nodes), RULES, 0.0)
+        assert decision.record is None
+        assert decision.progress.waiting == 0
+        assert decision.reason == "round 1 is complete with ab; 1 finished; 1 waiting"
+
+    def test_one_that_dies_before_it_leaves_ends_the_round(self) -> None:
+        """RV-8: it was announced as finished, and now it is not announced at all."""
+        decision = decide(seen(complete("ab"), [finished("a")]), RULES, 0.0)
+        assert decision.reason == "round 1 is over: host-b is gone"
+
+    def test_one_that_asks_again_ends_the_round_for_those_that_have_finished(self) -> None:
+        nodes = [finished("a"), finished("b", Phase.LEFT), node("c", round_=1, why="x")]
+        decision = decide(seen(complete("abc"), nodes), RULES, 0.0)
+        assert decision.reason == "round 1 is over: host-c: x"
+
+    def test_when_all_have_finished_and_left_others_may_come(self) -> None:
+        nodes = [finished("a", Phase.LEFT), finished("b", Phase.LEFT), node("c")]
+        decision = decide(seen(complete("ab"), nodes), RULES, 0.0)
+        assert decision.reason == "round 1 is over: all have finished and left"
+        again = decide(seen(forming("ab"), [*nodes, node("d")], enough_since=0.0), RULES, 10.0)
+        assert members(again) == "cd"
+
+    def test_who_has_left_is_not_waited_for_and_who_has_finished_is(self) -> None:
+        """RV-8."""
+        nodes = [node("a", round_=1), finished("b", Phase.LEFT), finished("c")]
+        short = decide(seen(forming("abc"), nodes), RULES, 0.0)
+        assert short.reason == "have 1 of 2: waiting for 1 more (host-c)"
+        assert short.progress.missing == ("host-c",)
+
+    def test_who_left_after_an_earlier_round_is_nobody_now(self) -> None:
+        nodes = [working("a"), working("b"), finished("z", Phase.LEFT), node("c")]
+        decision = decide(seen(complete("ab"), nodes), RULES, 0.0)
+        assert decision.progress.waiting == 1
+        assert decision.reason == "round 1 is complete with ab; 1 waiting"
 
 
 def test_a_closed_run_stays_closed() -> None:

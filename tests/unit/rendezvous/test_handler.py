@@ -278,6 +278,22 @@ def test_leaving_does_not_close(party: Party) -> None:
     assert [here.rank for here in rounds] == [0, 1]
 
 
+def test_a_finished_node_leaves_and_the_round_goes_on(party: Party) -> None:
+    """RV-8, RV-9."""
+    rules = Rules(min_nodes=3, max_nodes=4, last_call_s=0)
+    a, b, c = (party.add(name, rules) for name in "abc")
+    together(a, b, c)
+    b.finish()
+    assert b.shutdown()
+    with ThreadPoolExecutor(1) as pool:
+        spare = party.add("spare", rules)
+        waiting = pool.submit(spare.next_round, timeout=SOON)
+        until(a, lambda: (seen := a.progress()) and seen.reason.endswith("1 finished; 1 waiting"))
+        assert (a.over(), c.over(), a.nodes_waiting()) == (None, None, 0)
+        rounds = together(a, c, why="a worker failed")  # b has left: it is not waited for
+        assert rounds[0].world_size == waiting.result().world_size == 3
+
+
 def test_leaving_twice_and_from_two_threads(memory: Party) -> None:
     released: list[Keys] = []
 
@@ -336,7 +352,7 @@ def test_a_release_that_was_late_is_said(memory: Party) -> None:
 def test_after_leaving_nothing_can_be_asked(memory: Party) -> None:
     a = memory.add("a")
     a.shutdown()
-    for use in (a.next_round, a.count_failure, a.close):
+    for use in (a.next_round, a.count_failure, a.finish, a.close):
         with pytest.raises(UsageError, match="^run job: this node has left it$"):
             use()
 

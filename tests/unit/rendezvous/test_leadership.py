@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.ids import NodeId, RunId
+from holdfast.ids import LeaseId, NodeId, RunId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.leadership import PROGRESS_EVERY_S, Leadership
 from holdfast.rendezvous.model import Announcement, Keys, Phase, Record, Status
 from holdfast.rendezvous.ranks import sticky_ranks
-from holdfast.store.ops import Change, Entry
+from holdfast.store.ops import AnyOp, Change, CompareSet, Entry, Get, Guarded, ListPrefix, Set
 
 KEYS = Keys(RunId("job"))
+PROOF = b"the leader"
+LEASE = LeaseId(3)
 RULES = Rules(min_nodes=2, max_nodes=3, join_s=100, last_call_s=10)
 
 
@@ -28,7 +30,7 @@ def change(name: str, revision: int, *, gone: bool = False) -> Change:
 
 
 def leadership(*entries: Entry, since: int = 5) -> Leadership:
-    leader = Leadership(since, KEYS, RULES, sticky_ranks)
+    leader = Leadership(since, PROOF, KEYS, RULES, sticky_ranks)
     leader.see_all(entries)
     return leader
 
@@ -40,13 +42,12 @@ def reason(leader: Leadership, now: float = 0.0) -> str:
 
 
 def test_a_blind_leader_decides_and_tells_nothing() -> None:
-    leader = Leadership(5, KEYS, RULES, sticky_ranks)
+    leader = Leadership(5, PROOF, KEYS, RULES, sticky_ranks)
     leader.see(change("a", 9))
-    assert leader.blind
+    assert leader.next_op(None, None, LEASE, 0.0) == ListPrefix(KEYS.root)
     assert leader.decide(None, 0.0) is None
     assert (leader.news(), leader.next_wake()) == (None, None)
     leader.see_all(())
-    assert not leader.blind
     assert reason(leader) == "have 0 of 2: waiting for 2 more"
 
 
@@ -171,3 +172,23 @@ def test_failures_are_read_afresh_for_every_round_that_is_formed() -> None:
         assert decision is not None
         assert decision.record is not None
         assert decision.record.failures == count
+
+
+def test_a_leader_reads_publishes_and_tells_under_its_guard() -> None:
+    """ND-2."""
+    leader = leadership(entry("a", 6), entry("b", 7))
+    forming = Record(2, Status.FORMING, (), "")
+    leader.decide(forming, 0.0)
+    assert leader.next_op(forming, b"old", LEASE, 0.0) == Get(KEYS.failures)
+    leader.read_failures(0)
+    decision = leader.decide(forming, 0.0)
+    assert decision is not None
+    tell: AnyOp = Guarded(KEYS.leader, PROOF, Set(KEYS.progress, decision.progress.encode(), LEASE))
+    assert leader.next_op(forming, b"old", LEASE, 0.0) == tell
+    leader.told(decision.progress, 0.0)
+    assert leader.next_op(forming, b"old", LEASE, 0.0) is None
+    done = leader.decide(forming, 10.0)
+    assert done is not None
+    assert done.record is not None
+    publish = CompareSet(KEYS.round, b"old", done.record.encode())
+    assert leader.next_op(forming, b"old", LEASE, 10.0) == Guarded(KEYS.leader, PROOF, publish)

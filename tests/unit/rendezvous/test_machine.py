@@ -19,9 +19,19 @@ from holdfast.rendezvous.effects import (
     StoreLost,
     TimedOut,
 )
-from holdfast.rendezvous.model import Failures, Leader, Record, Status
+from holdfast.rendezvous.model import Announcement, Failures, Leader, Phase, Record, Status
 from holdfast.rendezvous.trouble import RETRY_MAX_S
-from holdfast.store.ops import Change, CompareSet, Delete, Get, Guarded, LeaseKeep, ListPrefix, Set
+from holdfast.store.ops import (
+    Change,
+    CompareSet,
+    Delete,
+    Get,
+    Guarded,
+    LeaseKeep,
+    LeaseRevoke,
+    ListPrefix,
+    Set,
+)
 from tests.unit.rendezvous.by_hand import KEYS, NO_STORE, Driven, World
 
 RULES = Rules(
@@ -47,6 +57,12 @@ def record(world: World) -> Record:
     entry = world.entry(KEYS.round)
     assert entry is not None
     return Record.decode(entry.value)
+
+
+def announced(world: World, name: str) -> Announcement:
+    entry = world.entry(KEYS.node(NodeId(name)))
+    assert entry is not None
+    return Announcement.decode(entry.value)
 
 
 class TestRounds:
@@ -386,6 +402,83 @@ class TestFailures:
         a.node.count_failure(world.now, WALL)
         world.settle()
         assert a.the(Counted) == Counted(Failures())
+
+
+class TestFinish:
+    def test_a_finished_member_leaves_and_the_round_goes_on(self) -> None:
+        """RV-8, also for a leader that comes after it."""
+        world, a, b = pair()
+        a.node.finish(world.now)
+        world.settle()
+        assert announced(world, "a").phase is Phase.FINISHED
+        a.node.leave(world.now)
+        world.settle()
+        assert a.take(Left) == [Left()]
+        assert announced(world, "a").phase is Phase.LEFT
+        world.run(3 * RULES.lease_s)
+        assert b.node.leading
+        assert b.take(RoundOver) == []
+
+    def test_a_member_that_finishes_and_leaves_at_once(self) -> None:
+        world, a, b = pair()
+        b.node.finish(world.now)
+        b.node.leave(world.now)
+        world.run(RULES.lease_s)
+        assert b.take(Left) == [Left()]
+        assert a.take(RoundOver) == []
+
+    def test_a_finished_member_that_dies_ends_the_round(self) -> None:
+        """RV-8."""
+        world, a, b = pair()
+        b.node.finish(world.now)
+        world.settle()
+        world.kill(b)
+        world.run(RULES.lease_s + 1)
+        assert a.the(RoundOver).reason == "round 1 is over: host-b is gone"
+
+    def test_a_finished_member_hears_that_the_round_is_over_and_asks_again(self) -> None:
+        world, a, b = pair()
+        b.node.finish(world.now)
+        world.settle()
+        a.node.ask("a worker failed", world.now)
+        world.settle()
+        assert b.the(RoundOver).number == 1
+        b.node.ask("", world.now)
+        world.settle()
+        assert (a.the(RoundReady).rank, b.the(RoundReady).rank) == (0, 1)
+        assert announced(world, "b").phase is Phase.WORKING
+
+    def test_finishing_a_round_that_is_over_or_none_at_all_does_nothing(self) -> None:
+        world, a, b = pair()
+        spare = world.add("s")
+        a.node.ask("", world.now)
+        world.settle()
+        for each in (b, spare):
+            each.node.finish(world.now)
+            each.node.leave(world.now)
+        world.settle()
+        assert world.entry(KEYS.node(NodeId("b"))) is None
+        assert world.entry(KEYS.node(NodeId("s"))) is None
+
+    def test_a_finished_member_that_leaves_after_the_end_leaves_nothing(self) -> None:
+        world, a, b = pair()
+        b.node.finish(world.now)
+        world.settle()
+        a.node.close("done", False, world.now)
+        world.settle()
+        b.node.leave(world.now)
+        world.settle()
+        assert world.entry(KEYS.node(NodeId("b"))) is None
+
+    def test_finishing_and_leaving_cost_one_operation_each_and_the_lease(self) -> None:
+        """ND-5."""
+        world, _a, b = pair()
+        before = len(b.ops)
+        b.node.finish(world.now)
+        world.settle()
+        b.node.leave(world.now)
+        world.settle()
+        assert [type(op) for op in b.ops[before:]] == [Set, Set, LeaseRevoke]
 
 
 class TestEnds:
