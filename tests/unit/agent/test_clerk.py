@@ -1,0 +1,39 @@
+"""The clerk does errands one after the other, and ends."""
+
+from __future__ import annotations
+
+import threading
+
+from holdfast.agent.clerk import Clerk
+
+SOON_S = 20.0
+
+
+def test_errands_are_done_in_order_and_all_of_them() -> None:
+    done: list[int] = []
+    clerk = Clerk("holdfast-clerk")
+    for number in range(100):
+        clerk.do(lambda number=number: done.append(number))  # type: ignore[misc]
+    assert clerk.close(SOON_S)
+    assert done == list(range(100))
+    assert clerk.close(SOON_S)  # again
+
+
+def test_a_clerk_without_errands_has_no_thread() -> None:
+    before = threading.active_count()
+    clerk = Clerk("holdfast-clerk")
+    assert threading.active_count() == before
+    assert clerk.close(0.0)
+
+
+def test_who_closes_waits_no_longer_than_he_says() -> None:
+    gate = threading.Event()
+    clerk = Clerk("holdfast-clerk")
+
+    def wait() -> None:
+        gate.wait(SOON_S)
+
+    clerk.do(wait)
+    assert not clerk.close(0.0)
+    gate.set()
+    assert clerk.close(SOON_S)

@@ -1,0 +1,605 @@
+"""What an agent does about its workers: every event in every state, and the guarantees."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from signal import SIGINT, SIGTERM
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.agent.effects import Close, Count, Effect, Finish, Join, Meet, Publish, Start, Stop
+from holdfast.agent.machine import GATHER_S, Agent, State, Terms
+from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.policy import RestartBudget
+from holdfast.errors import (
+    HoldfastError,
+    RendezvousClosed,
+    RendezvousTimedOut,
+    StoreUnavailable,
+    WorkersStuck,
+)
+from tests.unit.agent.stories import brief, ended_well, failed, failure, place
+
+TERMS = Terms(budget=RestartBudget(1), grace_s=30.0, exit_barrier_s=300.0)
+CLOSED = RendezvousClosed("run job is closed: rank 3 failed", failed=True)
+NO_STORE = StoreUnavailable("no store")
+
+Act = Callable[[Agent], object]
+
+
+def agent(*acts: Act, terms: Terms = TERMS) -> Agent:
+    """Return a machine to which all this has happened."""
+    machine = Agent(terms)
+    for act in acts:
+        act(machine)
+    machine.take_effects()
+    return machine
+
+
+def after(machine: Agent, *acts: Act) -> list[str]:
+    """Return what the machine wants after these events."""
+    for act in acts:
+        act(machine)
+    return [brief(effect) for effect in machine.take_effects()]
+
+
+def outcome(machine: Agent) -> Outcome:
+    """Return the outcome with which it has just ended."""
+    (finish,) = [one for one in machine.take_effects() if isinstance(one, Finish)]
+    return finish.outcome
+
+
+# Events, by the names that the tables below use.
+
+
+def counts(number: int) -> Act:
+    return lambda a: a.counted(number, (), 0.0, 5.0)
+
+
+def fails(rank: int = 0, *, at: float = 10.0) -> Act:
+    return lambda a: a.worker_exited(failed(failure(rank, at=at)), 5.0)
+
+
+def peer(*failures: int, node: int = 1, number: int = 1, final: bool = False) -> Act:
+    told = tuple(failure(rank, host="b", at=9.0) for rank in failures)
+    return lambda a: a.peer_told(number, node, told, final, 5.0)
+
+
+def join_fails(error: HoldfastError) -> Act:
+    return lambda a: a.join_failed(error, 5.0)
+
+
+EVENTS: dict[str, Act] = {
+    "joined": lambda a: a.joined(place(2, failures=1)),
+    "joined overdrawn": lambda a: a.joined(place(2, failures=2)),
+    "join timed out": join_fails(RendezvousTimedOut("too few")),
+    "join closed": join_fails(RendezvousClosed("done")),
+    "join closed failed": join_fails(CLOSED),
+    "worker failed": fails(1, at=11.0),
+    "worker done": lambda a: a.worker_exited(ended_well(0), 5.0),
+    "group ended": lambda a: a.group_ended((), 5.0),
+    "group stuck": lambda a: a.group_ended((7, 8), 5.0),
+    "counted": counts(1),
+    "counted, spent": counts(2),
+    "count failed": lambda a: a.count_failed(NO_STORE, 5.0),
+    "count closed": lambda a: a.count_failed(CLOSED, 5.0),
+    "peer failed": peer(2),
+    "peer said all": peer(2, final=True),
+    "peer of old round": peer(2, number=9),
+    "peer is well": peer(),
+    "round over": lambda a: a.round_over("b is gone", 5.0),
+    "newcomers": lambda a: a.newcomers(1, 5.0),
+    "closed": lambda a: a.run_ended("a person closed it", False, 5.0),
+    "closed failed": lambda a: a.run_ended("rank 3 failed", True, 5.0),
+    "signal": lambda a: a.signalled(SIGINT, 5.0),
+    "met": lambda a: a.met(1, None, 5.0),
+    "met late": lambda a: a.met(9, None, 5.0),
+    "met badly": lambda a: a.met(1, "node 1 is late", 5.0),
+    "broke": lambda a: a.broke(NO_STORE),
+    "tick": lambda a: a.tick(5.0),
+    "tick late": lambda a: a.tick(5.0 + GATHER_S),
+}
+
+START: tuple[Act, ...] = (lambda a: a.start(),)
+RUN = (*START, lambda a: a.joined(place()))
+COUNTING = (*RUN, fails())
+FINISHED = (
+    *RUN,
+    lambda a: a.worker_exited(ended_well(0), 5.0),
+    lambda a: a.worker_exited(ended_well(1), 5.0),
+    lambda a: a.group_ended((), 5.0),
+)
+
+STATES: dict[str, tuple[Act, ...]] = {
+    "new": (),
+    "joining": START,
+    "joining again": (*RUN, peer(2), EVENTS["group ended"]),
+    "running": RUN,
+    "one is done": (*RUN, lambda a: a.worker_exited(ended_well(1), 5.0)),
+    "counting": COUNTING,
+    "counting, group ended": (*COUNTING, EVENTS["group ended"]),
+    "restarting": (*COUNTING, counts(1)),
+    "giving up": (*COUNTING, counts(2)),
+    "going": (*RUN, EVENTS["round over"]),
+    "signalled": (*RUN, EVENTS["signal"]),
+    "breaking": (*RUN, EVENTS["broke"]),
+    "told of the failure": (*RUN, EVENTS["closed failed"]),
+    "finished": FINISHED,
+    "finished, group alive": FINISHED[:-1],
+    "gathering": (*COUNTING, counts(2), EVENTS["group ended"]),
+    "ended": (*START, EVENTS["signal"]),
+}
+
+SENTENCE = "rank 2 on b failed (exit code 1): boom"
+STOP = "stop SIGTERM 30"
+
+# For each state the events that mean something in it, and what follows. All others must not.
+FOLLOWS: dict[str, dict[str, str]] = {
+    "new": {"signal": "ended: finish signalled", "broke": "ended: finish broken"},
+    "joining": {
+        "joined": "running: start round 2",
+        "joined overdrawn": "ended: close failed, finish failed",
+        "join timed out": "ended: finish broken",
+        "join closed": "ended: finish not needed",
+        "join closed failed": "ended: finish failed",
+        "signal": "ended: finish signalled",
+        "broke": "ended: finish broken",
+    },
+    "joining again": {
+        "joined": "running: start round 2",
+        "joined overdrawn": "ended: close failed, finish failed 2",
+        "join timed out": "ended: finish broken 2",
+        "join closed": "ended: finish not needed",
+        "join closed failed": "gathering: publish none final",
+        "signal": "ended: finish signalled",
+        "broke": "ended: finish broken 2",
+    },
+    "running": {
+        "worker failed": f"stopping: count, publish 1, {STOP}",
+        "group stuck": "ended: finish broken",
+        "peer failed": f"stopping: {STOP}",
+        "peer said all": f"stopping: {STOP}",
+        "round over": f"stopping: {STOP}",
+        "newcomers": f"stopping: {STOP}",
+        "closed": f"stopping: {STOP}",
+        "closed failed": f"stopping: {STOP}",
+        "signal": "stopping: stop SIGINT 30",
+        "broke": f"stopping: {STOP}",
+    },
+    "one is done": {
+        "worker failed": f"stopping: count, publish 1, {STOP}",
+        "worker done": "finished: meet 300",
+        "group stuck": "ended: finish broken",
+        "peer failed": f"stopping: {STOP}",
+        "peer said all": f"stopping: {STOP}",
+        "round over": f"stopping: {STOP}",
+        "newcomers": f"stopping: {STOP}",
+        "closed": f"stopping: {STOP}",
+        "closed failed": f"stopping: {STOP}",
+        "signal": "stopping: stop SIGINT 30",
+        "broke": f"stopping: {STOP}",
+    },
+    "counting": {
+        "counted, spent": "stopping: close failed",
+        "group stuck": "ended: finish broken 0",
+        "signal": "stopping: stop SIGINT 30",
+    },
+    "counting, group ended": {
+        "counted": "joining: join: rank 0 on a failed (exit code 1): boom",
+        "counted, spent": "gathering: close failed, publish 0 final",
+        "count failed": "ended: finish broken 0",
+        "count closed": "gathering: publish 0 final",
+        "signal": "ended: finish signalled",
+        "broke": "ended: finish broken 0",
+    },
+    "restarting": {
+        "group ended": "joining: join: rank 0 on a failed (exit code 1): boom",
+        "group stuck": "ended: finish broken 0",
+        "signal": "stopping: stop SIGINT 30",
+    },
+    "giving up": {
+        "group ended": "gathering: publish 0 final",
+        "group stuck": "ended: finish broken 0",
+        "signal": "stopping: stop SIGINT 30",
+    },
+    "going": {
+        "group ended": "joining: publish none final, join: b is gone",
+        "group stuck": "ended: finish broken",
+        "signal": "stopping: stop SIGINT 30",
+    },
+    "signalled": {
+        "group ended": "ended: finish signalled",
+        "group stuck": "ended: finish broken",
+        "signal": "stopping: stop SIGINT 0",
+    },
+    "breaking": {
+        "group ended": "ended: finish broken",
+        "group stuck": "ended: finish broken",
+        "signal": "stopping: stop SIGINT 30",
+    },
+    "told of the failure": {
+        "group ended": "gathering: publish none final",
+        "group stuck": "ended: finish broken",
+        "signal": "stopping: stop SIGINT 30",
+    },
+    "finished": {
+        "met": "ended: close, finish succeeded",
+        "met badly": "ended: finish succeeded",
+        "peer failed": f"joining: publish none final, join: {SENTENCE}",
+        "peer said all": f"joining: publish none final, join: {SENTENCE}",
+        "round over": "joining: publish none final, join: b is gone",
+        "closed": "ended: finish succeeded",
+        "closed failed": "gathering: publish none final",
+        "signal": "ended: finish signalled",
+        "broke": "ended: finish succeeded",
+    },
+    "finished, group alive": {
+        "met": "ended: close, finish succeeded",
+        "met badly": "ended: finish succeeded",
+        "group stuck": "ended: finish broken",
+        "peer failed": f"stopping: {STOP}",
+        "peer said all": f"stopping: {STOP}",
+        "round over": f"stopping: {STOP}",
+        "closed": "ended: finish succeeded",
+        "closed failed": "gathering: publish none final",
+        "signal": "stopping: stop SIGINT 30",
+        "broke": "ended: finish succeeded",
+    },
+    "gathering": {
+        "peer said all": "ended: finish failed 2 0",
+        "signal": "ended: finish failed 0",
+        "broke": "ended: finish failed 0",
+        "tick late": "ended: finish failed 0",
+    },
+    "ended": {},
+}
+
+
+def may_happen(state: str, event: str) -> bool:
+    """Say whether the shell can tell this then: an answer has a question, an end a beginning."""
+    if event.startswith("count"):
+        return state.startswith("counting") or state == "ended"
+    alive = {"one is done", "counting", "restarting", "giving up", "going", "signalled"}
+    alive |= {"running", "breaking", "told of the failure", "finished, group alive", "ended"}
+    return not event.startswith("group") or state in alive
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [(state, event) for state in STATES for event in EVENTS if may_happen(state, event)],
+)
+def test_every_event_in_every_state(state: str, event: str) -> None:
+    machine = agent(*STATES[state])
+    before = machine.state
+    follows = ", ".join(after(machine, EVENTS[event]))
+    expected = FOLLOWS[state].get(event, f"{before}: ")
+    assert f"{machine.state}: {follows}" == expected
+
+
+# What follows later is decided by what came in between.
+
+
+def test_workers_start_only_when_the_last_ones_have_ended() -> None:
+    """AG-1: also if the round is over, and another one is there."""
+    machine = agent(*RUN)
+    assert after(machine, EVENTS["round over"]) == [STOP]
+    assert after(machine, EVENTS["joined"], EVENTS["tick"]) == []
+    assert after(machine, EVENTS["group ended"])[-1] == "join: b is gone"
+    assert after(machine, EVENTS["joined"]) == ["start round 2"]
+
+
+def test_many_ends_of_a_round_make_one_wish() -> None:
+    """AG-2."""
+    machine = agent(*RUN)
+    names = ("round over", "peer failed", "newcomers", "round over", "worker failed")
+    heard = after(machine, *(EVENTS[name] for name in names), EVENTS["group ended"])
+    assert [one.partition(":")[0] for one in heard] == [STOP, "publish 1 final", "join"]
+    assert after(machine, EVENTS["round over"], EVENTS["peer failed"], EVENTS["newcomers"]) == []
+
+
+def test_a_failure_is_counted_then_told_then_acted_on() -> None:
+    """AG-4."""
+    heard = after(agent(*RUN), EVENTS["worker failed"])
+    assert heard == ["count", "publish 1", STOP]
+
+
+@pytest.mark.parametrize("ended_first", [True, False])
+def test_the_account_decides_on_the_next_round(ended_first: bool) -> None:
+    """AG-3: in whichever order the verdict and the end of the workers come."""
+    acts = [EVENTS["group ended"], counts(1)]
+    heard = after(agent(*COUNTING), *(acts if ended_first else acts[::-1]))
+    assert heard == ["join: rank 0 on a failed (exit code 1): boom"]
+    acts = [EVENTS["group ended"], counts(2)]
+    machine = agent(*COUNTING)
+    heard = after(machine, *(acts if ended_first else acts[::-1]))
+    assert heard == ["close failed", "publish 0 final"]
+    assert "failure 2 of the job, 1 restart is allowed: giving up" in machine.reason
+
+
+def test_without_others_a_failed_job_ends_at_once() -> None:
+    machine = agent(*START, lambda a: a.joined(place(nodes=1)), fails(), counts(2))
+    EVENTS["group ended"](machine)
+    end = outcome(machine)
+    assert (end.ending, [one.rank for one in end.failures]) == (Ending.FAILED, [0])
+
+
+def test_a_signal_keeps_no_failure_out_of_the_account() -> None:
+    """AG-3, AG-5: the signal does not close the run; the failure before it does."""
+    machine = agent(*COUNTING)
+    assert after(machine, EVENTS["signal"], counts(2)) == ["stop SIGINT 30", "close failed"]
+    assert after(machine, EVENTS["group ended"]) == ["finish signalled"]
+
+
+def test_an_overdrawn_account_ends_the_run_with_what_is_known_of_the_last_round() -> None:
+    """AG-3: who counted the last failure has died before it closed the run."""
+    machine = agent(*STATES["joining again"])
+    machine.joined(place(2, failures=2))
+    close, finish = machine.take_effects()
+    assert isinstance(close, Close)
+    assert close.failed
+    assert "the job failed 2 times" in close.reason
+    assert isinstance(finish, Finish)
+    assert [one.rank for one in finish.outcome.failures] == [2]
+
+
+def test_with_a_window_an_old_failure_overdraws_nothing() -> None:
+    terms = Terms(budget=RestartBudget(1, 60.0))
+    machine = agent(*START, terms=terms)
+    assert after(machine, lambda a: a.joined(place(5, failures=4))) == ["start round 5"]
+
+
+def test_no_signal_ever_closes_the_run() -> None:
+    """AG-5."""
+    for acts in STATES.values():
+        machine = agent(*acts)
+        heard = after(machine, EVENTS["signal"], EVENTS["signal"], EVENTS["group ended"])
+        assert not any(one.startswith("close") for one in heard)
+        assert machine.state is State.ENDED
+
+
+def test_a_repeated_signal_is_in_a_hurry() -> None:
+    machine = agent(*RUN)
+    assert after(machine, EVENTS["signal"]) == ["stop SIGINT 30"]
+    assert after(machine, lambda a: a.signalled(SIGTERM, 6.0)) == ["stop SIGTERM 0"]
+    machine.group_ended((), 7.0)
+    end = outcome(machine)
+    assert (end.signal, end.reason) == (15, "stopped by SIGTERM")
+
+
+def test_nothing_is_started_beside_a_worker_that_cannot_be_killed() -> None:
+    """AG-6."""
+    machine = agent(*STATES["going"])
+    machine.group_ended((7, 8), 6.0)
+    end = outcome(machine)
+    assert isinstance(end.error, WorkersStuck)
+    assert end.error.pids == (7, 8)
+    assert end.reason == "KILL did not end process 7, 8: this node takes no further part"
+    assert after(machine, EVENTS["joined"]) == []
+
+
+def test_trouble_in_the_exit_barrier_is_told_and_fails_nothing() -> None:
+    """AG-7."""
+    machine = agent(*FINISHED)
+    machine.met(1, "node 1 is late", 5.0)
+    end = outcome(machine)
+    assert (end.ending, end.reason) == (
+        Ending.SUCCEEDED,
+        "finished; the exit barrier: node 1 is late",
+    )
+
+
+def test_a_node_that_is_done_works_again_when_another_one_fails() -> None:
+    """AG-7: nobody waits in the barrier after a failure."""
+    machine = agent(*FINISHED)
+    after(machine, EVENTS["peer failed"])
+    assert after(machine, EVENTS["met"]) == []
+    assert after(machine, EVENTS["joined"]) == ["start round 2"]
+
+
+def test_nothing_is_wanted_after_the_end() -> None:
+    """AG-8."""
+    for acts in STATES.values():
+        machine = agent(*acts, EVENTS["signal"], EVENTS["signal"], EVENTS["group ended"])
+        assert after(machine, *EVENTS.values()) == []
+        assert machine.next_wake() is None
+
+
+# The outcome names the first cause, whoever saw it.
+
+
+def test_a_failed_job_waits_for_what_the_others_know_but_not_for_ever() -> None:
+    machine = agent(*STATES["gathering"])
+    assert machine.next_wake() == 5.0 + GATHER_S
+    assert after(machine, peer(2, 3)) == []  # not all that it has to say
+    machine.tick(5.0 + GATHER_S)
+    assert [one.rank for one in outcome(machine).failures] == [2, 3, 0]
+
+
+def test_a_node_that_waits_for_a_round_hears_the_end_of_the_last_one() -> None:
+    """The verdict is another node's, and it tells of an earlier failure with its last words."""
+    machine = agent(*STATES["joining again"], EVENTS["join closed failed"])
+    assert machine.state is State.GATHERING
+    peer(3, 2, final=True)(machine)
+    end = outcome(machine)
+    assert [one.rank for one in end.failures] == [2, 3]
+    assert end.reason == str(CLOSED)
+
+
+def test_a_failure_that_was_forgiven_is_no_cause_of_a_later_end() -> None:
+    machine = agent(*COUNTING, EVENTS["group ended"], counts(1), EVENTS["join closed failed"])
+    machine.tick(5.0 + GATHER_S)
+    end = outcome(machine)
+    assert (end.ending, end.failures, end.reason) == (Ending.FAILED, (), str(CLOSED))
+
+
+def test_what_a_worker_shows_while_it_is_stopped_is_told_too() -> None:
+    """Its error file says that it had failed before; it may be the first cause."""
+    machine = agent(*STATES["told of the failure"])
+    machine.worker_exited(failed(failure(1, at=1.0), asked=True), 5.0)
+    machine.worker_exited(ended_well(0, asked=True), 5.0)
+    assert after(machine, EVENTS["group ended"]) == ["publish 1 final"]
+    peer(2, final=True)(machine)
+    assert [one.rank for one in outcome(machine).failures] == [1, 2]
+
+
+def test_the_store_is_lost_while_the_job_is_given_up() -> None:
+    machine = agent(*STATES["giving up"])
+    assert after(machine, EVENTS["broke"], EVENTS["group ended"]) == ["publish 0 final"]
+    assert machine.state is State.GATHERING
+
+
+@pytest.mark.parametrize("state", ["counting", "restarting", "going"])
+def test_the_store_is_lost_while_workers_are_stopped(state: str) -> None:
+    machine = agent(*STATES[state])
+    machine.broke(NO_STORE)
+    machine.group_ended((), 5.0)
+    assert outcome(machine).error is NO_STORE
+
+
+@pytest.mark.parametrize("failed_", [True, False])
+def test_the_run_is_closed_while_workers_are_stopped_for_the_next_round(failed_: bool) -> None:
+    machine = agent(*STATES["going"])
+    machine.run_ended("it is over", failed_, 5.0)
+    heard = after(machine, EVENTS["group ended"])
+    assert heard == (["publish none final"] if failed_ else ["finish broken"])
+
+
+def test_a_count_that_comes_too_late_says_so() -> None:
+    machine = agent(*COUNTING)
+    machine.count_failed(CLOSED, 5.0)
+    assert after(machine, EVENTS["group ended"]) == ["publish 0 final"]
+    assert machine.reason.endswith("run job is closed: rank 3 failed")
+    machine = agent(*COUNTING)
+    machine.count_failed(RendezvousClosed("done"), 5.0)
+    assert after(machine, EVENTS["group ended"]) == ["finish broken 0"]
+
+
+def test_workers_that_cannot_be_started_end_the_run() -> None:
+    machine = agent(*RUN)
+    error = StoreUnavailable("no such file: train.py")
+    machine.start_failed(error)
+    close, finish = machine.take_effects()
+    assert close == Close(f"a node could not start its workers: {error}", failed=True)
+    assert isinstance(finish, Finish)
+    assert (finish.outcome.ending, finish.outcome.error) == (Ending.BROKEN, error)
+    machine.start_failed(error)
+    assert machine.take_effects() == []
+
+
+def test_sentences_for_people() -> None:
+    cases = {
+        "boom\nand more": "rank 0 on a failed (exit code 1): boom",
+        "exit code 1": "rank 0 on a failed (exit code 1)",
+        " \n": "rank 0 on a failed (exit code 1)",
+    }
+    for message, sentence in cases.items():
+        machine = agent(*RUN)
+        machine.worker_exited(failed(failure(message=message)), 5.0)
+        assert machine.reason == sentence
+    machine = agent(*COUNTING)
+    counts(1)(machine)
+    assert machine.reason.endswith("failure 1 of the job, 1 restart is allowed: restarting")
+
+
+# Whatever happens.
+
+
+class Shell:
+    """Performs effects as the real one may at its slowest, and checks the guarantees meanwhile."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.machine = Agent(TERMS)
+        self.alive: set[int] = set()
+        self.group = self.joining = self.counting = self.ended = False
+        self.round = 0
+        self.count = 0
+
+    def run(self) -> None:
+        self.machine.start()
+        self.perform()
+        for _ in range(60):
+            self.rng.choice(self.possible())()
+            self.perform()
+
+    def possible(self) -> list[Callable[[], None]]:
+        """Return what may happen now."""
+        machine, rng = self.machine, self.rng
+        acts: list[Callable[[], None]] = [
+            lambda: machine.round_over("over", 1.0),
+            lambda: machine.newcomers(1, 1.0),
+            lambda: machine.peer_told(self.round, 1, (failure(2),), rng.random() < 0.5, 1.0),
+            lambda: machine.tick(rng.choice((1.0, 9.0))),
+            lambda: machine.met(self.round, rng.choice((None, "late")), 1.0),
+        ]
+        if rng.random() < 0.1:
+            acts += [
+                lambda: machine.signalled(SIGTERM, 1.0),
+                lambda: machine.run_ended("closed", rng.random() < 0.5, 1.0),
+                lambda: machine.broke(NO_STORE),
+            ]
+        if self.joining:
+            acts += [self.join] * 4
+        if self.counting:
+            acts += [self.tell_count] * 4
+        acts += [self.exit] * 3 if self.alive else [self.end_group] * 3 if self.group else []
+        return acts
+
+    def join(self) -> None:
+        self.joining = False
+        self.round += 1
+        self.machine.joined(place(self.round, nodes=2, failures=self.count))
+
+    def tell_count(self) -> None:
+        self.counting = False
+        self.count += 1
+        self.machine.counted(self.count, (), 0.0, 1.0)
+
+    def exit(self) -> None:
+        rank = self.alive.pop()
+        bad = self.rng.random() < 0.4
+        self.machine.worker_exited(failed(failure(rank)) if bad else ended_well(rank), 1.0)
+
+    def end_group(self) -> None:
+        self.group = False
+        stuck = (7,) if self.rng.random() < 0.05 else ()
+        self.machine.group_ended(stuck, 1.0)
+
+    def perform(self) -> None:
+        effects = self.machine.take_effects()
+        assert not (self.ended and effects)  # AG-8
+        if Count() in effects:
+            kinds = [type(effect) for effect in effects]
+            assert kinds.index(Count) < kinds.index(Publish) < kinds.index(Stop)  # AG-4
+        for effect in effects:
+            self.perform_one(effect)
+
+    def perform_one(self, effect: Effect) -> None:
+        match effect:
+            case Join():
+                assert not self.group  # AG-1
+                assert not self.joining  # AG-2
+                self.joining = True
+            case Start(where):
+                assert not self.group  # AG-1
+                assert where.failures <= TERMS.budget.max_restarts  # AG-3
+                self.group, self.alive = True, set(range(where.workers))
+            case Stop():
+                self.alive = set()  # they end, one way or another
+            case Meet():
+                assert not self.alive
+            case Finish():
+                self.ended = True
+            case Count():
+                self.counting = True
+            case _:
+                pass
+
+
+@given(st.integers(0, 1 << 32))
+def test_the_guarantees_hold_whatever_happens(seed: int) -> None:
+    """AG-1, AG-2, AG-3, AG-4, AG-8."""
+    Shell(seed).run()
