@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from holdfast.cli.arguments import one_line
 from holdfast.cli.output import say
 from holdfast.cli.run_flags import add_flags, read_flags
 from holdfast.errors import WorkersFailed
+from holdfast.observe.live import Live, is_for_us
 
 if TYPE_CHECKING:
     from holdfast.cli.arguments import Commands
@@ -56,13 +58,22 @@ def _run(given: argparse.Namespace) -> int:
     if given.dry_run:
         say(json.dumps(describe(found), indent=2))
         return 0
+    from holdfast.cli.run_view import view
     from holdfast.launch.launcher import run_job
 
     quiet = "LOGLEVEL" not in variables  # as torchrun is: the job's own words matter more
     level = logging.WARNING if quiet else env.current().log_level.value
     logging.basicConfig(format="holdfast: %(message)s", level=level)
+    host = os.uname().nodename
+    terminal = is_for_us(sys.stderr, variables)
+    live = Live(sys.stderr, terminal=terminal, color=not variables.get("NO_COLOR"))
     try:
-        run_job(found.config, found.entrypoint)
+        with live:
+            run_job(
+                found.config,
+                found.entrypoint,
+                show=lambda status: live.show(view(status, host, found.config.max_restarts)),
+            )
     except WorkersFailed as error:
         _print_report(str(error))
         return error.exit_code
