@@ -38,7 +38,7 @@ from typing import Self, TypeAlias
 from holdfast import env
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 
-__all__ = ["Containment"]
+__all__ = ["Containment", "outlive_group"]
 
 _log = logging.getLogger("holdfast.process")
 
@@ -302,6 +302,11 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+def outlive_group(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's environment for a process that serves one group after another."""
+    return {**environment, env.GROUP: environment.get(env.GROUP, "").partition(".")[0]}
 
 
 # Processes.

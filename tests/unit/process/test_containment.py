@@ -17,7 +17,7 @@ import pytest
 
 from holdfast import env
 from holdfast.process import containment as module
-from holdfast.process.containment import Containment
+from holdfast.process.containment import Containment, outlive_group
 
 SLEEP = "import os, sys, signal; os.write(1, b'.\\n'); signal.pause()"
 # Starts a process that has left its session, says the number of it, and waits.
@@ -169,6 +169,17 @@ def test_leftovers_of_one_group_are_killed_and_not_those_of_another(
         os.kill(twelfth, 0)
         containment.close()
         assert other_ended()
+
+
+def test_what_serves_several_groups_lives_until_the_end(containment: Containment) -> None:
+    mark = containment.group_environment()
+    environment = outlive_group(mark)
+    assert environment == containment.environment
+    with running(SLEEP, environment) as (server, _):
+        assert containment.kill_leftovers(mark) == ()
+        assert server.poll() is None
+        containment.close()
+        assert server.wait(10) == -signal.SIGKILL
 
 
 def test_closing_twice_is_fine_and_ends_the_reaper() -> None:

@@ -1,0 +1,269 @@
+"""The workers of one attempt: start them, hear of their ends, stop them.
+
+One thread, the waiter, sleeps until a worker ends or something is due. It reaps, carries out the
+escalation, and reports; whoever uses the group only reads what is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import selectors
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from signal import SIGKILL
+from typing import TypeAlias, assert_never
+
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.errors import UsageError
+from holdfast.process.containment import Containment
+from holdfast.process.escalation import KILL_WAIT_S, Abandon, Effect, Escalation, Kill, Send
+from holdfast.process.failure import Failure, WorkerExited
+from holdfast.process.logs import AttemptLogs
+from holdfast.process.spawn import Starter, WorkerProcess
+from holdfast.process.spec import Exit, GroupEnded, Launch
+
+__all__ = ["WorkerGroup"]
+
+_log = logging.getLogger("holdfast.process")
+
+
+Examine: TypeAlias = Callable[[Launch, int, Exit], Failure]
+Report: TypeAlias = Callable[[WorkerExited | GroupEnded], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    launch: Launch
+    process: WorkerProcess
+
+
+class WorkerGroup:
+    """The workers of one attempt, from `start` until `close`.
+
+    `report` is called on the waiter's thread: with WorkerExited for each worker that ends, and with
+    GroupEnded once, last, when none is left and what they left behind has been killed. It must only
+    put what it gets on a queue. `examine(launch, pid, exit)` says why a worker failed; it runs on
+    the same thread.
+
+    `start` and `close` belong to one thread; `stop`, `signal` and `pids` to any. The kernel kills
+    the workers when the thread that called `start` ends.
+    """
+
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        logs: AttemptLogs,
+        starter: Starter,
+        containment: Containment,
+        report: Report,
+        *,
+        examine: Examine,
+        monitor_interval_s: float | None = None,
+        kill_wait_s: float = KILL_WAIT_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._mark = containment.group_environment()
+        self._launches = [_marked(launch, self._mark) for launch in launches]
+        self._logs = logs
+        self._starter = starter
+        self._containment = containment
+        self._report = report
+        self._examine = examine
+        self._monitor_interval_s = monitor_interval_s
+        self._kill_wait_s = kill_wait_s
+        self._clock = clock
+        # What follows changes under the lock: no worker is reaped while it is being signalled.
+        self._lock = threading.Lock()
+        self._workers: dict[int, _Worker] = {}
+        self._escalation = Escalation(())
+        self._asked_at: float | None = None  # on the clock of the error files
+        self._started = False
+        self._waiter: threading.Thread | None = None
+        self._wake: tuple[int, int] | None = None
+        self._abandoned: tuple[int, ...] = ()
+
+    # What the agent does.
+
+    def start(self) -> None:
+        """Start all workers. If one cannot be started, none is left and the reason is raised."""
+        if self._started:
+            raise UsageError("this WorkerGroup has been started already")
+        self._started = True
+        try:
+            for launch in self._launches:
+                self._start_one(launch)
+        except BaseException:
+            self._undo_start()
+            raise
+        self._escalation = Escalation(self._workers, self._kill_wait_s)
+        self._wake = wake, _ = os.pipe()
+        for fd in self._wake:
+            os.set_blocking(fd, False)
+        self._waiter = threading.Thread(
+            target=self._wait, args=(wake,), name="holdfast-waiter", daemon=True
+        )
+        self._waiter.start()
+
+    def pids(self) -> dict[int, int]:
+        """Return the pids of the workers that run, by local rank."""
+        with self._lock:
+            return {worker.launch.local_rank: pid for pid, worker in self._workers.items()}
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every worker that runs, and to what it has started."""
+        with self._lock:
+            self._perform([Send(number, tuple(self._workers))])
+
+    def stop(self, number: int, grace_s: float) -> None:
+        """Begin to stop the workers, and return: the signal, KILL after the grace, then giving up.
+
+        May be called again: the shorter grace wins.
+        """
+        with self._lock:
+            if self._asked_at is None:
+                self._asked_at = self._clock.wall()
+            self._perform(self._escalation.stop(number, grace_s, self._clock.monotonic()))
+            if self._wake is not None:
+                with contextlib.suppress(BlockingIOError):  # it has been woken often enough
+                    os.write(self._wake[1], b".")
+
+    def close(self) -> tuple[int, ...]:
+        """Kill what runs, wait for its end, and return what could not be killed. Idempotent."""
+        if self._waiter is not None:
+            self.stop(SIGKILL, 0)
+            self._waiter.join()  # bounded by the escalation
+            self._waiter = None
+        with self._lock:
+            wake, self._wake = self._wake, None
+        for fd in wake or ():
+            os.close(fd)
+        return self._abandoned
+
+    # Starting.
+
+    def _start_one(self, launch: Launch) -> None:
+        stdout, stderr = self._logs.descriptors(launch.local_rank)
+        process = self._starter.start(launch, stdout, stderr)
+        self._workers[process.pid] = _Worker(launch, process)
+        self._containment.entered(process.pid)
+        self._logs.started(launch.local_rank)
+
+    def _undo_start(self) -> None:
+        deadline = Deadline.after(self._kill_wait_s, self._clock)
+        for pid in self._workers:
+            self._containment.signal(pid, SIGKILL)
+        stuck = []
+        for pid, worker in self._workers.items():
+            if not _wait_for(worker.process, deadline):
+                stuck.append(pid)
+            else:
+                self._containment.left(pid)
+                worker.process.reap()
+            worker.process.close()
+        self._workers.clear()
+        self._abandoned = self._containment.kill_leftovers(self._mark, stuck)
+
+    # The waiter.
+
+    def _wait(self, wake: int) -> None:
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as processes:
+            for worker in self._workers.values():
+                selector.register(worker.process, selectors.EVENT_READ, worker)
+                processes.callback(worker.process.close)
+            selector.register(wake, selectors.EVENT_READ)
+            while self._workers:
+                for key, _ in selector.select(self._timeout()):
+                    if key.data is None:
+                        os.read(key.fd, 4096)
+                    elif self._take_end(key.data):
+                        selector.unregister(key.fileobj)
+                # Only now: a worker whose end had not been noticed must not be given up.
+                with self._lock:
+                    self._perform(self._escalation.tick(self._clock.monotonic()))
+        stuck = self._escalation.abandoned
+        leftovers = self._containment.kill_leftovers(self._mark, stuck)
+        self._abandoned = tuple(sorted({*stuck, *leftovers}))
+        self._report(GroupEnded(self._abandoned))
+
+    def _timeout(self) -> float | None:
+        with self._lock:
+            wake_at = self._escalation.next_wake()
+        due_s = None if wake_at is None else max(0.0, wake_at - self._clock.monotonic())
+        return min((s for s in (due_s, self._monitor_interval_s) if s is not None), default=None)
+
+    def _take_end(self, worker: _Worker) -> bool:
+        """Reap a worker that has ended and report it."""
+        pid = worker.process.pid
+        with self._lock:
+            if pid not in self._workers:
+                return True  # given up a moment ago, by a stop in another thread
+            self._containment.left(pid)
+            exit_ = worker.process.reap()
+            if exit_ is None:
+                return False
+            del self._workers[pid]
+            self._escalation.exited(pid)
+            asked_at = self._asked_at
+        failure = None if exit_.ok else self._failure_of(worker.launch, pid, exit_)
+        if failure is not None and asked_at is not None:
+            failure = _before(failure, asked_at)
+        asked = asked_at is not None
+        self._report(WorkerExited(worker.launch.local_rank, pid, exit_, failure, asked))
+        return True
+
+    def _failure_of(self, launch: Launch, pid: int, exit_: Exit) -> Failure:
+        try:
+            return self._examine(launch, pid, exit_)
+        except Exception:  # a bug there must not hide a worker's end
+            _log.exception("the failure of process %d cannot be examined", pid)
+            return Failure(
+                rank=launch.rank,
+                local_rank=launch.local_rank,
+                role=launch.role,
+                host="",
+                pid=pid,
+                exit=exit_,
+                at=self._clock.wall(),
+                message=str(exit_),
+            )
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(number, pids):
+                    for pid in pids:
+                        self._containment.signal(pid, number)
+                case Kill(pids):
+                    for pid in pids:
+                        self._containment.signal(pid, SIGKILL)
+                case Abandon(pids):
+                    for pid in pids:
+                        del self._workers[pid]
+                    _log.error("processes %s were killed and still run", list(pids))
+                case _:
+                    assert_never(effect)
+
+
+def _before(failure: Failure, asked_at: float) -> Failure | None:
+    """Return the failure of a worker that was asked to end, if it had failed before that.
+
+    Our signal found it on its way out then: without it the exit code would have been Python's.
+    """
+    if failure.at >= asked_at:
+        return None
+    return failure if failure.exit.code >= 0 else replace(failure, exit=Exit(1))
+
+
+def _marked(launch: Launch, mark: dict[str, str]) -> Launch:
+    return replace(launch, environment={**launch.environment, **mark})
+
+
+def _wait_for(process: WorkerProcess, deadline: Deadline) -> bool:
+    """Wait until the process has ended; False if it has not in time."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(1000 * (deadline.remaining() or 0)))

@@ -1,0 +1,433 @@
+"""Tests of a group of workers: real processes, real pipes, no waiting but for events."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.process.containment import Containment
+from holdfast.process.failure import Failure, WorkerExited
+from holdfast.process.group import WorkerGroup
+from holdfast.process.logs import AttemptLogs, Place, RunLogs
+from holdfast.process.spawn import Starter, WorkerProcess
+from holdfast.process.spec import Exit, Function, GroupEnded, Launch, Program, StartMethod
+from holdfast.process.streams import LogOptions
+
+# What a worker says goes to the pipe SAY; it lives for as long as nobody ends it.
+SAY = 'echo "$RANK $$" > $SAY; '
+FOREVER = SAY + "exec sleep 1000"
+STUBBORN = "trap '' TERM; " + SAY + "while :; do sleep 1000; done"
+POLITE = "trap 'exit 3' TERM; " + SAY + "while :; do sleep 1000 & wait; done"
+
+Event = WorkerExited | GroupEnded
+
+
+def examine(launch: Launch, pid: int, exit_: Exit) -> Failure:
+    return Failure(
+        rank=launch.rank,
+        local_rank=launch.local_rank,
+        role=launch.role,
+        host="here",
+        pid=pid,
+        exit=exit_,
+        at=0.0,
+        message=str(exit_),
+    )
+
+
+def wait_for_end(fd: int) -> bool:
+    """Wait for what a pidfd stands for; False if it does not come."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(20_000))
+
+
+class Bench:
+    """Makes groups, and hears what their workers say and what the groups report."""
+
+    def __init__(self, folder: Path, containment: Containment, logs: RunLogs) -> None:
+        self._folder = folder
+        self._logs = logs
+        self._fifo = folder / "say"
+        os.mkfifo(self._fifo)
+        self._say = os.fdopen(os.open(self._fifo, os.O_RDWR), "rb", buffering=0)
+        self.containment = containment
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.starter = Starter(cgroup=containment.procs_path)
+        self.groups: list[WorkerGroup] = []
+
+    def launch(self, rank: int, script: str, attempt: AttemptLogs) -> Launch:
+        return Launch(
+            entrypoint=Program("/bin/sh", ("-c", script)),
+            local_rank=rank,
+            rank=rank,
+            role="worker",
+            environment={**os.environ, "RANK": str(rank), "SAY": str(self._fifo)},
+            folder=attempt.folder(rank),
+        )
+
+    def group(
+        self,
+        *scripts: str,
+        starter: Starter | None = None,
+        examine: Callable[[Launch, int, Exit], Failure] = examine,
+        kill_wait_s: float = 10.0,
+    ) -> WorkerGroup:
+        places = [Place(rank, rank, "worker") for rank in range(len(scripts))]
+        attempt = self._logs.attempt(len(self.groups), places)
+        group = WorkerGroup(
+            [self.launch(rank, script, attempt) for rank, script in enumerate(scripts)],
+            attempt,
+            starter or self.starter,
+            self.containment,
+            self.events.put,
+            examine=examine,
+            kill_wait_s=kill_wait_s,
+        )
+        self.groups.append(group)
+        return group
+
+    def hear(self, number: int) -> list[tuple[int, int]]:
+        """Return what this many workers say: the rank, and a pid."""
+        heard: list[tuple[int, int]] = []
+        for _ in range(number):
+            line = b""
+            while not line.endswith(b"\n"):
+                line += self._say.read(1) or b""
+            rank, pid = map(int, line.split())
+            heard.append((rank, pid))
+        return sorted(heard)
+
+    def next(self) -> Event:
+        return self.events.get(timeout=30)
+
+    def next_exit(self) -> WorkerExited:
+        event = self.next()
+        assert isinstance(event, WorkerExited)
+        return event
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
+        self.starter.close()
+        self._say.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    logs = RunLogs(LogOptions(), "run")
+    logs.open()
+    with Containment() as containment:
+        bench = Bench(tmp_path, containment, logs)
+        yield bench
+        bench.close()
+    logs.close()
+
+
+def test_every_end_is_reported_and_the_groups_last(bench: Bench) -> None:
+    group = bench.group("exit 0", "exit 7", "kill -SEGV $$")
+    group.start()
+    exits = sorted((bench.next_exit() for _ in range(3)), key=lambda event: event.local_rank)
+    assert [event.exit.code for event in exits] == [0, 7, -signal.SIGSEGV]
+    assert [event.failure and event.failure.message for event in exits] == [
+        None,
+        "exit code 7",
+        "killed by SIGSEGV",
+    ]
+    assert not any(event.asked for event in exits)
+    assert bench.next() == GroupEnded()
+    assert group.pids() == {}
+    assert group.close() == ()
+    assert bench.events.empty()
+
+
+def test_a_group_of_none_ends_at_once(bench: Bench) -> None:
+    bench.group().start()
+    assert bench.next() == GroupEnded()
+
+
+def test_pids_are_those_of_the_workers_and_leaders_of_their_groups(bench: Bench) -> None:
+    group = bench.group(FOREVER, FOREVER)
+    group.start()
+    said = dict(bench.hear(2))
+    assert group.pids() == said
+    assert [os.getpgid(pid) for pid in said.values()] == list(said.values())
+    os.kill(said[1], signal.SIGKILL)
+    event = bench.next_exit()
+    assert (event.local_rank, event.pid, event.exit) == (1, said[1], Exit(-signal.SIGKILL))
+    assert group.pids() == {0: said[0]}
+
+
+def test_a_stop_by_the_signal(bench: Bench) -> None:
+    group = bench.group(POLITE, FOREVER)
+    group.start()
+    bench.hear(2)
+    group.stop(signal.SIGTERM, 1000.0)
+    exits = sorted((bench.next_exit() for _ in range(2)), key=lambda event: event.local_rank)
+    assert [(event.exit.code, event.asked) for event in exits] == [(3, True), (-15, True)]
+    assert bench.next() == GroupEnded()
+
+
+def test_a_stop_by_kill_when_the_grace_is_over(bench: Bench) -> None:
+    group = bench.group(STUBBORN, POLITE)
+    group.start()
+    bench.hear(2)
+    group.stop(signal.SIGTERM, 0.2)
+    assert bench.next_exit().exit == Exit(3)
+    assert bench.next_exit().exit == Exit(-signal.SIGKILL)
+    assert bench.next() == GroupEnded()
+
+
+def test_a_shorter_grace_wins_and_a_longer_changes_nothing(bench: Bench) -> None:
+    group = bench.group(STUBBORN)
+    group.start()
+    bench.hear(1)
+    group.stop(signal.SIGTERM, 1000.0)
+    group.stop(signal.SIGTERM, 0.1)
+    group.stop(signal.SIGTERM, 1000.0)
+    assert bench.next_exit().exit == Exit(-signal.SIGKILL)
+    assert bench.next() == GroupEnded()
+    group.stop(signal.SIGTERM, 0.0)
+
+
+def test_many_stops_at_once_from_many_threads(bench: Bench) -> None:
+    group = bench.group(*[FOREVER] * 4)
+    group.start()
+    bench.hear(4)
+
+    def stop() -> None:
+        for number in range(200):
+            group.signal(0)
+            group.stop(signal.SIGTERM, number)
+            group.pids()
+
+    threads = [threading.Thread(target=stop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert {bench.next_exit().local_rank for _ in range(4)} == {0, 1, 2, 3}
+    assert bench.next() == GroupEnded()
+    for thread in threads:
+        thread.join(30)
+
+
+def test_a_signal_goes_to_the_workers_and_what_they_started(bench: Bench) -> None:
+    child = "sh -c \"trap 'echo 9 0 > $SAY; exit' USR1; echo 8 0 > $SAY; sleep 1000 & wait\""
+    worker = "trap 'echo 7 0 > $SAY; exit' USR1; " + child + " & wait; wait"
+    group = bench.group(worker)
+    group.start()
+    assert bench.hear(1) == [(8, 0)]
+    group.signal(signal.SIGUSR1)
+    assert bench.hear(2) == [(7, 0), (9, 0)]
+    assert bench.next_exit().exit == Exit(0)
+
+
+@pytest.mark.parametrize("daemon", ["", "setsid "])
+def test_what_workers_leave_behind_is_gone_when_the_group_has_ended(
+    bench: Bench, daemon: str
+) -> None:
+    started = f"{daemon}sh -c 'echo 5 $$ > $SAY; exec sleep 1000' & read go < {{}}; exit 0"
+    gate = bench._folder / "gate"
+    os.mkfifo(gate)
+    group = bench.group(started.format(gate))
+    group.start()
+    [(_, pid)] = bench.hear(1)
+    fd = os.pidfd_open(pid)
+    try:
+        gate.write_text("go\n")
+        assert bench.next_exit().exit == Exit(0)
+        assert bench.next() == GroupEnded()
+        assert wait_for_end(fd)
+    finally:
+        os.close(fd)
+
+
+def test_the_end_of_one_group_leaves_another_alone(bench: Bench) -> None:
+    daemon = "setsid sh -c 'echo 5 $$ > $SAY; exec sleep 1000' & exec sleep 1000"
+    first, second = bench.group("exit 0"), bench.group(daemon)
+    second.start()
+    [(_, pid)] = bench.hear(1)
+    first.start()
+    assert bench.next_exit().exit == Exit(0)
+    assert bench.next() == GroupEnded()
+    os.kill(pid, 0)
+    assert second.pids()
+
+
+def test_closing_kills_whatever_runs_and_may_be_repeated(bench: Bench) -> None:
+    group = bench.group(STUBBORN, FOREVER)
+    group.start()
+    bench.hear(2)
+    assert group.close() == ()
+    assert {bench.next_exit().exit for _ in range(2)} == {Exit(-signal.SIGKILL)}
+    assert bench.next() == GroupEnded()
+    assert group.close() == ()
+
+
+def test_closing_what_was_never_started(bench: Bench) -> None:
+    group = bench.group(FOREVER)
+    group.stop(signal.SIGTERM, 1.0)
+    assert group.close() == ()
+    assert bench.events.empty()
+
+
+def test_a_group_is_started_once(bench: Bench) -> None:
+    group = bench.group("exit 0")
+    group.start()
+    with pytest.raises(UsageError, match="started already"):
+        group.start()
+
+
+class FailingStarter(Starter):
+    """Starts a number of workers, and then no more."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._left = number
+        self.pidfds: list[int] = []
+
+    def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
+        if not self._left:
+            raise UsageError("no such file")
+        self._left -= 1
+        process = super().start(launch, stdout, stderr)
+        self.pidfds.append(os.pidfd_open(process.pid))
+        return process
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_if_one_cannot_be_started_none_is_left(bench: Bench, number: int) -> None:
+    starter = FailingStarter(number)
+    group = bench.group(*[STUBBORN] * 4, starter=starter)
+    with pytest.raises(UsageError, match="no such file"):
+        group.start()
+    assert len(starter.pidfds) == number
+    for fd in starter.pidfds:
+        assert wait_for_end(fd)
+        with pytest.raises(ChildProcessError):  # reaped, too
+            os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)
+        os.close(fd)
+    assert group.pids() == {}
+    assert group.close() == ()
+    assert bench.events.empty()
+
+
+def test_the_waiter_sleeps_while_nothing_happens(bench: Bench) -> None:
+    """A busy loop would show in the switches of the waiter's thread."""
+    group = bench.group(FOREVER, FOREVER)
+    group.start()
+    said = dict(bench.hear(2))
+    os.kill(said[0], signal.SIGKILL)
+    bench.next_exit()
+    [waiter] = [thread for thread in threading.enumerate() if thread.name == "holdfast-waiter"]
+    status = Path(f"/proc/self/task/{waiter.native_id}/status")
+
+    def wakes_within(seconds: float) -> bool:
+        before = status.read_text().partition("voluntary_ctxt_switches:")[2].split()
+        threading.Event().wait(seconds)
+        return status.read_text().partition("voluntary_ctxt_switches:")[2].split() != before
+
+    assert not all(wakes_within(0.1) for _ in range(50))
+    os.kill(said[1], signal.SIGKILL)
+
+
+def test_a_bug_in_examining_does_not_hide_the_end(bench: Bench) -> None:
+    def broken(launch: Launch, pid: int, exit_: Exit) -> Failure:
+        raise RuntimeError("a bug")
+
+    bench.group("exit 5", examine=broken).start()
+    event = bench.next_exit()
+    assert event.exit == Exit(5)
+    assert event.failure is not None
+    assert "exit code 5" in event.failure.message
+    assert bench.next() == GroupEnded()
+
+
+# Functions, whose parent may be another process.
+
+
+def leave_a_child(held: Connection) -> None:
+    """End, and leave a process in this group; `held` is open for as long as it lives."""
+    if os.fork() == 0:
+        signal.pause()
+
+
+@pytest.mark.parametrize("method", list(StartMethod))
+def test_what_functions_leave_behind(bench: Bench, method: StartMethod) -> None:
+    attempt = bench._logs.attempt(0, [Place(0, 0, "worker")])
+    reading, writing = Pipe(duplex=False)
+    with reading, writing:
+        launch = Launch(
+            entrypoint=Function(leave_a_child, (writing,), method),
+            local_rank=0,
+            rank=0,
+            role="worker",
+            environment={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            folder=attempt.folder(0),
+        )
+        group = WorkerGroup(
+            [launch], attempt, bench.starter, bench.containment, bench.events.put, examine=examine
+        )
+        bench.groups.append(group)
+        group.start()
+        writing.close()
+        assert bench.next_exit().exit == Exit(0)
+        assert bench.next() == GroupEnded()
+        assert reading.poll(20)
+        with pytest.raises(EOFError):
+            reading.recv_bytes()
+
+
+# A worker that even KILL does not end.
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Freeze a process so that not even KILL ends it, until the context is left."""
+    cgroup = FREEZER / f"holdfast-test-{pid}"
+    cgroup.mkdir()
+    fd = os.pidfd_open(pid)
+    try:
+        (cgroup / "cgroup.procs").write_text(str(pid))
+        (cgroup / "freezer.state").write_text("FROZEN")
+        while (cgroup / "freezer.state").read_text() != "FROZEN\n":
+            pass
+        yield
+    finally:
+        (cgroup / "freezer.state").write_text("THAWED")
+        wait_for_end(fd)
+        os.waitid(os.P_PIDFD, fd, os.WEXITED)
+        os.close(fd)
+        cgroup.rmdir()
+
+
+@pytest.mark.skipif(
+    not os.access(FREEZER / "cgroup.procs", os.W_OK), reason="needs a cgroup v1 freezer, as root"
+)
+def test_a_worker_that_cannot_be_killed_is_given_up(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = bench.group(FOREVER, FOREVER, kill_wait_s=0.5)
+    group.start()
+    said = dict(bench.hear(2))
+    with frozen(said[1]):
+        group.stop(signal.SIGTERM, 0.1)
+        assert bench.next_exit().local_rank == 0
+        assert bench.next() == GroupEnded(abandoned=(said[1],))
+        assert group.close() == (said[1],)
+        assert group.pids() == {}
+        assert str(said[1]) in caplog.text
+        assert bench.containment.close() == (said[1],)
