@@ -4,7 +4,7 @@ A scheduler asks whether the agent lives, and kills what does not answer. The an
 thread of its own, so it does not depend on what the agent waits for: a round, its workers, the
 other nodes at the end. It is 503 only if the agent's loop itself has stopped to turn.
 
-    GET /          200 {"state": "running", "round": 3, "silent_s": 0.2}
+    GET /          200 {"state": "running", "round": 3, "turned_s_ago": 0.2}
     GET /metrics   200, the metrics as Prometheus reads them, if there are any
 
 Every other path is answered like `/`, since each scheduler has its own favourite.
@@ -12,7 +12,8 @@ Every other path is answered like `/`, since each scheduler has its own favourit
 Guarantees
     HE-1  While the process lives, a request is answered, in every phase of the job.
     HE-2  A port that cannot be had is one warning, and no error.
-    HE-3  Nothing can be changed here, and nothing but liveness and metrics is shown.
+    HE-3  Nothing can be changed here, and nothing but liveness and metrics is shown: of what the
+          agent says of itself only `SHOWN`.
     HE-4  Strangers cannot hold it: at most `CONNECTIONS_MAX` connections, the oldest gives way to
           the newest; none lives longer than `REQUEST_S` without a whole request of at most
           `REQUEST_BYTES_MAX`.
@@ -23,23 +24,22 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.net.address import Address, parse_address
 from holdfast.net.reactor import Connection, Reactor, Timer
-from holdfast.observe.metrics import Metric
+from holdfast.observe.metrics import Metrics
 from holdfast.observe.prometheus import CONTENT_TYPE, render_prometheus
 
 __all__ = [
     "CONNECTIONS_MAX",
     "REQUEST_BYTES_MAX",
     "REQUEST_S",
+    "SHOWN",
     "STUCK_S",
-    "Health",
     "HealthServer",
 ]
 
@@ -47,6 +47,8 @@ CONNECTIONS_MAX = 16
 REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0
 STUCK_S = 60.0
+SHOWN = ("state", "round", "turned_s_ago")
+"""What anybody may know: no names, and no words of the workers."""
 
 _JSON = "application/json"
 _EVERYWHERE = ("0.0.0.0", "::")
@@ -54,31 +56,19 @@ _EVERYWHERE = ("0.0.0.0", "::")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How the agent is: its state, its round, and how long ago its loop last turned."""
-
-    state: str
-    round: int
-    silent_s: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        """Say whether the loop turns."""
-        return self.silent_s <= STUCK_S
-
-
 class HealthServer:
     """Answers health checks on a port of all interfaces, or on exactly one `host:port`.
 
-    `status` and `metrics` are called on the server's thread, and must not block.
+    `status` says how the agent is, with `turned_s_ago` for the seconds since its loop last turned:
+    if they are more than `STUCK_S`, it is not alive. It is called on the server's thread, and must
+    not block.
     """
 
     def __init__(
         self,
         where: str,
-        status: Callable[[], Health],
-        metrics: Callable[[], Iterable[Metric]] | None = None,
+        status: Callable[[], Mapping[str, object]],
+        metrics: Metrics | None = None,
     ) -> None:
         self._where = where
         self._status = status
@@ -145,10 +135,13 @@ class HealthServer:
         if path == "/metrics":
             if self._metrics is None:
                 return HTTPStatus.NOT_FOUND, _JSON, '{"error": "there are no metrics"}\n'
-            return HTTPStatus.OK, CONTENT_TYPE, render_prometheus(self._metrics())
-        health = self._status()
-        status = HTTPStatus.OK if health.ok else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, _JSON, json.dumps(asdict(health)) + "\n"
+            return HTTPStatus.OK, CONTENT_TYPE, render_prometheus(self._metrics.snapshot())
+        told = self._status()
+        shown = {name: told[name] for name in SHOWN if name in told}
+        silent_s = shown.get("turned_s_ago", 0.0)
+        alive = isinstance(silent_s, (int, float)) and silent_s <= STUCK_S
+        status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, _JSON, json.dumps(shown) + "\n"
 
 
 class _Request:
