@@ -26,6 +26,7 @@ __all__ = [
     "KEPT_BACK",
     "RoundFacts",
     "Variable",
+    "common_environment",
     "limits_threads",
     "worker_environment",
 ]
@@ -132,11 +133,20 @@ def limits_threads(base: Mapping[str, str], local_world_size: int) -> bool:
     return local_world_size > 1 and _THREADS not in base
 
 
+def common_environment(base: Mapping[str, str], local_world_size: int) -> dict[str, str]:
+    """Return what all workers of a node have in their environment, whatever the round."""
+    found = {name: value for name, value in base.items() if name not in KEPT_BACK}
+    found.setdefault(_NCCL, "1")
+    if limits_threads(base, local_world_size):
+        found[_THREADS] = "1"
+    return found
+
+
 def worker_environment(
     base: Mapping[str, str], ranks: WorkerRanks, facts: RoundFacts, error_file: Path
 ) -> dict[str, str]:
     """Return the whole environment of one worker; `base` is that of its agent."""
-    found = {name: value for name, value in base.items() if name not in KEPT_BACK}
+    found = common_environment(base, ranks.local_world_size)
     found |= {
         "RANK": str(ranks.rank),
         "WORLD_SIZE": str(ranks.world_size),
@@ -157,9 +167,6 @@ def worker_environment(
         "TORCHELASTIC_SIGNALS_TO_HANDLE": facts.signals_to_handle,
         **facts.token,
     }
-    found.setdefault(_NCCL, "1")
-    if limits_threads(base, ranks.local_world_size):
-        found[_THREADS] = "1"
     if facts.virtual_local_rank:
         found["LOCAL_RANK"] = "0"
         found |= _one_device(base, ranks.local_rank)

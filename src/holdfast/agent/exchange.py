@@ -17,7 +17,7 @@ from collections.abc import Callable
 from holdfast.agent.roles import NodeInfo, decode_node
 from holdfast.clock import Deadline
 from holdfast.errors import Fenced, PeerViolation, TimeoutExpired
-from holdfast.process.failure import Failure
+from holdfast.process.failure import Failure, load_json
 from holdfast.rendezvous.handler import Round
 from holdfast.store.store import Watch
 
@@ -77,7 +77,7 @@ def decode_report(data: bytes, wall: float) -> tuple[tuple[Failure, ...], bool]:
     A report says how long ago something happened: clocks of hosts differ, durations do not.
     """
     try:
-        plain = json.loads(data)
+        plain = load_json(data)
         told, final = plain["failures"], plain["final"]
         if not isinstance(told, list) or not isinstance(final, bool):
             raise TypeError

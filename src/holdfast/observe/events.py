@@ -200,8 +200,6 @@ class RoundEnded(Event):
 class RunEnded(Event):
     """The run is over for this node: it was closed, its store was lost, or no round came."""
 
-    level: ClassVar[Level] = Level.WARNING
-
     run: str
     reason: str
 

@@ -15,19 +15,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import IO, Protocol, assert_never
+from typing import IO, assert_never
 
-from holdfast.errors import Unavailable, UsageError
+from holdfast.errors import HoldfastError, Unavailable, UsageError
 from holdfast.process import child
+from holdfast.process.forked import run_forked
+from holdfast.process.handle import WorkerProcess, open_process, watch
 from holdfast.process.spec import (
-    Exit,
+    Entrypoint,
     Function,
     Launch,
     Module,
@@ -36,33 +37,14 @@ from holdfast.process.spec import (
     StartMethod,
     entrypoint_name,
 )
+from holdfast.process.warm import REFILL_DELAY_S, Standbys
 from holdfast.process.zygote import Zygote, serve
 
-__all__ = ["Starter", "WorkerProcess"]
+__all__ = ["Starter", "WorkerProcess", "check_entrypoint"]
 
-_LOST = 255 << 8  # the status of a process about which nothing is known any more
+# Errors of the system that say that what we were asked to run is wrong.
+_WRONG = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.E2BIG)
 _BEGIN_S = 10.0  # how long a forked process may take to become a group of its own
-
-
-class WorkerProcess(Protocol):
-    """A worker's process, which is a process group too."""
-
-    @property
-    def pid(self) -> int:
-        """Its number, which stays its own until it is reaped."""
-        ...
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when the process has ended."""
-        ...
-
-    def reap(self) -> Exit | None:
-        """Return how it ended, None if it runs; the number is free from then on."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the descriptor; the process is not touched. Idempotent."""
-        ...
 
 
 class Starter:
@@ -70,14 +52,20 @@ class Starter:
 
     `cgroup` is the control group that they enter, as the path of its cgroup.procs.
     `close_in_child` runs in a forked worker, which has a copy of all that this process has: it
-    closes what keeps others waiting, such as the writing ends of pipes.
+    closes what keeps others waiting, such as the writing ends of pipes. `standbys` are used where
+    they fit, kept at their number, and closed with the starter.
     """
 
     def __init__(
-        self, *, cgroup: Path | None = None, close_in_child: Callable[[], None] = lambda: None
+        self,
+        *,
+        cgroup: Path | None = None,
+        close_in_child: Callable[[], None] = lambda: None,
+        standbys: Standbys | None = None,
     ) -> None:
         self._cgroup = cgroup
         self._close_in_child = close_in_child
+        self._standbys = standbys
         self._zygote: Zygote | None = None
 
     def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
@@ -85,9 +73,17 @@ class Starter:
 
         UsageError if what it should run is not there; Unavailable if the system has no room.
         """
+        try:
+            return self._start(launch, stdout, stderr)
+        except HoldfastError:
+            raise
+        except (OSError, ValueError) as error:
+            raise _refusal(error, launch) from error
+
+    def _start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
         entrypoint = launch.entrypoint
         order = self._order(launch)
-        environment = dict(launch.environment)
+        environment = launch.environment
         match entrypoint:
             case Function(start_method=StartMethod.FORK):
                 return self._fork(entrypoint, launch, order, stdout, stderr)
@@ -107,13 +103,39 @@ class Starter:
                 command = [sys.executable, "-I", "-S", child.__file__, path, *args]
             case _:
                 assert_never(entrypoint)
-        return _popen(command, order, launch, stdout, stderr)
+        return self._open(command, launch, order, stdout, stderr)
+
+    def _open(
+        self,
+        command: list[str],
+        launch: Launch,
+        order: dict[str, str],
+        stdout: int | None,
+        stderr: int | None,
+        payload: tuple[int, ...] = (),
+    ) -> WorkerProcess:
+        """Let a standby become the worker if there is one, else start a process."""
+        standby = self._standbys.take(launch) if self._standbys is not None else None
+        if self._standbys is not None and standby is not None:
+            taken = standby.become(order, launch.environment, _streams(stdout, stderr), payload)
+            self._standbys.fill(REFILL_DELAY_S)
+            if taken:
+                return standby.process
+        if payload:
+            order["payload"], order["inherited"] = str(payload[0]), ",".join(map(str, payload[1:]))
+        environment = {**launch.environment, child.ORDER: child.write_order(order)}
+        return open_process(command, environment, stdout, stderr, payload)
 
     def close(self) -> None:
         """Let go of what was kept for further workers. Idempotent.
 
         What the start method forkserver started ends with it.
         """
+        if self._standbys is not None:
+            self._standbys.close()
+        self._close_zygote()
+
+    def _close_zygote(self) -> None:
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
@@ -140,13 +162,11 @@ class Starter:
     ) -> WorkerProcess:
         with tempfile.TemporaryFile(dir=launch.folder) as payload:
             inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
-            order["payload"] = str(payload.fileno())
-            order["inherited"] = ",".join(map(str, inherited))
             flags = vars(subprocess)["_args_from_interpreter_flags"]()
             name = entrypoint_name(function)
             command = [sys.executable, "-u", *flags, child.__file__, name]
-            keep = (payload.fileno(), *inherited)
-            return _popen(command, order, launch, stdout, stderr, keep)
+            descriptors = (payload.fileno(), *inherited)
+            return self._open(command, launch, order, stdout, stderr, descriptors)
 
     def _fork(
         self,
@@ -170,15 +190,13 @@ class Starter:
         try:
             pid = _fork_quietly()
             if pid == 0:
-                child.run_forked(order, launch.environment, (stdout, stderr), begun, work)
+                run_forked(order, launch.environment, (stdout, stderr), begun, work)
             # Until then a signal to its process group would find none.
             select.select([reading], [], [], _BEGIN_S)
-        except OSError as error:
-            raise _refusal(error, launch) from error
         finally:
             os.close(reading)
             os.close(writing)
-        return _watch(pid)
+        return watch(pid)
 
     def _fork_elsewhere(
         self,
@@ -191,12 +209,15 @@ class Starter:
         with tempfile.TemporaryFile(dir=launch.folder) as payload:
             inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
             if self._zygote is not None and not self._zygote.alive():
-                self.close()
+                self._close_zygote()
             if self._zygote is None:
                 self._zygote = Zygote(partial(self._start_zygote, function, launch))
-            streams = (1 if stdout is None else stdout, 2 if stderr is None else stderr)
-            descriptors = (payload.fileno(), *inherited)
-            return self._zygote.start(order, launch.environment, streams, descriptors)
+            return self._zygote.start(
+                order,
+                launch.environment,
+                _streams(stdout, stderr),
+                (payload.fileno(), *inherited),
+            )
 
     def _start_zygote(
         self, function: Function, launch: Launch, orders: socket.socket
@@ -212,7 +233,30 @@ class Starter:
         return self.start(server, None, None)
 
 
+def _streams(stdout: int | None, stderr: int | None) -> tuple[int, int]:
+    """Return the descriptors to send to a process that has none of ours."""
+    return 1 if stdout is None else stdout, 2 if stderr is None else stderr
+
+
 # What can be known to be wrong before anything runs.
+
+
+def check_entrypoint(entrypoint: Entrypoint, environment: Mapping[str, str]) -> None:
+    """Raise UsageError if what should run is not there; said before anything is started."""
+    match entrypoint:
+        case Script(path, _, python):
+            _check_script(path)
+            _interpreter(python)
+        case Module(name, _, python):
+            _interpreter(python)
+            if not python:
+                _check_module(name, environment.get("PYTHONPATH", ""))
+        case Program(path):
+            _find_program(path, environment.get("PATH", os.defpath))
+        case Function():
+            pass  # it is in our hands
+        case _:
+            assert_never(entrypoint)
 
 
 def _check_script(path: str) -> None:
@@ -297,7 +341,14 @@ def _pickle_function(function: Function, name: str, file: IO[bytes]) -> list[int
     return sending.descriptors
 
 
-# Processes.
+# Failing to start.
+
+
+def _refusal(error: OSError | ValueError, launch: Launch) -> UsageError | Unavailable:
+    what = f"cannot start {entrypoint_name(launch.entrypoint)} (rank {launch.rank}): {error}"
+    if isinstance(error, OSError) and error.errno not in _WRONG:
+        return Unavailable(what)
+    return UsageError(what)
 
 
 def _fork_quietly() -> int:
@@ -305,93 +356,3 @@ def _fork_quietly() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
-
-
-def _popen(
-    command: list[str],
-    order: dict[str, str],
-    launch: Launch,
-    stdout: int | None,
-    stderr: int | None,
-    keep: tuple[int, ...] = (),
-) -> WorkerProcess:
-    environment = {**launch.environment, child.ORDER: child.write_order(order)}
-    try:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-            pass_fds=keep,
-        )
-    except (OSError, ValueError) as error:
-        raise _refusal(error, launch) from error
-    process.returncode = 0  # it is we who reap it, and Popen need not watch over it
-    return _watch(process.pid)
-
-
-def _refusal(error: OSError | ValueError, launch: Launch) -> UsageError | Unavailable:
-    what = f"cannot start {entrypoint_name(launch.entrypoint)} (rank {launch.rank}): {error}"
-    if isinstance(error, OSError) and error.errno in {errno.EAGAIN, errno.ENOMEM, errno.EMFILE}:
-        return Unavailable(what)
-    return UsageError(what)
-
-
-def _watch(pid: int) -> WorkerProcess:
-    return _Child(pid) if hasattr(os, "pidfd_open") else _WaitedFor(pid)
-
-
-class _Child:
-    """A child of ours, by its descriptor."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._descriptor = os.pidfd_open(pid)
-        self._exit: Exit | None = None
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def reap(self) -> Exit | None:
-        if self._exit is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # the program around us took its status, which is lost
-                pid, status = self.pid, _LOST
-            if pid:
-                self._exit = Exit(os.waitstatus_to_exitcode(status))
-        return self._exit
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-class _WaitedFor:
-    """A child of ours where processes have no descriptors: a thread waits for it."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._exit: Exit | None = None
-        self._descriptor, ended = os.pipe()
-        waiting = threading.Thread(target=self._wait, args=(ended,), name=f"wait-{pid}")
-        waiting.daemon = True
-        waiting.start()
-
-    def _wait(self, ended: int) -> None:
-        _, status = os.waitpid(self.pid, 0)
-        self._exit = Exit(os.waitstatus_to_exitcode(status))
-        os.close(ended)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def reap(self) -> Exit | None:
-        return self._exit
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1

@@ -1,0 +1,301 @@
+"""Put the parts together and run a job on this node: the root of everything above.
+
+    results = elastic_launch(LaunchConfig(1, 1, 4), train)(epochs)
+
+Whatever happens, nothing is left behind: no process, no temporary file, no open port. A signal
+makes this node leave the run, which goes on without it; an error of the agent's own ends the run
+for everybody, since nobody could say what has become of this node's part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, assert_never
+
+from holdfast import env
+from holdfast.agent.agent import Barrier, ElasticAgent, Status
+from holdfast.agent.attempt import Report
+from holdfast.agent.environment import common_environment
+from holdfast.agent.exchange import meet_at_exit
+from holdfast.agent.health import HealthServer
+from holdfast.agent.job import Job
+from holdfast.agent.machine import Terms
+from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.roles import NodeInfo
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.errors import HoldfastError, InternalError, Signalled, UsageError
+from holdfast.ids import new_token
+from holdfast.launch.config import LaunchConfig
+from holdfast.launch.entrypoints import make_entrypoint
+from holdfast.launch.report import as_json, workers_failed
+from holdfast.observe.metrics import Metrics
+from holdfast.observe.sinks import LogSink, Sink
+from holdfast.process.containment import Containment
+from holdfast.process.errorfile import examine, write_reply_file
+from holdfast.process.failure import Failure
+from holdfast.process.group import WorkerGroup
+from holdfast.process.logs import AttemptLogs, RunLogs
+from holdfast.process.memory import MemoryWatch
+from holdfast.process.spawn import Starter, check_entrypoint
+from holdfast.process.spec import Entrypoint, Exit, Launch, Program, entrypoint_name
+from holdfast.process.warm import Standbys
+from holdfast.process.watchdog import Watchdog, timer_path
+from holdfast.rendezvous.handler import Rendezvous
+from holdfast.rendezvous.registry import create_rendezvous
+
+__all__ = ["elastic_launch", "run_job"]
+
+_log = logging.getLogger("holdfast.launch")
+
+
+class elastic_launch:  # noqa: N801  # called like the function that it stands for
+    """Launch a function or a command on every worker: `elastic_launch(config, f)(*args)`.
+
+    A call blocks until the job ends, and returns what the workers of this node returned, by rank;
+    nothing for a command. WorkersFailed names the first cause; Signalled, RendezvousTimedOut and
+    the other errors of the tree say what else went wrong.
+    """
+
+    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        """Run the job with these arguments."""
+        config = self._config
+        return run_job(config, make_entrypoint(self._entrypoint, args, config.start_method))
+
+
+def run_job(
+    config: LaunchConfig,
+    entrypoint: Entrypoint,
+    *,
+    show: Callable[[Status], None] = lambda status: None,
+    exit_barrier: Barrier = meet_at_exit,
+    sink: Sink | None = None,
+) -> dict[int, Any]:
+    """Run this node's part of a job and return the results of its workers by rank.
+
+    `show` is told, on this thread, whenever what the agent does has changed. `exit_barrier` and
+    `sink` replace where nodes wait for each other at the end, and where events go.
+    """
+    environment = env.current()
+    run_id = config.run_id or new_token(random.SystemRandom(), 8)
+    outcome = _Launch(config, entrypoint, run_id, environment, sink).run(show, exit_barrier)
+    return _judge(outcome, config, entrypoint_name(entrypoint), run_id, environment)
+
+
+class _Launch:
+    """Everything that one job needs on this node, from the first resource to the last."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        entrypoint: Entrypoint,
+        run_id: str,
+        environment: env.Environment,
+        sink: Sink | None,
+    ) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+        self._run_id = run_id
+        self._environment = environment
+        self._sink = sink or LogSink()
+        self._host = socket.gethostname()
+        self._metrics = Metrics()
+        self._agent: ElasticAgent | None = None
+
+    def run(self, show: Callable[[Status], None], exit_barrier: Barrier) -> Outcome:
+        """Open, run, and close in the opposite order."""
+        config = self._config
+        with ExitStack() as stack:
+            self._serve_health(stack)
+            logs = RunLogs(config.logs, self._run_id)
+            logs.open()
+            stack.callback(logs.close)
+            containment = stack.enter_context(Containment(logs.folder if logs.temporary else None))
+            job = self._job(logs.folder)
+            check_entrypoint(job.entrypoint, job.environment)
+            starter = Starter(
+                cgroup=containment.procs_path,
+                close_in_child=containment.forget,
+                standbys=self._standbys(job, containment),
+            )
+            stack.callback(starter.close)
+            self._watch_timers(job, stack)
+            rendezvous = create_rendezvous(config.rendezvous(self._run_id))
+            stack.callback(rendezvous.shutdown)
+
+            def make_group(
+                launches: Sequence[Launch], attempt: AttemptLogs, report: Report
+            ) -> WorkerGroup:
+                return self._group(
+                    launches, attempt, starter, containment, report, gone=logs.temporary
+                )
+
+            self._agent = ElasticAgent(
+                job,
+                rendezvous,
+                logs,
+                make_group,
+                exit_barrier=exit_barrier,
+                show=show,
+                sink=self._sink,
+                metrics=self._metrics,
+            )
+            return self._supervise(self._agent, rendezvous)
+
+    def _supervise(self, agent: ElasticAgent, rendezvous: Rendezvous) -> Outcome:
+        try:
+            return agent.run()
+        except Exception as error:
+            with contextlib.suppress(HoldfastError):  # what went wrong first is what counts
+                rendezvous.close(f"an agent failed on {self._host}: {error}", failed=True)
+            raise
+
+    def _job(self, folder: Path) -> Job:
+        config = self._config
+        return Job(
+            run_id=self._run_id,
+            node=NodeInfo(config.role, config.nproc_per_node),
+            entrypoint=self._entrypoint,
+            terms=Terms(
+                budget=config.budget,
+                grace_s=config.shutdown_timeout,
+                exit_barrier_s=config.exit_barrier_timeout,
+            ),
+            environment=env.variables(),
+            host=self._host,
+            signals=config.signals,
+            master_address=config.master_addr,
+            master_port=config.master_port,
+            door=self._environment.share_store and config.rdzv_backend != "static",
+            virtual_local_rank=config.virtual_local_rank,
+            numa_binding=config.numa_binding,
+            timer_file=timer_path(self._environment, folder),
+            secret_file=self._secret_file(folder),
+            monitor_interval_s=config.monitor_interval,
+        )
+
+    def _secret_file(self, folder: Path) -> Path | None:
+        """Return where workers find the job's secret; never in their environment."""
+        given = self._config.secret_file or self._environment.secret_file
+        if given is not None or self._environment.secret is None:
+            return given
+        path = folder / "secret"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(str.encode(self._environment.secret))
+        return path
+
+    def _standbys(self, job: Job, containment: Containment) -> Standbys | None:
+        """Begin to import what the workers will need, while the nodes still meet."""
+        if not self._config.warm:
+            return None
+        if isinstance(job.entrypoint, Program):
+            _log.warning("warm: %s is no Python: nothing is kept warm", job.entrypoint.path)
+            return None
+        workers = job.node.workers
+        common = common_environment(job.environment, workers) | containment.environment
+        standbys = Standbys(self._config.warm, job.entrypoint, count=workers, environment=common)
+        standbys.fill()
+        return standbys
+
+    def _group(
+        self,
+        launches: Sequence[Launch],
+        attempt: AttemptLogs,
+        starter: Starter,
+        containment: Containment,
+        report: Report,
+        *,
+        gone: bool,
+    ) -> WorkerGroup:
+        """Make a group; `gone` says that error files will not outlive the job."""
+        memory = MemoryWatch.take()
+
+        def look(launch: Launch, pid: int, exit_: Exit) -> Failure:
+            noticed_at = SYSTEM_CLOCK.wall()
+            failure = examine(
+                launch, pid, exit_, host=self._host, noticed_at=noticed_at, memory=memory
+            )
+            return replace(failure, error_file="") if gone else failure
+
+        return WorkerGroup(launches, attempt, starter, containment, report, examine=look)
+
+    # What runs beside the agent.
+
+    def _watch_timers(self, job: Job, stack: ExitStack) -> None:
+        if job.timer_file is None:
+            return
+        watchdog = Watchdog(job.timer_file, self._is_worker, self._sink.emit)
+        try:
+            watchdog.start()
+        except UsageError as error:  # as in a job within a job, which has the variable too
+            _log.warning("timers are not watched: %s", error)
+        else:
+            stack.callback(watchdog.close)
+
+    def _is_worker(self, pid: int) -> bool:
+        return self._agent is not None and pid in self._agent.pids().values()
+
+    def _serve_health(self, stack: ExitStack) -> None:
+        where = self._environment.health_check_port
+        if where is None:
+            return
+        server = HealthServer(where, self._health, self._metrics)
+        server.start()
+        stack.callback(server.close)
+
+    def _health(self) -> dict[str, object]:
+        if self._agent is None:
+            return {"state": "starting"}
+        status = self._agent.status()
+        return {
+            "state": status.state.value,
+            "reason": status.reason,
+            "round": status.place.round if status.place else 0,
+            "turned_s_ago": SYSTEM_CLOCK.monotonic() - status.turned_at,
+        }
+
+
+def _judge(
+    outcome: Outcome,
+    config: LaunchConfig,
+    name: str,
+    run_id: str,
+    environment: env.Environment,
+) -> dict[int, Any]:
+    """Return the results, or raise what went wrong."""
+    if outcome.failures and (trouble := write_reply_file(outcome.failures, environment)):
+        _log.warning("%s", trouble)
+    match outcome.ending:
+        case Ending.SUCCEEDED | Ending.NOT_NEEDED:
+            return outcome.results
+        case Ending.SIGNALLED:
+            raise Signalled(outcome.reason, signal=outcome.signal or 0)
+        case Ending.FAILED:
+            if config.report_file is not None:
+                told = as_json(name, run_id, outcome.failures, outcome.reason)
+                _write_report(config.report_file, told)
+            raise workers_failed(name, run_id, outcome.failures, outcome.reason)
+        case Ending.BROKEN:
+            raise outcome.error or InternalError(outcome.reason)
+        case _:
+            assert_never(outcome.ending)
+
+
+def _write_report(path: Path, report: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        _log.warning("report %s: %s", path, error.strerror)
