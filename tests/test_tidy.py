@@ -38,13 +38,13 @@ ACTS_THROUGH_OTHERS: dict[str, str] = {
     "net/transport.py": "a protocol: it says what others do",
 }
 
-# Banned names: what to use instead, and the files that may. process/child.py runs in a worker,
-# where nothing of holdfast is there to be used instead.
+# Banned names: what to use instead, and the files that may. process/child.py and forked.py run in a
+# worker: they set the environment there, and nothing of holdfast is there to be used instead.
 
 BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "time": ("use holdfast.clock", ("clock.py", "process/child.py")),
     "datetime.datetime.now": ("use holdfast.clock", ()),
-    "os.environ": ("use holdfast.env", ("env.py", "process/child.py")),
+    "os.environ": ("use holdfast.env", ("env.py", "process/child.py", "process/forked.py")),
     "os.getenv": ("use holdfast.env", ()),
     "os.putenv": ("give the child its environment", ()),
     "os.system": ("use subprocess, without a shell", ()),

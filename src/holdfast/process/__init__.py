@@ -7,7 +7,9 @@ Layout, in reading order (◦ = pure)
     memory.py         whether the kernel killed for want of memory
     escalation.py ◦   TERM, grace, KILL, abandon
     child.py          what runs first in a worker's process (a script, run by path)
+    forked.py         what runs first in a worker that was forked
     containment.py    nothing survives: process groups, control groups, the reaper
+    handle.py         a process that we started: hear of its end, and learn how it ended
     spawn.py          start one worker, by any method
     returns.py        what a worker's function returned
     zygote.py         the process that forks workers, for the start method forkserver

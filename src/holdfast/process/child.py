@@ -10,8 +10,8 @@ program takes the process over; a function is called, and what it returns is lef
 exception that ends any of them is left in the error file, unless the program wrote its own.
 
 Nothing here may import holdfast, and `_signal` and `_ctypes` are used without the modules above
-them: every worker of every job pays for what is imported here. Forked workers, which start with
-what is imported already, share the rest of this file.
+them: every worker of every job pays for what is imported here. Forked workers begin in forked.py
+and share the rest.
 
     kind       script, module, program, function or standby
     parent     the process to die with
@@ -21,9 +21,11 @@ what is imported already, share the rest of this file.
     program    the executable, for a program
     payload    the descriptor of the pickled function
     inherited  the descriptors that the function's arguments refer to
-    path       what Python searches first, for a standby
+    path       what a standby searches first for what it imports
     modules    what a standby imports
+    delay      how long a standby waits before it imports, unless its order comes
     orders     the socket from which a standby hears what it shall be
+    cwd        the current folder, for what was a standby
 """
 
 from __future__ import annotations
@@ -264,8 +266,9 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], folder: str) -> No
 
 
 def theirs(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that is not of this file."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+    """Return the part of a traceback that is not ours: it begins in the user's code."""
+    here = os.path.dirname(__file__)
+    while traceback and os.path.dirname(traceback.tb_frame.f_code.co_filename) == here:
         traceback = traceback.tb_next
     return traceback
 
@@ -349,7 +352,7 @@ def receive_order(orders: socket.socket) -> tuple[dict[str, str], dict[str, str]
     return order, read_order(order.pop("environment")), descriptors[1:]
 
 
-# The ways in and out.
+# The way in and out.
 
 
 def main() -> None:
@@ -359,6 +362,8 @@ def main() -> None:
         del sys.path[0]  # where this file lies
     tie_to(int(order["parent"]))
     reset_signals()
+    if order["kind"] == "standby":
+        order = stand_by(order)
     settle(order)
     try:
         run(order, sys.argv[1:])
@@ -374,90 +379,50 @@ def main() -> None:
         raise
 
 
-def run_forked(
-    order: Mapping[str, str],
-    environment: Mapping[str, str],
-    streams: tuple[int | None, int | None],
-    begun: Callable[[], None],
-    work: Callable[[], None],
-) -> NoReturn:
-    """Run `work` in a process that was just forked, then end it as Python would end.
+def stand_by(order: Mapping[str, str]) -> dict[str, str]:
+    """Import, wait for the order that says which worker this is, and be as if just started."""
+    import socket
 
-    `begun` is called as soon as the process is a group of its own.
-    """
-    code = 1
+    first = [] if sys.flags.safe_path else order["path"].split("\0")
+    sys.path[:0] = first
+    arguments, sys.argv = sys.argv, sys.argv[1:]
+    with socket.socket(fileno=int(order["orders"])) as orders:
+        if float(order["delay"]):
+            import select
+
+            select.select([orders], [], [], float(order["delay"]))
+        for module in order["modules"].split(","):
+            _import_early(module)
+        received = receive_order(orders)
+    if received is None:
+        os._exit(0)
+    new, environment, (stdout, stderr, *payload) = received
+    for entry in first:
+        if entry in sys.path:
+            sys.path.remove(entry)
+    sys.argv = arguments
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(new["cwd"])
+    for number, stream in ((1, stdout), (2, stderr)):
+        printed = os.pread(number, os.fstat(number).st_size, 0)
+        os.dup2(stream, number)
+        os.close(stream)
+        while printed:
+            printed = printed[os.write(number, printed) :]
+    if payload:
+        new["payload"], new["inherited"] = str(payload[0]), ",".join(map(str, payload[1:]))
+    return new
+
+
+def _import_early(module: str) -> None:
+    import importlib
+
     try:
-        os.setsid()
-        tie_to(int(order["parent"]))
-        reset_signals()
-        begun()
-        _forget_parent()
-        os.environ.clear()
-        os.environ.update(environment)
-        redirect(streams)
-        settle(order)
-        code = _work_until_end(work, order["folder"])
-    finally:
-        os._exit(code)
-
-
-def redirect(streams: tuple[int | None, int | None]) -> None:
-    """Let stdout and stderr go to these descriptors, unbuffered, and close them; None stays."""
-    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
-        stream = streams[number - 1]
-        if stream is not None:
-            os.dup2(stream, number)
-            file = open(number, "w", encoding="utf-8", errors=errors, newline="\n", closefd=False)  # noqa: SIM115
-            file.reconfigure(write_through=True)
-            setattr(sys, name, file)
-    for stream in {*streams} - {None, 0, 1, 2}:
-        os.close(stream)  # type: ignore[arg-type]
-
-
-def _forget_parent() -> None:
-    """Drop what the parent meant to do at its own end, and the children that it has."""
-    import atexit
-
-    vars(atexit)["_clear"]()
-    if "multiprocessing.util" in sys.modules:
-        from multiprocessing import process, util
-
-        vars(process)["_children"].clear()
-        vars(util)["_finalizer_registry"].clear()
-        vars(util)["_run_after_forkers"]()
-        atexit.register(vars(util)["_exit_function"])
-
-
-def _work_until_end(work: Callable[[], None], folder: str) -> int:
-    """Work, then do what Python does at its end; return the exit code."""
-    import atexit
-    import threading
-
-    code = 0
-    interrupted = False
-    try:
-        work()
-    except SystemExit as error:
-        leave_error(error, folder)
-        code = 0 if error.code is None else 1
-        if isinstance(error.code, int):
-            code = error.code & 0xFF
-        elif error.code is not None:
-            sys.stderr.write(f"{error.code}\n")
-    except BaseException as error:
-        leave_error(error, folder)
-        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
-        stack = theirs(error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(stack), stack)
-    vars(threading)["_shutdown"]()
-    vars(atexit)["_run_exitfuncs"]()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    if interrupted:
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-        os.kill(os.getpid(), _signal.SIGINT)
-    return code
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        why = f"{type(error).__name__}: {error}"
+        sys.stderr.write(f"holdfast: cannot import {module} ahead of time: {why}\n")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class Starter:
     def _start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
         entrypoint = launch.entrypoint
         order = self._order(launch)
-        environment = launch.environment
+        check_entrypoint(entrypoint, launch.environment)
         match entrypoint:
             case Function(start_method=StartMethod.FORK):
                 return self._fork(entrypoint, launch, order, stdout, stderr)
@@ -92,14 +92,11 @@ class Starter:
             case Function():
                 return self._spawn(entrypoint, launch, order, stdout, stderr)
             case Script(path, args, python):
-                _check_script(path)
                 command = [_interpreter(python), "-u", child.__file__, path, *args]
             case Module(name, args, python):
-                if not python:
-                    _check_module(name, environment.get("PYTHONPATH", ""))
                 command = [_interpreter(python), "-u", child.__file__, name, *args]
             case Program(path, args):
-                order["program"] = _find_program(path, environment.get("PATH", os.defpath))
+                order["program"] = _find_program(path, launch.environment)
                 command = [sys.executable, "-I", "-S", child.__file__, path, *args]
             case _:
                 assert_never(entrypoint)
@@ -252,7 +249,7 @@ def check_entrypoint(entrypoint: Entrypoint, environment: Mapping[str, str]) -> 
             if not python:
                 _check_module(name, environment.get("PYTHONPATH", ""))
         case Program(path):
-            _find_program(path, environment.get("PATH", os.defpath))
+            _find_program(path, environment)
         case Function():
             pass  # it is in our hands
         case _:
@@ -288,7 +285,8 @@ def _interpreter(python: str) -> str:
     return found
 
 
-def _find_program(path: str, places: str) -> str:
+def _find_program(path: str, environment: Mapping[str, str]) -> str:
+    places = environment.get("PATH", os.defpath)
     found = shutil.which(path, path=places)
     if found is not None:
         return os.path.abspath(found)

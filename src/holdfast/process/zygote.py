@@ -20,21 +20,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import Unavailable
 from holdfast.process import child
+from holdfast.process.forked import run_forked
+from holdfast.process.handle import WorkerProcess, end
 from holdfast.process.spec import Exit
-
-if TYPE_CHECKING:
-    from holdfast.process.spawn import WorkerProcess
 
 __all__ = ["Forked", "Zygote", "serve"]
 
 # The zygote answers when it has imported what its workers need, which may be much.
 START_LIMIT_S = 300.0
-_KILL_S = 5.0
 _NUMBER = 11  # characters in which a process's number is told
 _KILLED = Exit(-signal.SIGKILL)
 
@@ -111,15 +109,9 @@ class Zygote:
         return Forked(reading)
 
     def close(self) -> None:
-        """End the zygote, and whatever it has forked with it. Idempotent."""
-        if self._orders.fileno() < 0:
-            return
+        """End the zygote, and whatever it has forked with it."""
         self._orders.close()
-        if self._process.reap() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            select.select([self._process.fileno()], [], [], _KILL_S)
-            self._process.reap()
-        self._process.close()
+        end(self._process)
 
 
 # The zygote's own side.
@@ -153,8 +145,8 @@ class _Nursery:
             descriptor.close()
 
     def run(self) -> None:
-        for end in (self._woken, self._waker):
-            end.setblocking(False)
+        for side in (self._woken, self._waker):
+            side.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         self._poll.register(self._orders, select.POLLIN)
@@ -197,7 +189,7 @@ class _Nursery:
             return True
         if pid == 0:
             work = partial(child.run_payload, order)
-            child.run_forked(order, environment, (stdout, stderr), begun, work)
+            run_forked(order, environment, (stdout, stderr), begun, work)
         for descriptor in (stdout, stderr, payload, *inherited):
             os.close(descriptor)
         self._pipes[pid] = pipe
@@ -207,8 +199,12 @@ class _Nursery:
     def _tell_ends(self) -> None:
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         for pid in self._pipes.keys() - self._ended:
-            if (end := os.waitid(os.P_PID, pid, how)) is not None:
-                code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            if (how_ended := os.waitid(os.P_PID, pid, how)) is not None:
+                code = (
+                    how_ended.si_status
+                    if how_ended.si_code == os.CLD_EXITED
+                    else -how_ended.si_status
+                )
                 try:
                     os.write(self._pipes[pid], str(code).encode())
                     self._ended.add(pid)

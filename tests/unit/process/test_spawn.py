@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.errors import Unavailable, UsageError
 from holdfast.process.returns import read_return
-from holdfast.process.spawn import Starter
+from holdfast.process.spawn import Starter, check_entrypoint
 from holdfast.process.spec import Entrypoint, Function, Module, Program, Script, StartMethod
 from tests.unit.process.workers import TIMEOUT_S, Running, launch_of, run
 
@@ -209,95 +209,6 @@ def test_functions_of_the_main_module_work(tmp_path: Path, method: StartMethod) 
     assert done.stderr == ""
 
 
-# Forked functions begin with what the parent had, less what is the parent's own.
-
-
-def test_a_forked_function_may_be_anything(starter: Starter, tmp_path: Path) -> None:
-    lock = threading.Lock()
-    call = Function(lambda held: held is lock, (lock,), StartMethod.FORK)
-    ended = run(starter, launch_of(tmp_path, call))
-    assert read_return(ended.launch) is True
-
-
-def test_a_forked_function_has_its_own_environment_and_signals(
-    starter: Starter, tmp_path: Path
-) -> None:
-    def look() -> tuple[dict[str, str], object, object, set[signal.Signals]]:
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-        return dict(os.environ), *(str(handler) for handler in handlers), set(mask)  # type: ignore[return-value]
-
-    launch = launch_of(tmp_path, Function(look, (), StartMethod.FORK), environment={"A": "b"})
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-    try:
-        ended = run(starter, launch)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
-    environment, term, interrupt, mask = read_return(ended.launch)
-    assert environment == launch.environment
-    assert term == str(signal.SIG_DFL)
-    assert interrupt == str(signal.default_int_handler)
-    assert mask == set()
-
-
-def test_a_forked_function_lets_go_of_what_is_the_parents(tmp_path: Path) -> None:
-    import atexit
-
-    reading, writing = os.pipe()
-    pipe = os.readlink(f"/proc/self/fd/{reading}")
-    starter = Starter(close_in_child=lambda: os.closerange(reading, writing + 1))
-
-    def look() -> set[str]:
-        links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
-        return {os.readlink(link) for link in links if os.path.exists(link)}
-
-    def never() -> None:
-        print("the parent's")
-
-    atexit.register(never)
-    try:
-        ended = run(starter, launch_of(tmp_path, Function(look, (), StartMethod.FORK)))
-    finally:
-        atexit.unregister(never)
-        os.close(reading)
-        os.close(writing)
-    assert ended.stdout == ""
-    names = read_return(ended.launch)
-    assert pipe not in names
-    named = {name for name in names if str(tmp_path) in name}
-    folder = ended.launch.folder
-    assert named == {str(folder / name) for name in ("stdout.log", "stderr.log", "stack.txt")}
-
-
-def test_a_forked_function_leaves_the_parents_children_alone(
-    starter: Starter, tmp_path: Path
-) -> None:
-    daemon = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
-    daemon.start()
-    try:
-        call = Function(multiprocessing.active_children, (), StartMethod.FORK)
-        ended = run(starter, launch_of(tmp_path, call))
-        assert read_return(ended.launch) == []
-        assert daemon.is_alive()
-    finally:
-        daemon.kill()
-        daemon.join()
-        daemon.close()
-
-
-def test_a_native_crash_of_a_forked_function_leaves_its_stack(
-    starter: Starter, tmp_path: Path
-) -> None:
-    import ctypes
-
-    call = Function(lambda: ctypes.string_at(0), (), StartMethod.FORK)
-    ended = run(starter, launch_of(tmp_path, call))
-    assert ended.exit.code == -signal.SIGSEGV
-    assert "in string_at" in ended.launch.stack_file.read_text()
-
-
 # What is missing, and what the process is.
 
 
@@ -325,6 +236,9 @@ def test_what_is_missing_is_told_before_anything_runs(
     with pytest.raises(UsageError, match=message) as caught:
         starter.start(launch_of(tmp_path, entrypoint), None, None)
     assert "\n" not in str(caught.value)
+    if "cannot start" not in message:
+        with pytest.raises(UsageError, match=message):
+            check_entrypoint(entrypoint, os.environ)
 
 
 def test_a_system_without_room_is_told_apart(starter: Starter, tmp_path: Path) -> None:
@@ -416,35 +330,3 @@ def test_where_no_descriptor_is_given_output_goes_to_ours(
     assert worker.reap() is not None
     worker.close()
     assert capfd.readouterr().out == "hello\n"
-
-
-@pytest.fixture(params=["pidfd", "thread"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How ends are noticed: by the system's descriptor, or where there is none."""
-    if request.param == "thread":
-        monkeypatch.delattr(os, "pidfd_open")
-    return str(request.param)
-
-
-@pytest.mark.usefixtures("way")
-def test_the_end_of_a_process_is_told_once_it_has_come(starter: Starter, tmp_path: Path) -> None:
-    worker = starter.start(launch_of(tmp_path, Program("sleep", ("1000",))), None, None)
-    assert not select.select([worker.fileno()], [], [], 0)[0]
-    assert worker.reap() is None
-    os.killpg(worker.pid, signal.SIGKILL)
-    assert select.select([worker.fileno()], [], [], TIMEOUT_S)[0]
-    for _ in range(2):
-        ended = worker.reap()
-        assert ended is not None
-        assert ended.code == -signal.SIGKILL
-    worker.close()
-    worker.close()
-
-
-def test_a_status_that_somebody_else_took_is_no_success(starter: Starter, tmp_path: Path) -> None:
-    worker = starter.start(launch_of(tmp_path, Program("true")), None, None)
-    os.waitpid(worker.pid, 0)
-    ended = worker.reap()
-    assert ended is not None
-    assert not ended.ok
-    worker.close()

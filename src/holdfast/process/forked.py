@@ -1,0 +1,99 @@
+"""What runs first in a worker that was forked: it becomes as a process that was started afresh.
+
+The other way to begin is child.py, whose parts this uses.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from holdfast.process.child import leave_error, reset_signals, settle, theirs, tie_to
+
+__all__ = ["run_forked"]
+
+
+def run_forked(
+    order: Mapping[str, str],
+    environment: Mapping[str, str],
+    streams: tuple[int | None, int | None],
+    begun: Callable[[], None],
+    work: Callable[[], None],
+) -> NoReturn:
+    """Run `work` in a process that was just forked, then end it as Python would end.
+
+    `begun` is called as soon as the process is a group of its own.
+    """
+    code = 1
+    try:
+        os.setsid()
+        tie_to(int(order["parent"]))
+        reset_signals()
+        begun()
+        _forget_parent()
+        os.environ.clear()
+        os.environ.update(environment)
+        _redirect(streams)
+        settle(order)
+        code = _work_until_end(work, order["folder"])
+    finally:
+        os._exit(code)
+
+
+def _redirect(streams: tuple[int | None, int | None]) -> None:
+    """Let stdout and stderr go to these descriptors, unbuffered, and close them; None stays."""
+    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        stream = streams[number - 1]
+        if stream is not None:
+            os.dup2(stream, number)
+            file = open(number, "w", encoding="utf-8", errors=errors, newline="\n", closefd=False)  # noqa: SIM115
+            file.reconfigure(write_through=True)
+            setattr(sys, name, file)
+    for stream in {*streams} - {None, 0, 1, 2}:
+        os.close(stream)  # type: ignore[arg-type]
+
+
+def _forget_parent() -> None:
+    """Drop what the parent meant to do at its own end, and the children that it has."""
+    vars(atexit)["_clear"]()
+    if "multiprocessing.util" in sys.modules:
+        from multiprocessing import process, util
+
+        vars(process)["_children"].clear()
+        vars(util)["_finalizer_registry"].clear()
+        vars(util)["_run_after_forkers"]()
+        atexit.register(vars(util)["_exit_function"])
+
+
+def _work_until_end(work: Callable[[], None], folder: str) -> int:
+    """Work, then do what Python does at its end; return the exit code."""
+    code = 0
+    interrupted = False
+    try:
+        work()
+    except SystemExit as error:
+        leave_error(error, folder)
+        code = 0 if error.code is None else 1
+        if isinstance(error.code, int):
+            code = error.code & 0xFF
+        elif error.code is not None:
+            sys.stderr.write(f"{error.code}\n")
+    except BaseException as error:
+        leave_error(error, folder)
+        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
+        stack = theirs(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(stack), stack)
+    vars(threading)["_shutdown"]()
+    vars(atexit)["_run_exitfuncs"]()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return code

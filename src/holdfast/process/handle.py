@@ -1,0 +1,148 @@
+"""A process that we started, by a descriptor: hear of its end, and learn how it ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from holdfast.process.spec import Exit
+
+__all__ = ["WorkerProcess", "end", "open_process", "watch"]
+
+_log = logging.getLogger("holdfast.process")
+
+_LOST = 255 << 8  # the status of a process about which nothing is known any more
+_KILL_S = 5.0
+
+
+class WorkerProcess(Protocol):
+    """A worker's process, which is a process group too."""
+
+    @property
+    def pid(self) -> int:
+        """Its number, which stays its own until it is reaped."""
+        ...
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when the process has ended, until it is reaped."""
+        ...
+
+    def reap(self) -> Exit | None:
+        """Return how it ended, None if it runs; the number is free from then on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the descriptor; the process is not touched. Idempotent."""
+        ...
+
+
+def open_process(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stdout: int | None,
+    stderr: int | None,
+    keep: Sequence[int] = (),
+) -> WorkerProcess:
+    """Start a process in a session of its own; it inherits the descriptors in `keep`, no others."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        pass_fds=keep,
+    )
+    process.returncode = 0  # it is we who reap it, and Popen need not watch over it
+    return watch(process.pid)
+
+
+def watch(pid: int) -> WorkerProcess:
+    """Watch a child of ours; it is killed if that cannot be done."""
+    try:
+        return _Child(pid) if hasattr(os, "pidfd_open") else _WaitedFor(pid)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def end(process: WorkerProcess) -> None:
+    """Kill a process with its group, and let go of it."""
+    if process.reap() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        select.select([process.fileno()], [], [], _KILL_S)
+        process.reap()
+    process.close()
+
+
+class _Child:
+    """A child, by the system's own descriptor of it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+        self._exit: Exit | None = None
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def reap(self) -> Exit | None:
+        if self._exit is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # the program around us took its status, which is lost
+                pid, status = self.pid, _LOST
+            if pid:
+                self._exit = Exit(os.waitstatus_to_exitcode(status))
+        return self._exit
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class _WaitedFor:
+    """A child where the system has no descriptor for it: a thread waits, and closes a pipe."""
+
+    _told = False
+
+    def __init__(self, pid: int) -> None:
+        if not _WaitedFor._told:
+            _WaitedFor._told = True
+            _log.warning(
+                "%s tells no process of its parent's end: workers may outlive an agent that is "
+                "killed",
+                sys.platform,
+            )
+        self.pid = pid
+        self._exit: Exit | None = None
+        self._descriptor, ended = os.pipe()
+        waiting = threading.Thread(target=self._wait, args=(ended,), name=f"wait-{pid}")
+        waiting.daemon = True
+        waiting.start()
+
+    def _wait(self, ended: int) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        self._exit = Exit(os.waitstatus_to_exitcode(status))
+        os.close(ended)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def reap(self) -> Exit | None:
+        return self._exit
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,148 @@
+"""Standbys: processes that have imported already, and wait to be told which worker they are.
+
+A standby is started as a worker is, with the environment that all workers share, the script's
+arguments and the script's folder to import from. It imports, waits for its order and goes on as a
+worker that was started cold. What the imports printed it keeps until it knows where its output
+goes. One that is given its order while it still imports goes on when it is done.
+
+The standbys that replace used ones let some time pass before they import: the workers that
+were just started need the processors more.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from holdfast.process import child
+from holdfast.process.handle import WorkerProcess, end, open_process
+from holdfast.process.spec import Function, Launch, Module, Script, StartMethod, entrypoint_name
+
+__all__ = ["REFILL_DELAY_S", "Standby", "Standbys"]
+
+REFILL_DELAY_S = 2.0
+# What an interpreter reads when it starts, and what the linker does: these cannot be changed later.
+_READ_AT_START = ("PYTHON", "LD_")
+
+
+class Standby:
+    """One process that waits."""
+
+    def __init__(self, process: WorkerProcess, orders: socket.socket) -> None:
+        self.process = process
+        self._orders = orders
+
+    def become(
+        self,
+        order: Mapping[str, str],
+        environment: Mapping[str, str],
+        streams: tuple[int, int],
+        payload: Sequence[int] = (),
+    ) -> bool:
+        """Give it its order; false if it has died, and then it is let go."""
+        try:
+            where = {**order, "cwd": os.getcwd()}
+            child.send_order(self._orders, where, environment, [*streams, *payload])
+        except ConnectionError:
+            self.close()
+            return False
+        self._orders.close()
+        return True
+
+    def close(self) -> None:
+        """End it."""
+        self._orders.close()
+        end(self.process)
+
+
+class Standbys:
+    """As many standbys as there are workers, for one entry point. Used by one thread.
+
+    They end with the thread that made them. `environment` is what all the workers have in common,
+    and what the imports may read, such as OMP_NUM_THREADS.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        entrypoint: Script | Module | Function,
+        *,
+        count: int,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._modules = tuple(modules)
+        self._entrypoint = entrypoint
+        self._count = count
+        self._environment = dict(environment)
+        self._waiting: list[Standby] = []
+
+    def fill(self, delay_s: float = 0.0) -> None:
+        """Start as many as are missing; they begin to import after this time."""
+        while len(self._waiting) < self._count:
+            self._waiting.append(self._start(delay_s))
+
+    def take(self, launch: Launch) -> Standby | None:
+        """Return one that can become this worker, or None."""
+        while self._waiting and self._fits(launch):
+            standby = self._waiting.pop(0)
+            if standby.process.reap() is None:
+                return standby
+            standby.close()
+        return None
+
+    def close(self) -> None:
+        """End all of them. Idempotent."""
+        while self._waiting:
+            self._waiting.pop().close()
+
+    def _fits(self, launch: Launch) -> bool:
+        """Say whether a standby of ours could not be told from this worker."""
+        match launch.entrypoint, self._entrypoint:
+            case Function(start_method=StartMethod.SPAWN), Function():
+                pass  # it is sent, with its arguments
+            case Script() | Module(), mine if launch.entrypoint == mine:
+                pass
+            case _:
+                return False
+        fixed = {name for name in launch.environment if name.startswith(_READ_AT_START)}
+        return (
+            self._environment.items() <= launch.environment.items()
+            and fixed <= self._environment.keys()
+        )
+
+    def _start(self, delay_s: float) -> Standby:
+        ours, theirs = socket.socketpair()
+        command, first = _command(self._entrypoint)
+        order = {
+            "kind": "standby",
+            "parent": str(os.getpid()),
+            "orders": str(theirs.fileno()),
+            "modules": ",".join(self._modules),
+            "path": "\0".join(first),
+            "delay": str(delay_s),
+        }
+        environment = {**self._environment, child.ORDER: child.write_order(order)}
+        with theirs, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            try:
+                process = open_process(
+                    command, environment, stdout.fileno(), stderr.fileno(), (theirs.fileno(),)
+                )
+            except BaseException:
+                ours.close()
+                raise
+        return Standby(process, ours)
+
+
+def _command(entrypoint: Script | Module | Function) -> tuple[list[str], list[str]]:
+    """Return how to start a process for it, and where that looks first for what it imports."""
+    match entrypoint:
+        case Script(path, args, python):
+            folder = path if os.path.isdir(path) else child.first_path(path)
+            return [python or sys.executable, "-u", child.__file__, path, *args], [folder]
+        case Module(name, args, python):
+            return [python or sys.executable, "-u", child.__file__, name, *args], [os.getcwd()]
+        case Function():
+            return [sys.executable, "-u", child.__file__, entrypoint_name(entrypoint)], sys.path

@@ -1,0 +1,78 @@
+"""The end of a process is heard of and told, however the system tells it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+import pytest
+
+from holdfast.process import handle
+from holdfast.process.handle import WorkerProcess, end, open_process
+from tests.unit.process.workers import TIMEOUT_S
+
+
+def start(*command: str) -> WorkerProcess:
+    return open_process(command, os.environ, None, None)
+
+
+@pytest.fixture(params=["pidfd", "thread"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How ends are noticed: by the system's descriptor, or where there is none."""
+    if request.param == "thread":
+        monkeypatch.delattr(os, "pidfd_open")
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("way")
+def test_the_end_of_a_process_is_told_once_it_has_come() -> None:
+    process = start("sleep", "1000")
+    assert not select.select([process.fileno()], [], [], 0)[0]
+    assert process.reap() is None
+    os.killpg(process.pid, signal.SIGTERM)
+    assert select.select([process.fileno()], [], [], TIMEOUT_S)[0]
+    for _ in range(2):
+        ended = process.reap()
+        assert ended is not None
+        assert ended.code == -signal.SIGTERM
+    process.close()
+    process.close()
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("command", [("sleep", "1000"), ("true",)])
+def test_a_process_can_be_ended(command: tuple[str, ...]) -> None:
+    process = start(*command)
+    end(process)
+    assert process.reap() is not None
+    end(process)
+
+
+def test_a_system_without_descriptors_of_processes_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.setattr(handle._WaitedFor, "_told", False)
+    for _ in range(2):
+        end(start("true"))
+    (record,) = caplog.records
+    assert "workers may outlive an agent that is killed" in record.getMessage()
+
+
+def test_a_status_that_somebody_else_took_is_no_success() -> None:
+    process = start("true")
+    os.waitpid(process.pid, 0)
+    ended = process.reap()
+    assert ended is not None
+    assert not ended.ok
+    process.close()
+
+
+def test_a_process_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        start("sleep", "1000")
