@@ -224,7 +224,7 @@ def test_many_stops_at_once_from_many_threads(bench: Bench) -> None:
 
 def test_a_signal_goes_to_the_workers_and_what_they_started(bench: Bench) -> None:
     child = "sh -c \"trap 'echo 9 0 > $SAY; exit' USR1; echo 8 0 > $SAY; sleep 1000 & wait\""
-    worker = "trap 'echo 7 0 > $SAY; exit' USR1; " + child + " & wait; wait"
+    worker = f"trap 'echo 7 0 > $SAY' USR1; {child} & wait; wait; exit 0"
     group = bench.group(worker)
     group.start()
     assert bench.hear(1) == [(8, 0)]
