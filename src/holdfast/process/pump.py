@@ -157,8 +157,9 @@ class Console(_Place):
 
     def put(self, block: bytes, source: Source) -> bool:
         """Write a block of lines; say whether it is all written, else it waits its turn."""
+        waits = self.waits
         self._blocks.append((memoryview(block), source))
-        return source in self.flush()
+        return not waits and bool(self.flush())
 
     def flush(self) -> list[Source]:
         """Write as much as the console takes now; return the sources whose block is written."""

@@ -242,6 +242,22 @@ def test_a_console_that_nobody_reads_holds_up_its_workers_in_little_memory(
     assert reader.text().replace(b"[0]:", b"") == data + b"\n"
 
 
+def test_all_workers_go_on_when_their_console_does(tmp_path: Path) -> None:
+    reader = Reader(*by_pipe())
+    code = "for i in range(60000): print('a line of text', i)"
+    with pumping(tmp_path, reader.writing, ranks=4) as (_, ends):
+        # The console is stuck before the workers write, so that each comes to wait for it.
+        accept(ends[0], b"a line of text\n" * MIB)
+        processes = [run(code, end) for end in ends[1:]]
+        reader.start()
+        os.close(ends[0])
+        for process in processes:
+            assert process.wait(WAIT_S) == 0
+    lines = reader.text().splitlines()
+    for rank in (1, 2, 3):
+        assert sum(line.startswith(b"[%d]:" % rank) for line in lines) == 60000
+
+
 def test_a_stuck_console_does_not_hold_up_workers_of_another(
     tmp_path: Path, console: Reader
 ) -> None:
