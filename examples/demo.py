@@ -1,14 +1,14 @@
-"""Four nodes meet, one is killed, a spare takes its place. Run it with `make demo`.
+"""A job that holds: a worker is killed, then a whole node, and the result is right all the same.
 
-Five processes ask for a place in a run of exactly four nodes. In each round the four share a sum:
-every rank adds up its part and puts it into the round's store. In the first round the node of
-rank 2 gets stuck and is killed; the others learn that their round is over, the spare takes the
-free rank, and the second round finishes the job.
+Run it with `make demo`. Two nodes (two processes here) with two workers each add up the squares of
+the first eight million numbers, in forty parts; who finishes a part leaves its sum in a folder.
+Then things go wrong: one worker is killed with SIGKILL, and a while later the agent of a whole
+node. Each time the workers that are left start again, share the parts that are missing among as
+many as they are now, and in the end the sum is compared with what the formula says.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -16,19 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import holdfast
-from holdfast.errors import Fenced, TimeoutExpired
-from holdfast.net.secret import new_secret
-from holdfast.rendezvous.handler import Rendezvous, Round
-from holdfast.rendezvous.parameters import RendezvousParameters
-from holdfast.rendezvous.registry import create_rendezvous
+from holdfast.agent.agent import Status
+from holdfast.agent.machine import State
+from holdfast.errors import HoldfastError
+from holdfast.launch.config import LaunchConfig
+from holdfast.launch.launcher import run_job
+from holdfast.process.spec import Function
 
-NODES = 4
-SPARES = 1
-VICTIM_RANK = 2
-NUMBERS = 1_000_000
+PARTS = 40
+NUMBERS = 8_000_000
 STARTED = float(os.environ.get("DEMO_STARTED", time.monotonic()))
 
 
@@ -36,118 +35,121 @@ def say(who: str, text: str) -> None:
     print(f"{time.monotonic() - STARTED:5.2f} s  {who:<8}{text}", flush=True)
 
 
-# A node.
+# A worker: an ordinary function that finds out from its environment which one it is.
 
 
-def node(me: str, endpoint: str) -> None:
-    logging.basicConfig(level=logging.INFO, handlers=[Reasons(me)])
-    parameters = RendezvousParameters(
-        "c10d", endpoint, "demo", NODES, NODES, config={"is_host": "false"}
+def add_squares(folder: str) -> int:
+    """Do this worker's share of the parts that are still missing; return how many it did."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    Path(folder, f"pid-{rank}").write_text(str(os.getpid()))
+    mine = [part for part in range(rank, PARTS, world_size) if not sum_of(folder, part).exists()]
+    for part in mine:
+        draft = Path(folder, f"draft-{part}-{os.getpid()}")
+        draft.write_text(str(sum(number * number for number in range(part, NUMBERS, PARTS))))
+        draft.rename(sum_of(folder, part))
+    return len(mine)
+
+
+def sum_of(folder: str, part: int) -> Path:
+    return Path(folder, f"sum-{part}")
+
+
+# A node: an agent that supervises its workers.
+
+
+def node(me: str, endpoint: str, folder: str) -> int:
+    config = LaunchConfig(
+        1,
+        2,
+        2,
+        run_id="demo",
+        rdzv_endpoint=endpoint,
+        rdzv_configs={"last_call_timeout": 1, "is_host": me == "node 1"},
+        max_restarts=1,
     )
-    with create_rendezvous(parameters) as rendezvous:
-        why = ""
-        while not rendezvous.closed():
-            try:
-                here = rendezvous.next_round(why)
-            except holdfast.HoldfastError as error:
-                say(me, f"ends: {error}")
-                return
-            if me != "node 1":  # its log says the same
-                say(me, f"is rank {here.rank} of {here.world_size} in round {here.number}")
-            why = work(me, rendezvous, here)
-
-
-def work(me: str, rendezvous: Rendezvous, here: Round) -> str:
-    """Do this rank's part of the round; return why the round ended."""
-    if here.number == 1 and here.rank == VICTIM_RANK:
-        here.store.set("stuck", str(os.getpid()).encode())
-        signal.pause()  # until the axe falls
-    part = sum(range(here.rank, NUMBERS, here.world_size))
     try:
-        here.store.set(f"part/{here.rank}", str(part).encode())
-        while rendezvous.over() is None:
-            try:
-                ranks = range(here.world_size)
-                parts = here.store.wait([f"part/{rank}" for rank in ranks], timeout=0.1)
-            except TimeoutExpired:
-                continue
-            if here.rank == 0:
-                total = sum(map(int, parts))
-                right = total == NUMBERS * (NUMBERS - 1) // 2
-                say(me, f"the sum is {total}, which is {'right' if right else 'WRONG'}")
-                rendezvous.close("the job is done" if right else "the job failed")
-            else:
-                time.sleep(0.05)  # until rank 0 has closed the run
-    except Fenced:
-        pass  # the round ended while we wrote
-    return rendezvous.over() or "the round ended"
+        run_job(config, Function(add_squares, (folder,)), show=lambda status: tell(me, status))
+    except HoldfastError as error:
+        say(me, f"ends: {error}")
+        return 1
+    return 0
 
 
-class Reasons(logging.Handler):
-    """Shows why the leader waits; the other nodes would say the same."""
+def tell(me: str, status: Status) -> None:
+    """Say what this node does."""
+    if status.state is State.RUNNING and status.membership is not None:
+        ranks = [str(one.rank) for one in status.membership.ranks()]
+        world_size = status.membership.ranks()[0].world_size
+        text = f"workers {' and '.join(ranks)} of {world_size} run"
+        say(me, f"{text} in round {status.membership.here.number}")
+    elif status.state is not State.JOINING:  # that was said: it is why the workers were stopped
+        say(me, f"{status.state}: {status.reason}")
 
-    def __init__(self, me: str) -> None:
-        super().__init__()
-        self.me = me
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.me == "node 1":
-            say("", f"· {record.getMessage()}")
-
-
-# The one who starts them.
+# The one who starts them, and does them harm.
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        secret = new_secret()
-        secret_file = Path(folder) / "secret"
-        secret_file.touch(mode=0o600)
-        secret_file.write_text(secret.reveal())
-        with holdfast.serve_store(secret=secret) as server:
-            say("", f"a store is served at {server.endpoint}")
-            refuse_strangers(server.endpoint)
-            env = os.environ | {
-                "HOLDFAST_SECRET_FILE": str(secret_file),
-                "DEMO_STARTED": str(STARTED),
-            }
-            address = server.endpoint.removeprefix("tcp://")
-            nodes = [
-                subprocess.Popen([sys.executable, __file__, f"node {number + 1}", address], env=env)
-                for number in range(NODES + SPARES)
-            ]
-            try:
-                with holdfast.open_store(server.endpoint, secret=secret) as store:
-                    kill_one(store)
-                codes = [process.wait(timeout=30) for process in nodes]
-            finally:
-                for process in nodes:
-                    process.kill()
-                    process.wait()
-    killed = codes.count(-signal.SIGKILL)
-    say("", f"{codes.count(0)} nodes ended well, {killed} was killed")
-    return 0 if codes.count(0) == NODES + SPARES - 1 and killed == 1 else 1
+        env = os.environ | {"DEMO_STARTED": str(STARTED), "LOGLEVEL": "ERROR"}
+        endpoint = f"127.0.0.1:{free_port()}"
+        nodes = [
+            subprocess.Popen([sys.executable, __file__, name, endpoint, folder], env=env)
+            for name in ("node 1", "node 2")
+        ]
+        try:
+            wait_for(lambda: done(folder) >= 6)
+            victim = int(Path(folder, "pid-3").read_text())
+            say("", f"{done(folder)} parts are done; worker 3 is killed, process {victim}")
+            os.kill(victim, signal.SIGKILL)
+            wait_for(
+                lambda: done(folder) >= 16 and Path(folder, "pid-3").read_text() != str(victim)
+            )
+            say("", f"{done(folder)} parts are done; node 2 is killed, process {nodes[1].pid}")
+            workers = [int(Path(folder, f"pid-{rank}").read_text()) for rank in (2, 3)]
+            nodes[1].kill()
+            wait_for(lambda: not any(alive(pid) for pid in workers))
+            say("", "its workers are gone with it")
+            code = nodes[0].wait(timeout=60)
+        finally:
+            for process in nodes:
+                process.kill()
+                process.wait()
+        total = sum(int(sum_of(folder, part).read_text()) for part in range(PARTS))
+    right = (NUMBERS - 1) * NUMBERS * (2 * NUMBERS - 1) // 6
+    say("", f"the sum is {total}, which is {'right' if total == right else 'WRONG'}")
+    return 0 if total == right and code == 0 else 1
 
 
-def kill_one(store: holdfast.Store) -> None:
-    [pid] = store.wait(["round/demo/1/stuck"], timeout=30)
-    say("", f"the node of rank {VICTIM_RANK} is killed with SIGKILL, process {pid.decode()}")
-    os.kill(int(pid), signal.SIGKILL)
+def started_anew(folder: str, victim: int) -> bool:
+    return Path(folder, "pid-3").read_text() not in ("", str(victim))
 
 
-def refuse_strangers(endpoint: str) -> None:
+def done(folder: str) -> int:
+    return sum(sum_of(folder, part).exists() for part in range(PARTS))
+
+
+def alive(pid: int) -> bool:
+    """Say whether a process runs; one that only waits to be noticed does not."""
     try:
-        holdfast.open_store(endpoint, secret=new_secret(), timeout=5)
-    except holdfast.HoldfastError as error:
-        say("", f"a stranger with another secret: {type(error).__name__}")
-    host, _, port = endpoint.removeprefix("tcp://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=5) as browser:
-        browser.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        say("", f"a browser: hung up on, after {len(browser.recv(100))} bytes of answer")
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit("the demo does not get on; please report this")
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        node(*sys.argv[1:])
-    else:
-        sys.exit(main())
+    sys.exit(node(*sys.argv[1:]) if len(sys.argv) > 1 else main())
