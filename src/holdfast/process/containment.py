@@ -306,7 +306,10 @@ os.register_at_fork(after_in_child=_forget_all)
 
 def outlive_group(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a worker's environment for a process that serves one group after another."""
-    return {**environment, env.GROUP: environment.get(env.GROUP, "").partition(".")[0]}
+    marks = {
+        name: mark.partition(".")[0] for name, mark in environment.items() if name == env.GROUP
+    }
+    return {**environment, **marks}
 
 
 # Processes.

@@ -25,6 +25,7 @@ from typing import IO, assert_never
 
 from holdfast.errors import HoldfastError, Unavailable, UsageError
 from holdfast.process import child
+from holdfast.process.containment import outlive_group
 from holdfast.process.forked import run_forked
 from holdfast.process.handle import WorkerProcess, open_process, watch
 from holdfast.process.spec import (
@@ -225,7 +226,11 @@ class Starter:
         module = getattr(function.call, "__module__", None)
         modules = (module,) if module and module != "__main__" else ()
         server = replace(
-            launch, entrypoint=Function(serve, (orders, modules)), folder=folder, cpus=None
+            launch,
+            entrypoint=Function(serve, (orders, modules)),
+            environment=outlive_group(launch.environment),
+            folder=folder,
+            cpus=None,
         )
         return self.start(server, None, None)
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from holdfast.process import child
+from holdfast.process.containment import outlive_group
 from holdfast.process.handle import WorkerProcess, end, open_process
 from holdfast.process.spec import Function, Launch, Module, Script, StartMethod, entrypoint_name
 
@@ -109,7 +110,7 @@ class Standbys:
                 return False
         fixed = {name for name in launch.environment if name.startswith(_READ_AT_START)}
         return (
-            self._environment.items() <= launch.environment.items()
+            self._environment.items() <= outlive_group(launch.environment).items()
             and fixed <= self._environment.keys()
         )
 

@@ -175,6 +175,7 @@ def test_what_serves_several_groups_lives_until_the_end(containment: Containment
     mark = containment.group_environment()
     environment = outlive_group(mark)
     assert environment == containment.environment
+    assert outlive_group({"A": "b.c"}) == {"A": "b.c"}
     with running(SLEEP, environment) as (server, _):
         assert containment.kill_leftovers(mark) == ()
         assert server.poll() is None

@@ -7,7 +7,6 @@ import os
 import queue
 import select
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
@@ -22,8 +21,18 @@ from holdfast.process.failure import Failure, WorkerExited
 from holdfast.process.group import WorkerGroup
 from holdfast.process.logs import AttemptLogs, Place, RunLogs
 from holdfast.process.spawn import Starter, WorkerProcess
-from holdfast.process.spec import Exit, Function, GroupEnded, Launch, Program, StartMethod
+from holdfast.process.spec import (
+    Entrypoint,
+    Exit,
+    Function,
+    GroupEnded,
+    Launch,
+    Program,
+    Script,
+    StartMethod,
+)
 from holdfast.process.streams import LogOptions
+from holdfast.process.warm import Standbys
 
 # What a worker says goes to the pipe SAY; it lives for as long as nobody ends it.
 SAY = 'echo "$RANK $$" > $SAY; '
@@ -68,9 +77,9 @@ class Bench:
         self.starter = Starter(cgroup=containment.procs_path)
         self.groups: list[WorkerGroup] = []
 
-    def launch(self, rank: int, script: str, attempt: AttemptLogs) -> Launch:
+    def launch(self, rank: int, what: str | Entrypoint, attempt: AttemptLogs) -> Launch:
         return Launch(
-            entrypoint=Program("/bin/sh", ("-c", script)),
+            entrypoint=Program("/bin/sh", ("-c", what)) if isinstance(what, str) else what,
             local_rank=rank,
             rank=rank,
             role="worker",
@@ -80,15 +89,15 @@ class Bench:
 
     def group(
         self,
-        *scripts: str,
+        *workers: str | Entrypoint,
         starter: Starter | None = None,
         examine: Callable[[Launch, int, Exit], Failure] = examine,
         kill_wait_s: float = 10.0,
     ) -> WorkerGroup:
-        places = [Place(rank, rank, "worker") for rank in range(len(scripts))]
+        places = [Place(rank, rank, "worker") for rank in range(len(workers))]
         attempt = self._logs.attempt(len(self.groups), places)
         group = WorkerGroup(
-            [self.launch(rank, script, attempt) for rank, script in enumerate(scripts)],
+            [self.launch(rank, what, attempt) for rank, what in enumerate(workers)],
             attempt,
             starter or self.starter,
             self.containment,
@@ -365,28 +374,49 @@ def leave_a_child(held: Connection) -> None:
 
 @pytest.mark.parametrize("method", list(StartMethod))
 def test_what_functions_leave_behind(bench: Bench, method: StartMethod) -> None:
-    attempt = bench._logs.attempt(0, [Place(0, 0, "worker")])
     reading, writing = Pipe(duplex=False)
     with reading, writing:
-        launch = Launch(
-            entrypoint=Function(leave_a_child, (writing,), method),
-            local_rank=0,
-            rank=0,
-            role="worker",
-            environment={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            folder=attempt.folder(0),
-        )
-        group = WorkerGroup(
-            [launch], attempt, bench.starter, bench.containment, bench.events.put, examine=examine
-        )
-        bench.groups.append(group)
-        group.start()
+        bench.group(Function(leave_a_child, (writing,), method)).start()
         writing.close()
         assert bench.next_exit().exit == Exit(0)
         assert bench.next() == GroupEnded()
         assert reading.poll(20)
         with pytest.raises(EOFError):
             reading.recv_bytes()
+
+
+def test_a_forkserver_serves_one_group_after_another(bench: Bench) -> None:
+    parents, said = Pipe(duplex=False)
+    with parents, said:
+        for _ in range(2):
+            bench.group(Function(say_parent, (said,), StartMethod.FORKSERVER)).start()
+            assert bench.next_exit().exit == Exit(0)
+            assert bench.next() == GroupEnded()
+        assert parents.recv() == parents.recv()
+
+
+def say_parent(said: Connection) -> None:
+    said.send(os.getppid())
+
+
+def test_a_standby_becomes_a_worker_of_any_group(bench: Bench, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    environment = {**os.environ, **bench.containment.environment}
+    standbys = Standbys((), Script(str(script)), count=1, environment=environment)
+    starter = Starter(standbys=standbys)
+    try:
+        for _ in range(2):
+            standbys.fill()
+            waiting = [standby.process.pid for standby in standbys._waiting]
+            group = bench.group(Script(str(script)), starter=starter)
+            group.start()
+            event = bench.next_exit()
+            assert ([event.pid], event.exit) == (waiting, Exit(0))
+            assert bench.next() == GroupEnded()
+    finally:
+        starter.close()
+        standbys.close()
 
 
 # A worker that even KILL does not end.
