@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from holdfast import env
@@ -61,9 +62,7 @@ def _run(given: argparse.Namespace) -> int:
     from holdfast.cli.run_view import view
     from holdfast.launch.launcher import run_job
 
-    quiet = "LOGLEVEL" not in variables  # as torchrun is: the job's own words matter more
-    level = logging.WARNING if quiet else env.current().log_level.value
-    logging.basicConfig(format="holdfast: %(message)s", level=level)
+    _log_to_stderr(variables, events=found.config.event_log_handler == "console")
     host = os.uname().nodename
     terminal = is_for_us(sys.stderr, variables)
     live = Live(sys.stderr, terminal=terminal, color=not variables.get("NO_COLOR"))
@@ -78,6 +77,17 @@ def _run(given: argparse.Namespace) -> int:
         _print_report(str(error))
         return error.exit_code
     return 0
+
+
+def _log_to_stderr(variables: Mapping[str, str], *, events: bool) -> None:
+    """Log as LOGLEVEL says. Without it only what else would not be heard, and events if asked."""
+    chosen = bool(variables.get("LOGLEVEL"))
+    handler = logging.StreamHandler()
+    if not chosen and not events:  # what they tell is seen on the lines of the nodes
+        handler.addFilter(lambda record: record.name != "holdfast")
+    quiet = logging.INFO if events else logging.WARNING
+    level = env.current().log_level.value if chosen else quiet
+    logging.basicConfig(format="holdfast: %(message)s", level=level, handlers=[handler])
 
 
 def _print_report(text: str) -> None:

@@ -24,6 +24,7 @@ __all__ = ["JobView", "Live", "NodeView", "is_for_us"]
 _ROWS_MIN, _COLUMNS_MIN = 8, 40
 _CLEAR_LINE, _NO_WRAP, _WRAP = "\x1b[2K", "\x1b[?7l", "\x1b[?7h"
 _KEEP_PLACE, _TO_PLACE, _WHOLE_SCREEN = "\x1b7", "\x1b8", "\x1b[r"
+_DOWN = "\x1bD"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[m"
 
 
@@ -144,7 +145,7 @@ class Live:
     def _keep(self, rows: int, count: int) -> str:
         """Return what makes room for so many rows, and lets the others scroll alone."""
         self._kept = (rows, count)
-        room = "\n" * count + f"\x1b[{count}A"
+        room = _DOWN * count + f"\x1b[{count}A"  # the column stays: a line may be half written
         return f"{room}{_KEEP_PLACE}\x1b[1;{rows - count}r{_TO_PLACE}"
 
     def _give_back(self) -> str:

@@ -1,0 +1,153 @@
+"""`holdfast run` as people use it: real scripts, real exit codes, a real terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.observe.terminal import Terminal
+
+HOLDFAST = [sys.executable, "-m", "holdfast"]
+LIMIT_S = 60
+
+SCRIPT = """\
+import os, signal, sys
+words = ["rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], *sys.argv[1:]]
+os.write(1, " ".join(words).encode() + b"\\n")  # in one piece: others write there, too
+if os.environ["RANK"] == "1":
+    match sys.argv[1:]:
+        case ["raise"]:
+            raise RuntimeError("a mistake")
+        case ["exit"]:
+            sys.exit(3)
+        case ["kill"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1:] == ["wait"]:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    home = tmp_path / "home"
+    home.mkdir()
+    kept = ("PATH", "PYTHONDONTWRITEBYTECODE", "TMPDIR")
+    clean = {name: os.environ[name] for name in kept if name in os.environ}
+    return {**clean, "HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+
+def run(variables: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HOLDFAST, "run", *argv],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+
+
+def test_workers_run_with_their_arguments(variables: dict[str, str], script: str) -> None:
+    done = run(variables, "--nproc-per-node", "2", script, "--lr", "${local_rank}", "--", "-x")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "rank 0 of 2 --lr 0 -- -x",
+        "rank 1 of 2 --lr 1 -- -x",
+    ]
+    states = [line.split("  ")[1] for line in done.stderr.splitlines()]
+    assert [states[0], states[1], states[-1]] == ["joining", "running", "ended"]
+
+
+def test_the_variables_of_an_operator(variables: dict[str, str], script: str) -> None:
+    more = {"PET_NPROC_PER_NODE": "3", "PET_STANDALONE": "", "PET_MODULE": "0"}
+    done = run(variables | more, script)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_modules_and_programs(variables: dict[str, str], tmp_path: Path, script: str) -> None:
+    found = run(variables | {"PYTHONPATH": str(tmp_path)}, "-m", "train", "x")
+    assert (found.returncode, found.stdout) == (0, "rank 0 of 1 x\n"), found.stderr
+    found = run(variables, "--no-python", "sh", "-c", "echo $RANK; exit 7")
+    assert (found.returncode, found.stdout) == (7, "0\n"), found.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "told"),
+    [
+        ("raise", 1, "RuntimeError: a mistake"),
+        ("exit", 3, "exit code 3"),
+        ("kill", 137, "killed by SIGKILL"),
+    ],
+)
+def test_a_failure_is_told_and_gives_the_exit_code(
+    variables: dict[str, str], tmp_path: Path, script: str, how: str, code: int, told: str
+) -> None:
+    report = tmp_path / "report.json"
+    done = run(variables, "--nproc-per-node=2", "--report", str(report), script, how)
+    assert done.returncode == code, done.stderr
+    summary = done.stderr.partition("train.py failed")[2]
+    assert told in summary
+    assert "rank 1" in summary
+    assert "Traceback" not in done.stderr or how == "raise"
+    found = json.loads(report.read_text())
+    assert (found["exit_code"], found["failures"][0]["rank"]) == (code, 1)
+
+
+def test_restarts_are_counted(variables: dict[str, str], script: str) -> None:
+    done = run(variables, "--nproc-per-node=2", "--restarts=2/60s", script, "exit")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.count("rank 1 of 2") == 3
+    assert "restarts 2/2" in done.stderr
+
+
+def test_a_signal_ends_the_job_and_gives_its_code(variables: dict[str, str], script: str) -> None:
+    with subprocess.Popen(
+        [*HOLDFAST, "run", "--nproc-per-node=2", script, "wait"],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = sorted([process.stdout.readline(), process.stdout.readline()])
+        assert lines == ["rank 0 of 2 wait\n", "rank 1 of 2 wait\n"]
+        process.terminate()
+        out, _ = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, out) == (128 + signal.SIGTERM, "")
+
+
+def test_a_terminal_shows_the_node_below_and_is_given_back(
+    variables: dict[str, str], script: str
+) -> None:
+    terminal = Terminal(12, 80)
+    take = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(2, termios.TIOCSCTTY, 0)"
+    start = f"{take}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    done = subprocess.run(
+        [sys.executable, "-c", start, *HOLDFAST[1:], "run", "--nproc-per-node=2", script],
+        env=variables | {"TERM": "xterm"},
+        stdin=terminal.stream,
+        stdout=terminal.stream,
+        stderr=terminal.stream,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    shown = terminal.look()
+    terminal.close()
+    assert done.returncode == 0, terminal.said
+    assert sorted(line for line in shown if line) == ["rank 0 of 2", "rank 1 of 2"]
+    assert terminal.screen.region == (0, 11)
+    assert "running  round 1  ranks 0-1 of 2" in terminal.said
