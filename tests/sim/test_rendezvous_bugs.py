@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.ids import NodeId
 from holdfast.rendezvous import decide as deciding
 from holdfast.rendezvous.decide import Decision, Rules, Situation
 from holdfast.rendezvous.effects import Closed, Left, RoundOver
@@ -284,6 +285,33 @@ def a_decision_without_a_reason(patch: pytest.MonkeyPatch) -> None:  # RV-6
 @bug("L1", 40)
 def nobody_looks_again_when_the_last_call_is_over(patch: pytest.MonkeyPatch) -> None:  # RV-6
     publish(patch, lambda seen, decision: replace(decision, wake_at=None))
+
+
+@bug("S5", 60)
+def a_finished_member_that_leaves_ends_the_round(patch: pytest.MonkeyPatch) -> None:  # RV-8
+    def look(seen: Situation) -> Situation:
+        here = {key: one for key, one in seen.nodes.items() if one.phase is not Phase.LEFT}
+        return replace(seen, nodes=here)
+
+    see(patch, look)
+
+
+@bug("L1", 200)
+def a_finished_member_that_dies_is_not_missed(patch: pytest.MonkeyPatch) -> None:  # RV-8
+    real = Leadership.see
+
+    def see_all_but_the_finished(self: Leadership, change: Change) -> None:
+        node = NodeId(change.key.removeprefix(self._keys.nodes))
+        _, known = (self._nodes or {}).get(node, (0, None))
+        if change.value is not None or known is None or known.phase is not Phase.FINISHED:
+            real(self, change)
+
+    patch.setattr(Leadership, "see", see_all_but_the_finished)
+
+
+@bug("S8", 60)
+def a_node_that_leaves_says_that_it_has_finished(patch: pytest.MonkeyPatch) -> None:  # RV-8
+    before(patch, "leave", lambda self, now: self.finish(now))
 
 
 # The guarantees of a node.

@@ -360,11 +360,8 @@ class Node:
                     self._said = Announcement.decode(inner.value)
             case Delete(), _:
                 self._said = None
-            case CompareSet(key, _, desired), Swap():
-                if key == self._keys.leader:
-                    self._looked = True
-                    if result.value == desired:  # ok, or ok the time before and not heard of
-                        self._lead(result.revision)
+            case CompareSet(key), Swap():
+                self._looked = self._looked or key == self._keys.leader
                 self._control_changed(key, result.value, result.revision, now)
             case Get(), _:
                 known = Failures.decode(result.value) if isinstance(result, Entry) else Failures()
@@ -403,16 +400,19 @@ class Node:
             elif key == self._keys.progress and value is not None and self._leadership is None:
                 self._explain(Progress.decode(value))
             elif key == self._keys.leader:
-                self._leader_changed(value)
+                self._leader_changed(value, revision)
             elif key == self._keys.failures and value is not None:
                 Failures.decode(value)
         except PeerViolation as error:
             self._stop(StoreLost(f"key {key!r} holds something that is not ours: {error}"))
 
-    def _leader_changed(self, value: bytes | None) -> None:
+    def _leader_changed(self, value: bytes | None, revision: int) -> None:
         if value is not None:
             Leader.decode(value)
-        if self._leadership is not None and value != self._leader_value():
+        if self._leadership is None:
+            if value == self._leader_value():  # elected, perhaps without an answer that said so
+                self._lead(revision)
+        elif value != self._leader_value():
             self._step_down()
 
     def _record_changed(self, record: Record, now: float) -> None:

@@ -5,11 +5,12 @@
 
 Each seed draws 2 to 16 nodes, their rules, their clocks, and all that goes wrong: messages are
 lost, late, doubled and out of order, links are cut in one direction or both, processes stop for
-longer than a lease, die, come back as new nodes, come late, leave, and report failures; leaders
-are struck at the very moment of a publication. `clusterjudge.py` checks S1 to S7 at every step.
-Then the network heals, and the rest must come within a bound:
+longer than a lease, die, come back as new nodes, come late, finish, leave, and report failures;
+leaders are struck at the very moment of a publication. `clusterjudge.py` checks S1 to S8 at every
+step. Then the network heals, and the rest must come within a bound:
 
-    L1  with enough nodes alive, all of them are in one round, but for those without a place
+    L1  with enough nodes alive, all of them are in one round, but for those without a place and
+        those that come when others have finished; who is not alive in it, finished and left
     L2  with too few, every node ends by the join timeout, with the reason
     L3  every node that leaves has left; a run that is closed ends for all
     E2  when the store's host is lost, every node ends with the reason
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from holdfast.ids import RunId
+from holdfast.ids import NodeId, RunId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.model import Keys, Status
 from holdfast.store.session import SILENCE_S
@@ -161,7 +162,12 @@ def draw_plan(seed: int) -> ClusterPlan:
         faults,
         tuple(_draw_node(rng, name, work_s) for name in names),
         rules,
-        Manners(work_s, rng.choice((0.05, 0.5, 1.0)), rng.choice((0.0, 0.2, 0.6))),
+        Manners(
+            work_s,
+            rng.choice((0.05, 0.5, 1.0)),
+            rng.choice((0.0, 0.2, 0.6)),
+            random.Random(f"finishing {seed}").choice((0.0, 0.0, 0.0, 0.2, 0.5)),
+        ),
         tuple(
             Ambush(rng.randint(1, 8), rng.uniform(0.2, 6.0), rng.random() < 0.5)
             for _ in range(rng.choice((0, 0, 1, 2)))
@@ -208,8 +214,10 @@ class Cluster:
         self.journal = Journal(self.sim)
         self.judge = Judge(_KEYS, plan.rules, self.journal.fail, lambda: self.sim.now)
         self._rng = random.Random(f"ending {seed}")
+        self._fate = random.Random(f"finished {seed}")
         self._changes = 0
         self.judge.on_control = self._ambush
+        self.judge.on_finish = self._strike
         self.network.add(
             SERVER, lambda host: ClusterServer(host, self.journal, self.sim.rng, self.judge)
         )
@@ -241,6 +249,15 @@ class Cluster:
                 self.judge.counts["ambushes"] += 1
                 self.network.schedule(dies if ambush.dies else Pause(now, until, hosts[0]))
 
+    def _strike(self, node: NodeId) -> None:
+        """Let some nodes die that have finished, before they leave or not."""
+        at = self.sim.now + self._fate.uniform(0.0, 4.0)
+        back = self._fate.choice((None, at + self._fate.uniform(0.1, 5.0)))
+        if self._fate.random() < 0.3 and at < self.plan.manners.until:
+            (host,) = [one.host.name for one in self.programs() if one.id == node]
+            back = None if back is None else min(self.plan.manners.until, back)
+            self.network.schedule(Crash(at, host, back, silent=self._fate.random() < 0.5))
+
     # The run.
 
     def run(self) -> None:
@@ -255,7 +272,8 @@ class Cluster:
                 self._end()
 
     def _too_few(self) -> bool:
-        return len(self.programs()) < self.plan.rules.min_nodes
+        nodes = [program.id for program in self.programs()]
+        return len(nodes) < self.plan.rules.min_nodes and not self.judge.stands(nodes)
 
     def _all_in(self) -> bool:
         programs = self.programs()
@@ -289,7 +307,10 @@ class Cluster:
                     self.sim.call_later(rng.uniform(0.0, 2.0), agent.leave)
                 self._await_ends(agents, 2.0 + LEAVE_S, ("left",), "L3")
             case Ending.STARVE:
-                for program in self.programs()[self.plan.rules.min_nodes - 1 :]:
+                # Members first: where some have finished and left, the others need not be enough.
+                inside = self.judge.members()
+                programs = sorted(self.programs(), key=lambda one: one.id in inside)
+                for program in programs[min(self.plan.rules.min_nodes, len(programs)) - 1 :]:
                     self._crash(program.host.name, silent=rng.random() < 0.5)
                 self.sim.run(self.sim.now)
                 self._starve()

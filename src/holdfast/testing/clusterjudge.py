@@ -14,6 +14,8 @@ by change, and every operation with its guard. What nodes tell is compared with 
     S6  a failure is counted once for each round, while it lasts, by one at a time; a node that is
         told so while its round lasts is told the truth
     S7  a round says how many failures were counted before it, the same to all of its members
+    S8  a node has left for good only if it finished before, and then no round ends by that, until
+        all members have; one that died before it left, ends it (the cluster's L1)
     ND  a node works in one round at a time, and learns that it is over if it lost its lease;
         only who leads by the store's word publishes
 
@@ -38,7 +40,15 @@ from holdfast.rendezvous.effects import (
     RoundReady,
     TimedOut,
 )
-from holdfast.rendezvous.model import Announcement, Failures, Keys, Leader, Phase, Record, Status
+from holdfast.rendezvous.model import (
+    Announcement,
+    Failures,
+    Keys,
+    Leader,
+    Phase,
+    Record,
+    Status,
+)
 from holdfast.store.ops import Add, AnyOp, Change, CompareSet, Guarded
 
 __all__ = ["Judge"]
@@ -62,6 +72,8 @@ class Judge:
         self.counts: Counter[str] = Counter()
         self.on_control: Callable[[], None] = lambda: None
         """Called when the leader or the round has changed."""
+        self.on_finish: Callable[[NodeId], None] = lambda node: None
+        """Called when a node's user is done with a round."""
         self._fail = fail
         self._clock = clock
         self._values: dict[str, bytes] = {}
@@ -70,6 +82,9 @@ class Judge:
         # What may still end a round: how often a node went away, and who asks in which round.
         self._gone: Counter[NodeId] = Counter()
         self._asking: set[tuple[NodeId, int]] = set()
+        # Who has finished which round, and the round that each one was in who has left after that.
+        self._finished: set[tuple[NodeId, int]] = set()
+        self._left: dict[NodeId, int] = {}
         # The round that each node works in, and the newest that it has been in.
         self._working: dict[NodeId, int] = {}
         self._newest: dict[NodeId, int] = {}
@@ -86,6 +101,12 @@ class Judge:
     def asks(self, node: NodeId, number: int) -> None:
         """Hear that a node that works in a round will ask for another of its own accord."""
         self._asking.add((node, number))
+
+    def finishes(self, node: NodeId, number: int) -> None:
+        """Hear that a node's user is done with a round."""
+        self._finished.add((node, number))
+        self.counts["finished"] += 1
+        self.on_finish(node)
 
     # What the store does.
 
@@ -131,8 +152,16 @@ class Judge:
             self._failures_changed(before, Failures.decode(value))
 
     def _node_changed(self, node: NodeId, value: bytes | None) -> None:
-        if value is not None:
-            self.announced[node] = Announcement.decode(value)
+        said = None if value is None else Announcement.decode(value)
+        if said is not None and said.phase is Phase.LEFT:
+            self.counts["finished and left"] += 1
+            if (node, said.round) not in self._finished:
+                self._fail(f"S8: {node} has not finished round {said.round}, and has left it")
+            self._left[node] = said.round
+            self._faithful.discard(node)
+            self.announced.pop(node, None)
+        elif said is not None:
+            self.announced[node] = said
         elif self.announced.pop(node, None) is not None:
             self._gone[node] += 1
             self._faithful.discard(node)
@@ -190,8 +219,11 @@ class Judge:
             self._asking.discard((asking[0], old.number))
         elif gone:
             self._gone[gone[0]] -= 1
-        else:
+        elif not all(self._has_left(node, old) for node in members):
             self._fail(f"S5: round {old.number} ended without an event: {new.reason}")
+
+    def _has_left(self, node: NodeId, record: Record) -> bool:
+        return self._left.get(node) == record.number
 
     def _failures_changed(self, old: Failures, new: Failures) -> None:
         record = self.record
@@ -267,6 +299,7 @@ class Judge:
         if record is None or record.status is not Status.COMPLETE:
             return False
         members = {member.node for member in record.members}
+        left = {node for node in members if self._has_left(node, record)}
         full = len(members) == self.rules.max_nodes
         working = [node for node in nodes if self._working.get(node) == record.number]
         waiting = [
@@ -277,7 +310,26 @@ class Judge:
             and self.announced[node].phase is Phase.WAITING
         ]
         return (
-            set(working) == members
+            bool(working)
+            and set(working) | left == members
             and len(working) + len(waiting) == len(nodes)
-            and (full or not waiting)
+            and (full or not waiting or self._ending(record))
         )
+
+    def members(self) -> set[NodeId]:
+        """Return the members of the current round, or of the one before while it is formed."""
+        return {member.node for member in self.record.members} if self.record else set()
+
+    def stands(self, nodes: list[NodeId]) -> bool:
+        """Say whether a round is complete with these nodes, and those that have left it."""
+        record = self.record
+        if record is None or record.status is not Status.COMPLETE:
+            return False
+        alive = {member.node for member in record.members} & set(nodes)
+        left = [member for member in record.members if self._has_left(member.node, record)]
+        return bool(alive) and len(alive) + len(left) == len(record.members)
+
+    def _ending(self, record: Record) -> bool:
+        said = [self.announced.get(member.node) for member in record.members]
+        finished = any(one.phase is Phase.FINISHED for one in said if one is not None)
+        return finished or any(self._has_left(member.node, record) for member in record.members)

@@ -31,7 +31,7 @@ from holdfast.rendezvous.effects import (
 )
 from holdfast.rendezvous.machine import Node
 from holdfast.rendezvous.model import Announcement, Phase, Progress, Record
-from holdfast.store.ops import Add, AnyOp, Change, Count, Guarded
+from holdfast.store.ops import Add, AnyOp, Change, Guarded, ListPrefix
 from holdfast.testing.checkers import Unknown
 from holdfast.testing.clusterjudge import Judge
 from holdfast.testing.network import Host, Link, Timer
@@ -65,6 +65,8 @@ class Manners:
     """How long an agent takes to stop its workers, at most."""
     failures: float
     """The part of the rounds that end with a failure of a worker."""
+    finishes: float = 0.0
+    """How likely a member finishes its part of a round; most that do leave soon after."""
 
 
 class ClusterServer(ServerProgram):
@@ -296,6 +298,7 @@ class Agent:
         self._over = True
         self._progress: Progress | None = None
         self._reported = False
+        self._finished = False
         self.leaving = False
 
     def __str__(self) -> str:
@@ -380,20 +383,24 @@ class Agent:
     # Work.
 
     def _work(self, record: Record) -> None:
-        self._round, self._over, self._reported = record, False, False
+        self._round, self._over, self._reported, self._finished = record, False, False, False
         fate = random.Random(f"round {self._seed} {record.number}")
         fails = fate.random() < self._manners.failures
         after = fate.uniform(0.2, 6.0)
         if fails and self._rng.random() < 0.6:
             self._later(after + self._rng.uniform(0.0, 0.3), self._fail, record)
         self._later(self._rng.uniform(0.0, 2.0), self._go_on, record)
+        luck = random.Random(f"finish {self._seed} {self._program.id} {record.number}")
+        if luck.random() < self._manners.finishes:
+            leaves_after = luck.uniform(0.0, 4.0) if luck.random() < 0.7 else None
+            self._later(luck.uniform(0.2, 5.0), self._finish, record, leaves_after)
 
     def _in(self, record: Record) -> bool:
         return self._round is record and not self._over and not self.leaving
 
     def _go_on(self, record: Record) -> None:
         """Write something for the other members, and let waiting nodes in."""
-        if not self._in(record):
+        if not self._in(record) or self._finished:
             return
         if self._program.now() < self._manners.until and self._rng.random() < 0.5:
             self._write(record)
@@ -413,9 +420,25 @@ class Agent:
     def _wrote(self, result: object) -> None:
         self._program.judge.counts["late writes refused"] += isinstance(result, Fenced)
 
+    def _busy_in(self, record: Record) -> bool:
+        return self._in(record) and not self._finished and self._program.now() < self._manners.until
+
+    def _finish(self, record: Record, leaves_after: float | None) -> None:
+        """Be done with the round, and perhaps leave then."""
+        if self._busy_in(record):
+            self._finished = True
+            self._program.judge.finishes(self._program.id, record.number)
+            self._program.request(self._program.node.finish)
+            if leaves_after is not None:
+                self._later(leaves_after, self._leave_finished, record)
+
+    def _leave_finished(self, record: Record) -> None:
+        if self._in(record) and self._program.now() < self._manners.until:
+            self.leave()
+
     def _fail(self, record: Record) -> None:
         """Report a failed worker, then ask for a new round."""
-        if self._in(record) and self._program.now() < self._manners.until:
+        if self._busy_in(record):
             self._program.request(lambda now: self._program.node.count_failure(now, now))
             self._await_count(record, self._program.now() + COUNT_WITHIN_S)
 
@@ -436,11 +459,15 @@ class Agent:
     # The end of the store's host (E3).
 
     def _host_until_alone(self) -> None:
-        """Keep the store up until no other node is announced."""
-        self._program.perform(Count(self._program.judge.keys.nodes), 1.0, self._others)
+        """Keep the store up until every other node has left."""
+        self._program.perform(ListPrefix(self._program.judge.keys.nodes), 1.0, self._others)
 
     def _others(self, result: object) -> None:
-        if result == 0 and self.hosts_until is not None:
+        entries = result if isinstance(result, tuple) else None
+        alone = entries is not None and all(
+            Announcement.decode(entry.value).phase is Phase.LEFT for entry in entries
+        )
+        if alone and self.hosts_until is not None:
             self.hosts_until()
             self.end("left")
         else:

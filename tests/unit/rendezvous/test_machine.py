@@ -198,6 +198,21 @@ class TestLeading:
         world.run(1)
         assert a.node.leading
 
+    def test_an_election_that_was_won_is_heard_of_by_the_watch(self) -> None:
+        """The node has looked before: it would not try again, and nobody would lead."""
+        world, a, b = pair()
+        b.hold = CompareSet
+        world.kill(a)
+        world.run(RULES.lease_s + 0.1)
+        assert isinstance(b.held, CompareSet)
+        world.apply(b.held)
+        b.hold = b.held = None
+        b.node.failed(NO_STORE, world.now)  # the answer was lost
+        world.settle()
+        assert b.node.leading
+        world.run(1)
+        assert b.the(RoundOver).reason == "round 1 is over: host-a is gone"
+
     def test_a_node_that_does_not_lead_does_not_pay_for_others(self) -> None:
         """ND-5."""
         counts = []

@@ -41,6 +41,11 @@ class Court:
             said = Announcement(node, node, node, 1, phase, 0, None, "")
             self.set(KEYS.node(node), said.encode())
 
+    def leave(self, node: NodeId, number: int) -> None:
+        """Let a node leave for good, after this round."""
+        said = Announcement(node, node, node, 1, Phase.LEFT, number, None, "")
+        self.set(KEYS.node(node), said.encode())
+
     def publish(
         self, number: int, status: Status, *nodes: NodeId, reason: str = "so", failures: int = 0
     ) -> Record:
@@ -239,6 +244,47 @@ def test_the_end_is_told_only_when_it_has_come(court: Court) -> None:
     court.judge.told(A, Left())
     court.judge.told(B, Left())
     assert [text.split()[0] for text in court.blamed] == ["a", "a", "b"]
+
+
+def test_who_finished_and_left_is_in_and_ends_nothing(court: Court) -> None:
+    court.meet(A, B)
+    court.judge.finishes(B, 1)
+    court.leave(B, 1)
+    court.judge.told(B, Left())
+    court.announce(C)
+    assert court.judge.all_in([A, C])  # C would have a place, in a round that is not ending
+    assert court.judge.stands([A])
+    assert not court.judge.stands([C])
+    assert court.judge.members() == {A, B}
+    assert court.blamed == []
+    court.publish(2, Status.FORMING, A, B)
+    assert "S5: round 1 ended without an event" in court.text()
+    assert not court.judge.stands([A])
+
+
+def test_a_round_that_all_have_left_is_over(court: Court) -> None:
+    court.meet(A, B)
+    for node in (A, B):
+        court.judge.finishes(node, 1)
+        court.leave(node, 1)
+    assert not court.judge.all_in([])
+    court.publish(2, Status.FORMING, A, B)
+    assert court.blamed == []
+
+
+def test_a_node_that_has_finished_and_lives_is_in(court: Court) -> None:
+    court.meet(A)
+    court.judge.finishes(A, 1)
+    court.announce(A, phase=Phase.FINISHED)
+    court.announce(C)
+    assert court.judge.all_in([A, C])
+    assert not court.judge.all_in([C])
+
+
+def test_who_has_not_finished_has_not_left_for_good(court: Court) -> None:
+    court.meet(A)
+    court.leave(A, 1)
+    assert "S8: a has not finished round 1, and has left it" in court.text()
 
 
 def test_all_are_in_when_those_outside_have_no_place(court: Court) -> None:
