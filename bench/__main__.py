@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.imports import imports
 from bench.rendezvous import joins, reforming
 from bench.stores import idle_clients, memory, rates, wakeups
+from bench.tee import tee
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -25,6 +26,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "idle": lambda quick: idle_clients(100 if quick else 1000, 0.3 if quick else 2.0),
     "joins": lambda quick: joins((16, 64), 16) if quick else joins((16, 64, 128, 256), 256),
     "reforming": lambda quick: reforming(1 if quick else 5),
+    "tee": lambda quick: tee(1, 20, 20) if quick else tee(5, 200, 100),
     "rates": lambda quick: rates(1 if quick else 3, 0.3 if quick else 1.0),
 }
 
