@@ -57,7 +57,7 @@ class RendezvousStory:
 
     rules [min=] [max=] [join=] [last_call=]   before the first node
     node A... [kill_at= when=]   start nodes, which ask for a round at once
-    ask A WHY, leave A, close A WHY [failed=yes]             what the user of a node does
+    ask A WHY, finish A, leave A, close A WHY [failed=yes]   what the user of a node does
     fail A                       count a failure
     write A                      write in its round's store
     advance S                    let time pass
@@ -112,6 +112,8 @@ class RendezvousStory:
                 machine.ask(args[1], self._now)
             case "leave":
                 machine.leave(self._now)
+            case "finish":
+                machine.finish(self._now)
             case "close":
                 machine.close(args[1], command.options.get("failed") == "yes", self._now)
             case "fail":
@@ -294,6 +296,8 @@ def describe(op: ops.AnyOp, outcome: object) -> str:
             return f"tells all: {Progress.decode(value).reason}"
         case ops.Set(_, value), _:
             said = Announcement.decode(value)
+            if said.phase in (Phase.FINISHED, Phase.LEFT):
+                return f"announces that it has {said.phase} round {said.round}"
             why = f", because {said.why}" if said.why else ""
             return f"announces that it is {said.phase}, after round {said.round}{why}"
         case ops.CompareSet(KEYS.leader), ops.Swap(ok):
@@ -321,6 +325,8 @@ def test_the_main_stories_are_there() -> None:
     assert {path.stem for path in STORIES} >= {
         "close",
         "failures",
+        "finish",
+        "finish-and-die",
         "first-meeting",
         "join-timeout",
         "last-call",
