@@ -1,0 +1,132 @@
+"""The workers of one round on one node: what they are given, and what they leave."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast.agent.attempt import Attempt, Membership, Report, open_door
+from holdfast.agent.job import Job
+from holdfast.agent.roles import NodeInfo
+from holdfast.process.logs import AttemptLogs, RunLogs
+from holdfast.process.spec import Function, Launch, Program
+from holdfast.process.streams import LogOptions
+from holdfast.rendezvous.handler import Round
+from holdfast.store.memory import MemoryStore
+from tests.unit.agent.troupe import PlayedGroup, a_job
+
+NODES = (NodeInfo("trainer", 1), NodeInfo("trainer", 2))
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    with MemoryStore() as store:
+        yield store
+
+
+@pytest.fixture
+def logs() -> Iterator[RunLogs]:
+    logs = RunLogs(LogOptions(), "job")
+    logs.open()
+    yield logs
+    logs.close()
+
+
+def membership(store: MemoryStore, **changes: Any) -> Membership:
+    given: dict[str, Any] = {
+        "number": 4,
+        "rank": 1,
+        "world_size": 2,
+        "store": store,
+        "board": store,
+        "master_address": "127.0.0.1",
+        "master_port": 29500,
+        "members": (),
+        "reason": "",
+        "failures": 2,
+    }
+    return Membership(Round(**given | changes), NODES, True)
+
+
+def attempt(job: Job, where: Membership, logs: RunLogs) -> tuple[Attempt, PlayedGroup]:
+    groups: list[PlayedGroup] = []
+
+    def make(launches: Sequence[Launch], _: AttemptLogs, report: Report) -> PlayedGroup:
+        groups.append(PlayedGroup(launches, report))
+        return groups[0]
+
+    return Attempt(job, 3, where, logs, make, lambda event: None), groups[0]
+
+
+def test_each_worker_gets_its_ranks_its_folder_and_its_arguments(
+    store: MemoryStore, logs: RunLogs
+) -> None:
+    job = a_job(entrypoint=Program("work", ("--gpu=${local_rank}",)))
+    made, group = attempt(job, membership(store), logs)
+    made.start()
+    assert [launch.rank for launch in group.launches] == [1, 2]
+    assert [launch.entrypoint.args for launch in group.launches] == [("--gpu=0",), ("--gpu=1",)]
+    environment = group.launches[1].environment
+    assert environment["RANK"] == "2"
+    assert environment["LOCAL_RANK"] == "1"
+    assert environment["TORCHELASTIC_RESTART_COUNT"] == "2"
+    assert environment["TORCHELASTIC_MAX_RESTARTS"] == "1"
+    assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    assert environment["MASTER_PORT"] == "29500"
+    folders = {launch.folder for launch in group.launches}
+    assert len(folders) == 2
+    assert all(folder.is_dir() and "attempt_3" in str(folder) for folder in folders)
+    assert made.pids() == {0: 1000, 1: 1001}
+    assert made.results() == {}  # it is no function
+    assert made.close() == ()
+
+
+def test_a_given_master_replaces_that_of_the_round(store: MemoryStore, logs: RunLogs) -> None:
+    job = a_job(master_address="gpu-7", master_port=1234)
+    made, group = attempt(job, membership(store), logs)
+    environment = group.launches[0].environment
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("gpu-7", "1234")
+    made.close()
+
+
+def test_what_functions_returned_comes_back_by_rank(store: MemoryStore, logs: RunLogs) -> None:
+    made, group = attempt(a_job(entrypoint=Function(print, (1,))), membership(store), logs)
+    for launch in group.launches:
+        launch.result_file.write_bytes(pickle.dumps(launch.rank * 10))
+    assert made.results() == {1: 10, 2: 20}
+    made.close()
+
+
+# The door.
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_only_node_0_opens_a_door_and_only_at_an_address_of_its_own(store: MemoryStore) -> None:
+    job = a_job(door=True)
+    assert open_door(job, membership(store).here) is None
+    first = membership(store, rank=0, master_port=free_port()).here
+    assert open_door(a_job(door=False), first) is None
+    assert open_door(a_job(door=True, master_address="gpu-7"), first) is None
+    assert open_door(a_job(door=True, master_port=1234), first) is None
+    door = open_door(job, first)
+    assert door is not None
+    socket.create_connection(("127.0.0.1", first.master_port), timeout=10).close()
+    door.close()
+
+
+def test_a_door_whose_port_is_taken_is_left_to_rank_0(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        where = membership(store, rank=0, master_port=port).here
+        assert open_door(a_job(door=True), where) is None
+    assert "not served by the agent but by rank 0" in caplog.text
