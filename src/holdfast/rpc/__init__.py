@@ -1,0 +1,3 @@
+"""RPC."""
+
+from __future__ import annotations

@@ -1,0 +1,91 @@
+"""Messages as bytes: a fixed header, the lengths of the buffers, the body, the buffers.
+
+    kind 1  flags 1  buffers 2  budget 4  call 8  body length 8      24 bytes, little-endian
+    length of each buffer, 8 bytes each
+    body
+    buffers, one after the other
+
+Lengths are judged before anything is allocated for them. Only peers that have proved that they
+hold the job's secret get so far.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from holdfast.errors import PeerViolation, UsageError
+from holdfast.rpc.messages import Kind, Message
+
+__all__ = [
+    "BUFFERS_MAX",
+    "HEADER_BYTES",
+    "MESSAGE_BYTES_MAX",
+    "Head",
+    "decode_head",
+    "decode_lengths",
+    "encode_head",
+]
+
+HEADER = struct.Struct("<BBHIQQ")
+HEADER_BYTES = HEADER.size
+BUFFERS_MAX = 1 << 15
+MESSAGE_BYTES_MAX = 1 << 40
+CALL_MAX = (1 << 64) - 1
+BUDGET_MAX_MS = (1 << 32) - 1
+
+_ONCE = 1
+_KINDS = {kind.value: kind for kind in Kind}
+
+
+class Head(NamedTuple):
+    """What the header says."""
+
+    kind: Kind
+    once: bool
+    buffers: int
+    budget_ms: int
+    call: int
+    body_bytes: int
+
+
+def encode_head(message: Message) -> bytes:
+    """Return the header and the buffers' lengths: what goes before the body."""
+    buffers = message.buffers
+    size = len(message.body)
+    head = HEADER.pack(
+        message.kind,
+        _ONCE if message.once else 0,
+        len(buffers),
+        message.budget_ms,
+        message.call,
+        size,
+    )
+    if not buffers:
+        return head
+    if len(buffers) > BUFFERS_MAX:
+        raise UsageError(f"{len(buffers)} buffers in one message: at most {BUFFERS_MAX}")
+    lengths = [memoryview(buffer).nbytes for buffer in buffers]
+    if size + sum(lengths) > MESSAGE_BYTES_MAX:
+        raise UsageError(f"message of {size + sum(lengths)} bytes: at most {MESSAGE_BYTES_MAX}")
+    return head + struct.pack(f"<{len(lengths)}Q", *lengths)
+
+
+def decode_head(data: bytes | bytearray | memoryview, start: int = 0) -> Head:
+    """Read a header; PeerViolation if it makes no sense."""
+    number, flags, buffers, budget_ms, call, size = HEADER.unpack_from(data, start)
+    kind = _KINDS.get(number)
+    if kind is None or flags > _ONCE or buffers > BUFFERS_MAX or size > MESSAGE_BYTES_MAX:
+        raise PeerViolation(
+            f"header of a message: kind {number}, flags {flags}, {buffers} buffers, "
+            f"{size} bytes is out of bounds"
+        )
+    return Head(kind, flags == _ONCE, buffers, budget_ms, call, size)
+
+
+def decode_lengths(data: bytes | bytearray | memoryview, head: Head) -> tuple[int, ...]:
+    """Read the lengths of the buffers."""
+    lengths: tuple[int, ...] = struct.unpack_from(f"<{head.buffers}Q", data)
+    if head.body_bytes + sum(lengths) > MESSAGE_BYTES_MAX:
+        raise PeerViolation(f"message of more than {MESSAGE_BYTES_MAX} bytes was announced")
+    return lengths
