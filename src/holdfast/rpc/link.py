@@ -140,7 +140,9 @@ class Link:
         if size <= self._end - start:
             self._start = start + size
             return bytes(self._view[start : start + size])
-        target: Buffer = bytearray(size) if size < _MAPPED_BYTES else memoryview(mmap.mmap(-1, size))
+        target: Buffer = (
+            bytearray(size) if size < _MAPPED_BYTES else memoryview(mmap.mmap(-1, size))
+        )
         view = memoryview(target)
         here = self._end - start
         view[:here] = self._view[start : self._end]

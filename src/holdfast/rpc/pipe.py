@@ -43,7 +43,9 @@ Reply = Callable[[Message | Exception], None]
 class Pipe:
     """The asynchronous calls to one peer."""
 
-    def __init__(self, link: Link, readers: Readers, lost: Callable[[LinkClosed], Exception]) -> None:
+    def __init__(
+        self, link: Link, readers: Readers, lost: Callable[[LinkClosed], Exception]
+    ) -> None:
         self._link = link
         self._readers = readers
         self._lost_error = lost
@@ -74,8 +76,7 @@ class Pipe:
             if self._lost is None:
                 first = not self._open
                 self._open[message.call] = (reply, expire_at)
-                if expire_at < self._expire_at:
-                    self._expire_at = expire_at
+                self._expire_at = min(self._expire_at, expire_at)
                 self._out.append(message)
                 self._out_bytes += len(message.body)
                 full = len(self._out) >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES
@@ -222,7 +223,9 @@ class Pipe:
         with self._lock:
             if self._lost is not None:
                 return
-            self._lost = self._lost_error(error) if isinstance(error, (LinkClosed, OSError)) else error
+            self._lost = (
+                self._lost_error(error) if isinstance(error, (LinkClosed, OSError)) else error
+            )
             replies, self._open = [reply for reply, _ in self._open.values()], {}
             self._out = []
             self._turn.notify_all()

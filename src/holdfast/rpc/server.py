@@ -1,0 +1,356 @@
+"""The callee's side: accepts connections, and runs what they ask for.
+
+A connection is for synchronous calls ("direct") or for pipelined ones ("pipe"); who opens it says
+which. Each has a thread that reads a request, runs it, and answers: a call pays for no hand-over
+between threads, and there is no pool that nested calls could exhaust.
+
+On a pipe many calls arrive at once, and one that blocks must not hold up those behind it. So the
+thread that runs a call owns the pipe only as long as the call is quick. When the call waits for
+something of ours it says so (`make_way`); when it blocks in any other way the watch notices that
+nothing has moved for a tick. Either way another thread takes over reading and goes on, and the
+old one answers its call and is done.
+
+Guarantees
+    SE-1  Nothing is read of a stranger but a handshake of fixed size, within a time limit.
+    SE-2  Every request that is read is answered once, unless the connection is gone.
+    SE-3  A call that blocks delays the calls behind it on its pipe by at most two ticks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import HoldfastError, PeerViolation
+from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
+from holdfast.rpc.greeting import Greeting, Purpose, decode_greeting, encode_answer
+from holdfast.rpc.link import Link, LinkClosed
+from holdfast.rpc.messages import Message
+
+__all__ = ["Server", "make_way"]
+
+HANDSHAKE_WITHIN_S = 5.0
+STRANGERS_MAX = 256
+TICK_S = 0.002
+_ANSWERS_AT_ONCE = 64
+_QUIET_TICKS = 50
+
+_log = logging.getLogger("holdfast.rpc")
+_here = threading.local()
+
+
+class Handler(Protocol):
+    """What a server does with what it reads."""
+
+    def greeted(self, greeting: Greeting) -> None:
+        """Judge who opened a connection; an error is sent to him, and ends it."""
+        ...
+
+    def handle(self, caller: Greeting, message: Message) -> Message | None:
+        """Run a request and return its answer; None if the answer comes later, or to a note.
+
+        Must not raise.
+        """
+        ...
+
+
+def make_way() -> None:
+    """Let another thread read on, if this one runs a call of a pipe: it is about to block."""
+    seat: tuple[_PipeOwner, object] | None = getattr(_here, "seat", None)
+    if seat is not None:
+        pipe, token = seat
+        pipe.make_way(token)
+
+
+class Server:
+    """Accepts connections at any number of sockets that listen."""
+
+    def __init__(self, name: str, key: Key, handler: Handler) -> None:
+        self._name = name
+        self._key = key
+        self._handler = handler
+        self._lock = threading.Lock()
+        self._listeners: list[socket.socket] = []
+        self._links: set[Link] = set()
+        self._strangers = 0
+        self._closing = False
+        self._watch = _Watch(name)
+
+    def listen(self, sock: socket.socket) -> None:
+        """Accept what comes at a socket that is bound; it belongs to the server from now on."""
+        sock.listen(512)
+        self._listeners.append(sock)
+        self._start(f"{self._name}-accept", self._accept, sock)
+
+    def close(self) -> None:
+        """Accept nothing more and hang up on everybody. Idempotent."""
+        with self._lock:
+            self._closing = True
+            links = list(self._links)
+        for sock in self._listeners:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            sock.close()
+        for link in links:
+            link.close()
+        self._watch.close()
+
+    def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=target, args=args, name=name, daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                if self._closing:
+                    return
+                _log.warning("a connection could not be accepted: %s", error)
+                continue
+            with self._lock:
+                full = self._strangers >= STRANGERS_MAX
+                self._strangers += not full
+            if full:
+                sock.close()
+            else:
+                self._start(f"{self._name}-link", self._welcome, sock)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        """Let somebody in who holds the secret, and serve him."""
+        try:
+            try:
+                link, greeting = self._admit(sock)
+            finally:
+                with self._lock:
+                    self._strangers -= 1
+        except (HoldfastError, LinkClosed, OSError) as error:
+            _log.debug("a connection was refused: %s", error)
+            sock.close()
+            return
+        with self._lock:
+            if not self._closing:
+                self._links.add(link)
+            refused = self._closing
+        if refused:
+            link.close()
+        elif greeting.purpose is Purpose.DIRECT:
+            try:
+                self._serve_direct(link, greeting)
+            finally:
+                self._forget(link)
+        else:
+            _PipeOwner(link, greeting, self._handler, self._watch, self._forget).run()
+
+    def _admit(self, sock: socket.socket) -> tuple[Link, Greeting]:
+        limit = Deadline.after(HANDSHAKE_WITHIN_S)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        machine = ServerHandshake(self._key, os.urandom(NONCE_BYTES))
+        while not machine.done:
+            sock.settimeout(max(0.001, limit.remaining() or 0.0))
+            data = sock.recv(256)
+            if not data:
+                raise LinkClosed("Connection closed by peer")
+            try:
+                answer = machine.receive(data)
+            except HoldfastError:
+                with contextlib.suppress(OSError):
+                    sock.sendall(machine.farewell)
+                raise
+            sock.sendall(answer)
+        link = Link(sock, machine.leftover())
+        hello = link.receive()
+        greeting = decode_greeting(hello)
+        try:
+            self._handler.greeted(greeting)
+        except HoldfastError as error:
+            link.send(encode_answer(str(error)))
+            raise
+        link.send(encode_answer(""))
+        link.set_timeout(None)
+        return link, greeting
+
+    def _serve_direct(self, link: Link, caller: Greeting) -> None:
+        handle = self._handler.handle
+        try:
+            while True:
+                answer = handle(caller, link.receive())
+                if answer is not None:
+                    link.send(answer)
+        except (LinkClosed, OSError, PeerViolation) as error:
+            _log.debug("a connection of %s ended: %s", caller.name, error)
+
+    def _forget(self, link: Link) -> None:
+        with self._lock:
+            self._links.discard(link)
+        link.close()
+
+
+class _PipeOwner:
+    """Reads and runs the calls of one pipe; see above for who owns it when."""
+
+    def __init__(
+        self,
+        link: Link,
+        caller: Greeting,
+        handler: Handler,
+        watch: _Watch,
+        ended: Callable[[Link], None],
+    ) -> None:
+        self._link = link
+        self._caller = caller
+        self._handler = handler
+        self._watch = watch
+        self._ended = ended
+        # Guards what follows, and sending.
+        self._lock = threading.Lock()
+        self._owner: object = None
+        self._answers: list[Message] = []
+        self._running = False
+        self._serial = 0
+
+    def run(self) -> None:
+        """Serve, as the first owner; who owns it when the connection ends tells `ended`."""
+        self._watch.add(self)
+        self._own(self._claim())
+
+    def make_way(self, owner: object) -> None:
+        """Give the pipe to another thread, if its owner is still this one."""
+        with self._lock:
+            given = self._owner is owner and self._running
+            token = self._claim() if given else None
+        if token is not None:
+            self._go_on(token)
+
+    def look(self, serial: int) -> int:
+        """Give the pipe to another thread if the same call still runs; return its number."""
+        with self._lock:
+            stuck = self._running and self._serial == serial
+            token = self._claim() if stuck else None
+            now = self._serial
+        if token is not None:
+            self._go_on(token)
+        return now
+
+    @property
+    def running(self) -> bool:
+        """Whether a call runs."""
+        return self._running
+
+    def _claim(self) -> object:
+        self._owner = object()
+        self._running = False
+        return self._owner
+
+    def _go_on(self, token: object) -> None:
+        threading.Thread(
+            target=self._own, args=(token,), name="holdfast-rpc-pipe", daemon=True
+        ).start()
+
+    def _own(self, token: object) -> None:
+        _here.seat = (self, token)
+        try:
+            self._flush()  # what the owner before has gathered must not wait for it
+            self._serve(token)
+        except (LinkClosed, OSError, PeerViolation) as error:
+            _log.debug("a connection of %s ended: %s", self._caller.name, error)
+            with self._lock:
+                last = self._owner is token
+            if last:
+                self._watch.remove(self)
+                self._ended(self._link)
+        finally:
+            _here.seat = None
+
+    def _serve(self, token: object) -> None:
+        link, handle, caller, watch = self._link, self._handler.handle, self._caller, self._watch
+        while True:
+            message = link.receive()
+            self._serial += 1
+            self._running = True
+            if watch.asleep:
+                watch.wake()
+            answer = handle(caller, message)
+            with self._lock:
+                mine = self._owner is token
+                if mine:
+                    self._running = False
+                if answer is not None:
+                    self._answers.append(answer)
+                due = not mine or len(self._answers) >= _ANSWERS_AT_ONCE
+            if due or not link.ready():
+                self._flush()
+            if not mine:
+                return
+
+    def _flush(self) -> None:
+        with self._lock:
+            answers, self._answers = self._answers, []
+            if answers:
+                self._link.send_all(answers)
+
+
+class _Watch:
+    """Sees calls of pipes that do not get on, and lets others pass. Asleep while none runs."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._owners: dict[_PipeOwner, int] = {}
+        self._awake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self.asleep = True
+        """Whether it must be woken; read without the lock, since being late by a call is fine."""
+
+    def add(self, owner: _PipeOwner) -> None:
+        """Watch a pipe."""
+        with self._lock:
+            self._owners[owner] = 0
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"{self._name}-watch", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, owner: _PipeOwner) -> None:
+        """Watch it no longer."""
+        with self._lock:
+            self._owners.pop(owner, None)
+
+    def wake(self) -> None:
+        """Begin to look: a call runs."""
+        self.asleep = False
+        self._awake.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing = True
+        self._awake.set()
+
+    def _run(self) -> None:
+        quiet = 0
+        while not self._closing:
+            if quiet > _QUIET_TICKS:
+                self.asleep = True
+                self._awake.clear()
+                if not any(owner.running for owner in list(self._owners)):
+                    self._awake.wait()
+                self.asleep = False
+            SYSTEM_CLOCK.sleep(TICK_S)
+            quiet += 1
+            with self._lock:
+                owners = list(self._owners.items())
+            for owner, serial in owners:
+                now = owner.look(serial)
+                if now != serial:
+                    quiet = 0
+                    with self._lock:
+                        if owner in self._owners:
+                            self._owners[owner] = now
