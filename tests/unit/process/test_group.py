@@ -95,6 +95,7 @@ class Bench:
         starter: Starter | None = None,
         examine: Callable[[Launch, int, Exit], Failure] = examine,
         kill_wait_s: float = 10.0,
+        monitor_interval_s: float | None = None,
     ) -> WorkerGroup:
         places = [Place(rank, rank, "worker") for rank in range(len(workers))]
         attempt = self._logs.attempt(len(self.groups), places)
@@ -106,6 +107,7 @@ class Bench:
             self.events.put,
             examine=examine,
             kill_wait_s=kill_wait_s,
+            monitor_interval_s=monitor_interval_s,
         )
         self.groups.append(group)
         return group
@@ -376,9 +378,10 @@ def test_who_was_asked_to_end_has_failed_only_if_it_had_before(
     assert (event.failure and event.failure.exit) == told
 
 
-def test_the_waiter_sleeps_while_nothing_happens(bench: Bench) -> None:
-    """A busy loop would show in the switches of the waiter's thread."""
-    group = bench.group(FOREVER, FOREVER)
+@pytest.mark.parametrize("interval_s", [None, 0.01])
+def test_the_waiter_sleeps_while_nothing_happens(bench: Bench, interval_s: float | None) -> None:
+    """A busy loop would show in the switches of the waiter's thread, as an interval does."""
+    group = bench.group(FOREVER, FOREVER, monitor_interval_s=interval_s)
     group.start()
     said = dict(bench.hear(2))
     os.kill(said[0], signal.SIGKILL)
@@ -391,7 +394,10 @@ def test_the_waiter_sleeps_while_nothing_happens(bench: Bench) -> None:
         threading.Event().wait(seconds)
         return status.read_text().partition("voluntary_ctxt_switches:")[2].split() != before
 
-    assert not all(wakes_within(0.1) for _ in range(50))
+    if interval_s is None:
+        assert not all(wakes_within(0.1) for _ in range(50))
+    else:
+        assert any(wakes_within(0.1) for _ in range(50))
     os.kill(said[1], signal.SIGKILL)
 
 
