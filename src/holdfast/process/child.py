@@ -285,13 +285,19 @@ def leave_error(error: BaseException, folder: str) -> None:
         import json
         import traceback
 
-        lines = traceback.format_exception(type(error), error, theirs(error.__traceback__))
+        kind = type(error)
+        lines = traceback.format_exception(kind, error, theirs(error.__traceback__))
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        rank = os.environ.get("RANK", "")
         extra = {
             "py_callstack": "".join(lines)[-_TRACEBACK_MAX:],
             "timestamp": str(int(now)),
             "moment": now,
+            "type": f"{module}{kind.__qualname__}",
+            "host": os.uname().nodename,
+            "rank": int(rank) if rank.isdecimal() else None,
         }
-        message = f"{type(error).__name__}: {error}"[:_MESSAGE_MAX]
+        message = f"{kind.__name__}: {error}"[:_MESSAGE_MAX]
         data = json.dumps({"message": {"message": message, "extraInfo": extra}})
         _write_file(path, data.encode())
     except Exception as trouble:

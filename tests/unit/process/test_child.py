@@ -203,6 +203,9 @@ def test_an_exception_is_left_in_the_error_file(starter: Starter, folder: Path) 
     assert extra["py_callstack"] == ended.stderr
     assert "child.py" not in ended.stderr
     assert extra["timestamp"] == str(int(extra["moment"]))
+    rank = ended.launch.environment.get("RANK")
+    told = {"type": "ValueError", "host": os.uname().nodename, "rank": rank and int(rank)}
+    assert extra.items() >= told.items()
     mode = ended.launch.error_file.stat().st_mode
     assert stat.S_IMODE(mode) == 0o600
     names = sorted(path.name for path in ended.launch.folder.iterdir())
