@@ -109,7 +109,7 @@ class _Launch:
         self._entrypoint = entrypoint
         self._run_id = run_id
         self._environment = environment
-        self._sink = sink or LogSink()
+        self._sink = sink or LogSink(as_json=config.event_log_handler == "console")
         self._host = socket.gethostname()
         self._metrics = Metrics()
         self._agent: ElasticAgent | None = None
