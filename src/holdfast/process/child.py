@@ -392,6 +392,7 @@ def stand_by(order: Mapping[str, str]) -> dict[str, str]:
     first = [] if sys.flags.safe_path else order["path"].split("\0")
     sys.path[:0] = first
     arguments, sys.argv = sys.argv, sys.argv[1:]
+    before = set(os.environ)  # which the worker has too, with the same values
     with socket.socket(fileno=int(order["orders"])) as orders:
         if float(order["delay"]):
             import select
@@ -407,8 +408,8 @@ def stand_by(order: Mapping[str, str]) -> dict[str, str]:
         if entry in sys.path:
             sys.path.remove(entry)
     sys.argv = arguments
-    os.environ.clear()
-    os.environ.update(environment)
+    # What the imports set themselves stays, as it would after an import by the program.
+    os.environ.update({name: environment[name] for name in environment if name not in before})
     os.chdir(new["cwd"])
     for number, stream in ((1, stdout), (2, stderr)):
         printed = os.pread(number, os.fstat(number).st_size, 0)
