@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.errors import HoldfastError, WorkersFailed
+    from holdfast.launch.config import LaunchConfig
+    from holdfast.launch.launcher import elastic_launch
     from holdfast.process.errorfile import record
     from holdfast.process.watchdog import expires
     from holdfast.rendezvous.handler import Rendezvous, Round
@@ -39,6 +41,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "HoldfastError",
+    "LaunchConfig",
     "LeaseKeeper",
     "PrefixStore",
     "Rendezvous",
@@ -51,6 +54,7 @@ __all__ = [
     "all_gather",
     "barrier",
     "create_rendezvous",
+    "elastic_launch",
     "expires",
     "open_store",
     "record",
@@ -59,6 +63,7 @@ __all__ = [
 
 _HOMES = {
     "HoldfastError": "holdfast.errors",
+    "LaunchConfig": "holdfast.launch.config",
     "LeaseKeeper": "holdfast.store.lease",
     "PrefixStore": "holdfast.store.prefix",
     "Rendezvous": "holdfast.rendezvous.handler",
@@ -70,6 +75,7 @@ _HOMES = {
     "all_gather": "holdfast.store.gather",
     "barrier": "holdfast.store.gather",
     "create_rendezvous": "holdfast.rendezvous.registry",
+    "elastic_launch": "holdfast.launch.launcher",
     "expires": "holdfast.process.watchdog",
     "open_store": "holdfast.store.open",
     "record": "holdfast.process.errorfile",

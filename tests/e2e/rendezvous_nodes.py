@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import select
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,24 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.clock import Deadline
 from holdfast.net.secret import new_secret
 from holdfast.rendezvous.port import HeldPort
 from holdfast.store.open import serve_store
+from tests.e2e.reporting import Report, ReportingProcess
 
 PROGRAM = Path(__file__).with_name("rendezvous_node.py")
-TIMEOUT_S = 60.0
-"""How long anything may take; what takes longer does not come."""
-
-PIPE_BYTES = 256 * 1024
-"""Room for what a node says while nobody listens: one that cannot write stands still."""
-
 FOREVER = {"keep_alive_interval": "20", "keep_alive_max_attempt": "30"}
 """A lease that outlasts every test: whoever counts as gone, it is not by silence."""
 BRIEF = {"keep_alive_interval": "0.25", "keep_alive_max_attempt": "8"}
 """For those that are to be missed. A machine that is slow may lose them early; no test minds."""
 
-Report = dict[str, Any]
 _runs = itertools.count(1)
 
 
@@ -86,7 +76,7 @@ def _keep(secret: str, folder: Path) -> str:
     return str(path)
 
 
-class Node:
+class Node(ReportingProcess):
     """A process that takes part in a run."""
 
     def __init__(self, place: Place, nodes: tuple[int, int], config: dict[str, str]) -> None:
@@ -100,47 +90,8 @@ class Node:
         config = {"last_call_timeout": "0"} | FOREVER | place.config | config
         if "reconnect_within_s" in config:
             wish["reconnect_within_s"] = float(config.pop("reconnect_within_s"))
-        self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), json.dumps(wish | {"config": config})],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pipesize=PIPE_BYTES,
-            env=os.environ | place.env,
-        )
-        self.said: list[Report] = []
-        """Everything that it has reported, and has been read."""
-        self._heard: set[int] = set()
-        self._rest = b""
-
-    @property
-    def host(self) -> str:
-        """What rounds call it."""
-        return f"{os.uname().nodename}[{self.process.pid}]"
-
-    def order(self, *words: object) -> None:
-        """Tell it to do something."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(words).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def hear(self, event: str, **fields: object) -> Report:
-        """Wait for a report with these fields that has not been heard yet, and return it."""
-        wanted = {"event": event, **fields}
-        deadline = Deadline.after(TIMEOUT_S)
-        while True:
-            for index, said in enumerate(self.said):
-                if index not in self._heard and said.items() >= wanted.items():
-                    self._heard.add(index)
-                    return said
-            if not self._read(deadline):
-                raise AssertionError(f"{self.host} did not say {wanted}; it said {self.said}")
-
-    def hear_waiting(self, reason: str) -> Report:
-        """Wait until it knows that the leader waits for this reason, or one that contains it."""
-        while True:
-            said = self.hear("RoundAwaited")
-            if reason in said["reason"]:
-                return said
+        command = [sys.executable, str(PROGRAM), json.dumps(wish | {"config": config})]
+        super().__init__(command, place.env)
 
     def do(self, *words: object) -> Report:
         """Tell it to do something and wait for what came of it."""
@@ -159,47 +110,6 @@ class Node:
         """Let it leave in good order, and wait for its end."""
         self.order("leave")
         self.ended()
-
-    def ended(self, status: int = 0) -> None:
-        """Wait for the end of a process that leaves nothing behind."""
-        left = self.hear("left")
-        assert (left["clean"], left["leaks"]) == (True, [])
-        assert self.process.wait(TIMEOUT_S) == status
-
-    def kill(self) -> None:
-        """Kill it with SIGKILL, and wait for its end."""
-        self.process.kill()
-        self.process.wait(TIMEOUT_S)
-
-    def stop(self) -> None:
-        """Let it sleep: it says nothing more, and its connections stay open."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def wake(self) -> None:
-        """Let it go on as if no time had passed."""
-        self.process.send_signal(signal.SIGCONT)
-
-    def discard(self) -> None:
-        """End the process and its pipes, whatever it does."""
-        self.process.kill()
-        self.process.wait(TIMEOUT_S)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    pass  # an order that it did not live to read
-
-    def _read(self, deadline: Deadline) -> bool:
-        assert self.process.stdout is not None
-        fd = self.process.stdout.fileno()
-        if not select.select([fd], [], [], deadline.remaining())[0]:
-            return False
-        data = os.read(fd, 65536)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self.said += map(json.loads, lines)
-        return bool(data)
 
 
 class Nodes:

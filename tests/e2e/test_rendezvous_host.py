@@ -13,7 +13,6 @@ from holdfast.rendezvous.port import HeldPort
 from holdfast.store.etcd.server import EtcdServer
 from tests.e2e.rendezvous_nodes import (
     BRIEF,
-    TIMEOUT_S,
     Node,
     Nodes,
     Place,
@@ -23,6 +22,7 @@ from tests.e2e.rendezvous_nodes import (
     nodes_at,
     to_be_hosted,
 )
+from tests.e2e.reporting import TIMEOUT_S
 
 TERMINATED = 128 + signal.SIGTERM
 QUICK = {"read_timeout": "0.5", "heartbeat_timeout": "0.5"}

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e.rendezvous_nodes import TIMEOUT_S, built_in, met, nodes_at
+from tests.e2e.rendezvous_nodes import built_in, met, nodes_at
+from tests.e2e.reporting import TIMEOUT_S
 
 NODES = 64
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"

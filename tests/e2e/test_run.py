@@ -122,11 +122,14 @@ def test_a_signal_ends_the_job_and_gives_its_code(variables: dict[str, str], scr
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
-        lines = sorted([process.stdout.readline(), process.stdout.readline()])
-        assert lines == ["rank 0 of 2 wait\n", "rank 1 of 2 wait\n"]
-        process.terminate()
-        out, _ = process.communicate(timeout=LIMIT_S)
+        try:
+            assert process.stdout is not None
+            lines = sorted([process.stdout.readline(), process.stdout.readline()])
+            assert lines == ["rank 0 of 2 wait\n", "rank 1 of 2 wait\n"]
+            process.terminate()
+            out, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
     assert (process.returncode, out) == (128 + signal.SIGTERM, "")
 
 

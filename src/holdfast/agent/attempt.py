@@ -153,7 +153,12 @@ class Attempt:
             role=ranks.role,
             environment={},
             folder=self._logs.folder(local_rank),
-            cpus=cpus_for(job.numa_binding, local_rank, ranks.local_world_size),
+            cpus=cpus_for(
+                job.numa_binding,
+                local_rank,
+                ranks.local_world_size,
+                visible_gpus=job.environment.get("CUDA_VISIBLE_DEVICES"),
+            ),
         )
         environment = worker_environment(job.environment, ranks, facts, launch.error_file)
         return replace(launch, environment=environment)

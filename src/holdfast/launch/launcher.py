@@ -32,7 +32,7 @@ from holdfast.agent.machine import Terms
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.roles import NodeInfo
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.errors import HoldfastError, InternalError, Signalled, UsageError
+from holdfast.errors import HoldfastError, InternalError, Signalled
 from holdfast.ids import new_token
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
@@ -109,7 +109,7 @@ class _Launch:
         self._entrypoint = entrypoint
         self._run_id = run_id
         self._environment = environment
-        self._sink = sink or LogSink()
+        self._sink = sink or LogSink(as_json=config.event_log_handler == "console")
         self._host = socket.gethostname()
         self._metrics = Metrics()
         self._agent: ElasticAgent | None = None
@@ -240,7 +240,7 @@ class _Launch:
         watchdog = Watchdog(job.timer_file, self._is_worker, self._sink.emit)
         try:
             watchdog.start()
-        except UsageError as error:  # as in a job within a job, which has the variable too
+        except HoldfastError as error:  # as in a job within a job, which has the variable too
             _log.warning("timers are not watched: %s", error)
         else:
             stack.callback(watchdog.close)

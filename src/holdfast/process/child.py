@@ -285,13 +285,19 @@ def leave_error(error: BaseException, folder: str) -> None:
         import json
         import traceback
 
-        lines = traceback.format_exception(type(error), error, theirs(error.__traceback__))
+        kind = type(error)
+        lines = traceback.format_exception(kind, error, theirs(error.__traceback__))
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        rank = os.environ.get("RANK", "")
         extra = {
             "py_callstack": "".join(lines)[-_TRACEBACK_MAX:],
             "timestamp": str(int(now)),
             "moment": now,
+            "type": f"{module}{kind.__qualname__}",
+            "host": os.uname().nodename,
+            "rank": int(rank) if rank.isdecimal() else None,
         }
-        message = f"{type(error).__name__}: {error}"[:_MESSAGE_MAX]
+        message = f"{kind.__name__}: {error}"[:_MESSAGE_MAX]
         data = json.dumps({"message": {"message": message, "extraInfo": extra}})
         _write_file(path, data.encode())
     except Exception as trouble:
@@ -386,6 +392,7 @@ def stand_by(order: Mapping[str, str]) -> dict[str, str]:
     first = [] if sys.flags.safe_path else order["path"].split("\0")
     sys.path[:0] = first
     arguments, sys.argv = sys.argv, sys.argv[1:]
+    before = set(os.environ)  # which the worker has too, with the same values
     with socket.socket(fileno=int(order["orders"])) as orders:
         if float(order["delay"]):
             import select
@@ -401,8 +408,8 @@ def stand_by(order: Mapping[str, str]) -> dict[str, str]:
         if entry in sys.path:
             sys.path.remove(entry)
     sys.argv = arguments
-    os.environ.clear()
-    os.environ.update(environment)
+    # What the imports set themselves stays, as it would after an import by the program.
+    os.environ.update({name: environment[name] for name in environment if name not in before})
     os.chdir(new["cwd"])
     for number, stream in ((1, stdout), (2, stderr)):
         printed = os.pread(number, os.fstat(number).st_size, 0)

@@ -197,10 +197,10 @@ class Containment:
 
     def left(self, pid: int) -> None:
         """Kill what a worker that has ended leaves in its group; call it before reaping."""
-        if _is_unreaped_child(pid):
+        if _is_unreaped_child(pid) or self._is_kept_by_ours(pid):
             self.signal(pid, signal.SIGKILL)
         elif _group_exists(pid):
-            # Another process is its parent and has reaped it: the number may be anybody's by now.
+            # Somebody has reaped it: the number may be anybody's by now.
             with _find(self._is_ours) as found:
                 _kill(fd for other, fd in found.items() if _group_of(other) == pid)
         self._tell(f"-{pid}")
@@ -233,6 +233,11 @@ class Containment:
                 if not waited or deadline.passed():
                     return tuple(sorted(killed)), tuple(sorted(found))
                 self._stuck.update(waited[fd] for fd in _still_running(waited, deadline))
+
+    def _is_kept_by_ours(self, pid: int) -> bool:
+        """Say whether a process of ours, such as a forkserver, has still to reap this one."""
+        parent = _parent_of_ended(pid)
+        return parent is not None and self._is_ours(_environment_of(parent))
 
     def _is_ours(self, items: list[bytes]) -> bool:
         mark = f"{env.GROUP}={self._token}".encode()
@@ -327,6 +332,16 @@ def _is_unreaped_child(pid: int) -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def _parent_of_ended(pid: int) -> int | None:
+    """Return the parent of a process that has ended and has not been reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    state, parent = stat.rpartition(b")")[2].split()[:2]  # the name before it may hold anything
+    return int(parent) if state == b"Z" else None
 
 
 def _group_exists(group: int) -> bool:

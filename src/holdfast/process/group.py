@@ -18,7 +18,7 @@ from signal import SIGKILL
 from typing import TypeAlias, assert_never
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import UsageError
+from holdfast.errors import Unavailable, UsageError
 from holdfast.process.containment import Containment
 from holdfast.process.escalation import KILL_WAIT_S, Abandon, Effect, Escalation, Kill, Send
 from holdfast.process.failure import Failure, WorkerExited
@@ -96,17 +96,10 @@ class WorkerGroup:
         try:
             for launch in self._launches:
                 self._start_one(launch)
+            self._start_waiter()
         except BaseException:
             self._undo_start()
             raise
-        self._escalation = Escalation(self._workers, self._kill_wait_s)
-        self._wake = wake, _ = os.pipe()
-        for fd in self._wake:
-            os.set_blocking(fd, False)
-        self._waiter = threading.Thread(
-            target=self._wait, args=(wake,), name="holdfast-waiter", daemon=True
-        )
-        self._waiter.start()
 
     def pids(self) -> dict[int, int]:
         """Return the pids of the workers that run, by local rank."""
@@ -137,11 +130,14 @@ class WorkerGroup:
             self.stop(SIGKILL, 0)
             self._waiter.join()  # bounded by the escalation
             self._waiter = None
+        self._close_wake()
+        return self._abandoned
+
+    def _close_wake(self) -> None:
         with self._lock:
             wake, self._wake = self._wake, None
         for fd in wake or ():
             os.close(fd)
-        return self._abandoned
 
     # Starting.
 
@@ -151,6 +147,20 @@ class WorkerGroup:
         self._workers[process.pid] = _Worker(launch, process)
         self._containment.entered(process.pid)
         self._logs.started(launch.local_rank)
+
+    def _start_waiter(self) -> None:
+        self._escalation = Escalation(self._workers, self._kill_wait_s)
+        try:
+            self._wake = wake, _ = os.pipe()
+            for fd in self._wake:
+                os.set_blocking(fd, False)
+            waiter = threading.Thread(
+                target=self._wait, args=(wake,), name="holdfast-waiter", daemon=True
+            )
+            waiter.start()
+        except (OSError, RuntimeError) as error:
+            raise Unavailable(f"cannot watch over the workers: {error}") from error
+        self._waiter = waiter
 
     def _undo_start(self) -> None:
         deadline = Deadline.after(self._kill_wait_s, self._clock)
@@ -165,6 +175,7 @@ class WorkerGroup:
                 worker.process.reap()
             worker.process.close()
         self._workers.clear()
+        self._close_wake()
         self._abandoned = self._containment.kill_leftovers(self._mark, stuck)
 
     # The waiter.

@@ -69,6 +69,12 @@ class LogOptions:
     duplicate_stderr_filters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.log_dir, Path | None):
+            raise UsageError(f"log_dir {self.log_dir!r}: must be a Path, or None")
+        for name, streams in (("redirects", self.redirects), ("tee", self.tee)):
+            choices = streams.items() if isinstance(streams, Mapping) else [(0, streams)]
+            if not all(isinstance(rank, int) and isinstance(std, Std) for rank, std in choices):
+                raise UsageError(f"{name} {streams!r}: must be a Std, or have one by local rank")
         check_prefix(self.template)
 
     @property

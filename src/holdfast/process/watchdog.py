@@ -11,10 +11,11 @@ measured when the line arrives, and counts on the monotonic clock from then on.
 
 Guarantees
     WD-1  A worker whose timer expires is sent the signal that it named, once, and nobody else is:
-          only what the agent says is a worker of its own, held by a pidfd where there are any, so
-          that a process which inherits its number is safe.
+          only what the agent then says is a worker of its own, held by a pidfd where there are any,
+          so that a process which inherits its number is safe.
     WD-2  Nothing that is written to the FIFO stops the watchdog, nor makes it keep more than
-          `TIMERS_MAX` timers for each worker.
+          `TIMERS_MAX` timers for each worker, and `STRANGERS_MAX` processes that are no workers
+          (a worker may be faster than the agent that learns of it).
     WD-3  No path is taken away from anybody: the FIFO of an agent that lives, another user's, and
           what is no FIFO are refused. At the end our FIFO is gone.
     WD-4  Where nobody watches, `expires` says so once, and the work goes on.
@@ -44,10 +45,20 @@ from holdfast.errors import Unavailable, UsageError
 from holdfast.ids import CauseId
 from holdfast.observe.events import TimerExpired
 
-__all__ = ["TIMERS_MAX", "TimerRequest", "Watchdog", "expires", "parse_request", "timer_path"]
+__all__ = [
+    "STRANGERS_MAX",
+    "TIMERS_MAX",
+    "TimerRequest",
+    "Watchdog",
+    "expires",
+    "parse_request",
+    "timer_path",
+]
 
 TIMERS_MAX = 256
+STRANGERS_MAX = 16
 
+_STRANGER = "a timer of a process that is no worker of this agent"
 _VERSION = 1
 _LINE_MAX = 4096  # what a pipe takes in one piece, so that the lines of several writers never mix
 _READ_BYTES = 1 << 16
@@ -107,10 +118,14 @@ def timer_path(environment: Environment, folder: Path) -> Path | None:
 
 @dataclass(slots=True)
 class _Worker:
-    """A process that has announced timers; `pidfd` is None where the system has none."""
+    """A process that has announced timers; `pidfd` is None where the system has none.
+
+    `known` says that the agent has called it a worker of its own.
+    """
 
     pid: int
     pidfd: int | None
+    known: bool
     timers: dict[str, _Timer] = field(default_factory=dict)
 
     def send(self, number: int) -> bool:
@@ -250,9 +265,12 @@ class _Watch:
             if worker is not None:
                 worker.timers.pop(request.scope, None)
             return
-        worker = worker or self._hold(request.pid)
         if worker is None:
-            self._tell_once("a timer of a process that is no worker of this agent")
+            worker = self._hold(request.pid)
+        else:
+            worker.known = worker.known or self._is_worker(worker.pid)
+        if worker is None:
+            self._tell_once(_STRANGER)
         elif request.scope not in worker.timers and len(worker.timers) >= TIMERS_MAX:
             self._tell_once(f"more than {TIMERS_MAX} timers of a worker")
         else:
@@ -261,17 +279,16 @@ class _Watch:
             worker.timers[request.scope] = _Timer(request.scope, at, request.signal)
 
     def _hold(self, pid: int) -> _Worker | None:
-        """Take hold of a process, if it is a worker of this agent."""
+        """Take hold of a process, if it may be a worker of this agent."""
+        known = self._is_worker(pid)
+        strangers = sum(not worker.known for worker in self._workers.values())
+        if not known and strangers >= STRANGERS_MAX:
+            return None
         try:
             pidfd = _open_pidfd(pid)
         except OSError:
             return None
-        # Asked only now: a worker that is there still is the one whose pidfd we have.
-        if not self._is_worker(pid):
-            if pidfd is not None:
-                os.close(pidfd)
-            return None
-        worker = self._workers[pid] = _Worker(pid, pidfd)
+        worker = self._workers[pid] = _Worker(pid, pidfd, known)
         if pidfd is not None:
             self._selector.register(pidfd, selectors.EVENT_READ, worker)
         return worker
@@ -300,7 +317,9 @@ class _Watch:
                 self._forget(worker)  # nothing else would say when it ends
 
     def _end(self, worker: _Worker, timer: _Timer, now: float) -> None:
-        if worker.pidfd is None and not self._is_worker(worker.pid):
+        # Asked only now: a worker that is there still is the one whose pidfd we have.
+        if not self._is_worker(worker.pid):
+            self._tell_once(_STRANGER)
             return
         if not worker.send(timer.signal):
             return

@@ -409,10 +409,12 @@ class Node:
     def _leader_changed(self, value: bytes | None, revision: int) -> None:
         if value is not None:
             Leader.decode(value)
-        if self._leadership is None:
-            if value == self._leader_value():  # elected, perhaps without an answer that said so
-                self._lead(revision)
-        elif value != self._leader_value():
+        elected = value == self._leader_value()
+        if elected == self.leading:
+            return
+        if elected:  # perhaps without an answer that said so
+            self._lead(revision)
+        else:
             self._step_down()
 
     def _record_changed(self, record: Record, now: float) -> None:

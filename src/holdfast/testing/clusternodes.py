@@ -118,7 +118,7 @@ class NodeProgram(ClientProgram):
         """How many store operations its machine has asked for."""
         me = Announcement(self.id, host.name, host.name, 1, Phase.WAITING, 0, None, "")
         self.node = Node(me, judge.keys, judge.rules)
-        self.agent = Agent(self, manners, journal.sim.seed)
+        self.agent = self.make_agent(manners, journal.sim.seed)
         self._started = False
         self._effects: deque[Effect] = deque()
         # What waits for the machine; while `_busy`, an operation or a new watch, it must wait.
@@ -128,6 +128,10 @@ class NodeProgram(ClientProgram):
         self._advancing = False
         self._wake: Timer | None = None
         self.host.call_later(max(0.0, plan.comes_at - self.now()), self._start)
+
+    def make_agent(self, manners: Manners, seed: int) -> Agent:
+        """Make the node's user."""
+        return Agent(self, manners, seed)
 
     # Time, as this node sees it.
 

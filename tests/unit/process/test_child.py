@@ -29,7 +29,7 @@ print(json.dumps({
     "spec": __spec__ and [__spec__.name, __spec__.origin, __spec__.parent, __spec__.cached],
     "package": __package__, "doc": __doc__, "loader": type(__loader__).__name__,
     "registered": sys.modules["__main__"].__dict__ is globals(),
-    "annotations": list(__annotations__),
+    "annotations": str(__annotations__),
     "argv": sys.argv, "orig_argv": sys.orig_argv[:2], "path": sys.path, "flags": str(sys.flags),
     "unbuffered": sys.stdout.write_through, "beside": beside.__file__,
     "signals": {n: str(signal.getsignal(n)).partition(" at ")[0] for n in signal.valid_signals()},
@@ -203,6 +203,9 @@ def test_an_exception_is_left_in_the_error_file(starter: Starter, folder: Path) 
     assert extra["py_callstack"] == ended.stderr
     assert "child.py" not in ended.stderr
     assert extra["timestamp"] == str(int(extra["moment"]))
+    rank = ended.launch.environment.get("RANK")
+    told = {"type": "ValueError", "host": os.uname().nodename, "rank": rank and int(rank)}
+    assert extra.items() >= told.items()
     mode = ended.launch.error_file.stat().st_mode
     assert stat.S_IMODE(mode) == 0o600
     names = sorted(path.name for path in ended.launch.folder.iterdir())
@@ -347,25 +350,32 @@ AGENT = """
 import os, signal, sys
 from pathlib import Path
 from holdfast.process.spawn import Starter
-from holdfast.process.spec import Launch, Program, Script
-entrypoint = Program("sleep", ("1000",)) if sys.argv[1] == "program" else Script(sys.argv[1])
+from holdfast.process.spec import Function, Launch, Program, Script, StartMethod
+def work():
+    print(os.getpid(), flush=True)
+    signal.pause()
+kind = sys.argv[1]
+if kind == "program":
+    entrypoint = Program("sh", ("-c", "echo $$; exec sleep 1000"))
+elif kind == "script":
+    entrypoint = Script("wait.py")
+else:
+    entrypoint = Function(work, (), StartMethod(kind))
 worker = Starter().start(Launch(entrypoint=entrypoint, local_rank=0, rank=0, role="",
     environment=dict(os.environ), folder=Path(sys.argv[2])), None, None)
-print(worker.pid, flush=True)
 signal.pause()
 """
 
 
-@pytest.mark.parametrize("kind", ["program", "script"])
+@pytest.mark.parametrize("kind", ["program", "script", "fork"])
 def test_a_worker_dies_with_its_parent(folder: Path, kind: str) -> None:
-    (folder / "wait.py").write_text("import signal; signal.pause()")
+    (folder / "wait.py").write_text("import os, signal; print(os.getpid()); signal.pause()")
     agent = subprocess.Popen(
-        [sys.executable, "-c", AGENT, "wait.py" if kind == "script" else kind, str(folder)],
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", AGENT, kind, str(folder)], stdout=subprocess.PIPE
     )
     assert agent.stdout is not None
     with agent, agent.stdout:
-        pid = int(agent.stdout.readline())
+        pid = int(agent.stdout.readline())  # the worker's own word that it runs
         agent.kill()
     await_end(pid)
 

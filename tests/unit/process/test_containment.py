@@ -134,6 +134,35 @@ def test_the_group_of_a_reaped_worker_is_killed_only_if_it_bears_the_mark(
             os.kill(child, 0)
 
 
+# A forkserver: its child leads a group, leaves a process in it, and is not reaped.
+FORKSERVER = (
+    "import os, signal\n"
+    "if (leader := os.fork()) == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0: signal.pause()\n"
+    "    os._exit(0)\n"
+    "os.waitid(os.P_PID, leader, os.WEXITED | os.WNOWAIT)\n"
+    "os.write(1, b'%d\\n' % leader)\n"
+    "signal.pause()\n"
+)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_worker_that_another_process_has_to_reap(containment: Containment, marked: bool) -> None:
+    """Its number is its own only if that process is ours."""
+    environment = containment.environment if marked else {}
+    with running(FORKSERVER, environment) as (server, leader):
+        containment.left(leader)
+        # The process that was left holds the server's standard output.
+        server.kill()
+        assert server.stdout is not None
+        poll = select.poll()
+        poll.register(server.stdout, select.POLLIN)
+        assert bool(poll.poll(10_000 if marked else 100)) == marked
+        if not marked:
+            os.killpg(leader, signal.SIGKILL)
+
+
 def test_a_worker_that_is_gone_without_a_trace(containment: Containment) -> None:
     with running("", {}, wait=False) as (process, _):
         process.wait(10)

@@ -32,7 +32,7 @@ def test_a_forked_function_may_be_anything(starter: Starter, tmp_path: Path) -> 
 
 
 def test_a_forked_function_has_its_own_environment_and_signals(
-    starter: Starter, tmp_path: Path
+    starter: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look() -> tuple[dict[str, str], object, object, set[signal.Signals]]:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -40,6 +40,7 @@ def test_a_forked_function_has_its_own_environment_and_signals(
         return dict(os.environ), *(str(handler) for handler in handlers), set(mask)  # type: ignore[return-value]
 
     launch = launch_of(tmp_path, Function(look, (), StartMethod.FORK), environment={"A": "b"})
+    monkeypatch.setenv("OF_THE_PARENT", "1")
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from holdfast.errors import UsageError
+from holdfast.errors import Unavailable, UsageError
 from holdfast.process.containment import Containment
 from holdfast.process.failure import Failure, WorkerExited
 from holdfast.process.group import WorkerGroup
@@ -93,6 +95,7 @@ class Bench:
         starter: Starter | None = None,
         examine: Callable[[Launch, int, Exit], Failure] = examine,
         kill_wait_s: float = 10.0,
+        monitor_interval_s: float | None = None,
     ) -> WorkerGroup:
         places = [Place(rank, rank, "worker") for rank in range(len(workers))]
         attempt = self._logs.attempt(len(self.groups), places)
@@ -104,6 +107,7 @@ class Bench:
             self.events.put,
             examine=examine,
             kill_wait_s=kill_wait_s,
+            monitor_interval_s=monitor_interval_s,
         )
         self.groups.append(group)
         return group
@@ -332,9 +336,52 @@ def test_if_one_cannot_be_started_none_is_left(bench: Bench, number: int) -> Non
     assert bench.events.empty()
 
 
-def test_the_waiter_sleeps_while_nothing_happens(bench: Bench) -> None:
-    """A busy loop would show in the switches of the waiter's thread."""
-    group = bench.group(FOREVER, FOREVER)
+def test_if_no_thread_can_watch_no_worker_is_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    starter = FailingStarter(2)
+    group = bench.group(STUBBORN, STUBBORN, starter=starter)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(Unavailable, match="new thread"):
+            group.start()
+    for fd in starter.pidfds:
+        assert wait_for_end(fd)
+        os.close(fd)
+    assert group.close() == ()
+
+
+@pytest.mark.parametrize(
+    ("script", "raised_at", "told"),
+    [
+        (FOREVER, 0.0, Exit(1)),  # our signal found it when it was on its way out
+        (POLITE, 0.0, Exit(3)),
+        (FOREVER, math.inf, None),
+        (POLITE, math.inf, None),
+    ],
+)
+def test_who_was_asked_to_end_has_failed_only_if_it_had_before(
+    bench: Bench, script: str, raised_at: float, told: Exit | None
+) -> None:
+    def examine_at(launch: Launch, pid: int, exit_: Exit) -> Failure:
+        return replace(examine(launch, pid, exit_), at=raised_at)
+
+    group = bench.group(script, examine=examine_at)
+    group.start()
+    bench.hear(1)
+    group.stop(signal.SIGTERM, 1000.0)
+    event = bench.next_exit()
+    assert event.asked
+    assert (event.failure and event.failure.exit) == told
+
+
+@pytest.mark.parametrize("interval_s", [None, 0.01])
+def test_the_waiter_sleeps_while_nothing_happens(bench: Bench, interval_s: float | None) -> None:
+    """A busy loop would show in the switches of the waiter's thread, as an interval does."""
+    group = bench.group(FOREVER, FOREVER, monitor_interval_s=interval_s)
     group.start()
     said = dict(bench.hear(2))
     os.kill(said[0], signal.SIGKILL)
@@ -347,7 +394,10 @@ def test_the_waiter_sleeps_while_nothing_happens(bench: Bench) -> None:
         threading.Event().wait(seconds)
         return status.read_text().partition("voluntary_ctxt_switches:")[2].split() != before
 
-    assert not all(wakes_within(0.1) for _ in range(50))
+    if interval_s is None:
+        assert not all(wakes_within(0.1) for _ in range(50))
+    else:
+        assert any(wakes_within(0.1) for _ in range(50))
     os.kill(said[1], signal.SIGKILL)
 
 

@@ -117,6 +117,12 @@ def run(code: str, end: int, *args: str) -> subprocess.Popen[bytes]:
     return process
 
 
+def same(found: bytes, expected: bytes) -> None:
+    """Compare much: pytest would take minutes to show how it differs."""
+    if found != expected:
+        pytest.fail(f"{len(found)} bytes, not the {len(expected)} that were expected")
+
+
 def accept(end: int, data: bytes, quiet_ms: int = 300) -> int:
     """Write until nothing is taken any more; return how much was."""
     os.set_blocking(end, False)
@@ -139,8 +145,8 @@ def test_output_goes_to_the_file_as_it_is_and_to_the_console_with_prefixes(
         pass
     assert process.returncode == 0
     lines = [b"line %d\n" % i for i in range(30000)]
-    assert (tmp_path / "0.log").read_bytes() == b"".join(lines)
-    assert reader.text() == b"".join(b"[0]:" + line for line in lines)
+    same((tmp_path / "0.log").read_bytes(), b"".join(lines))
+    same(reader.text(), b"".join(b"[0]:" + line for line in lines))
     assert stat.S_IMODE((tmp_path / "0.log").stat().st_mode) == 0o600
 
 
@@ -176,8 +182,8 @@ def test_a_process_that_writes_much_and_exits_at_once_loses_nothing(
     code = "import os; os.write(1, b'x' * 1048575 + b'\\n'); os._exit(0)"
     with pumping(tmp_path, console.writing) as (_, [end]), run(code, end):
         pass
-    assert (tmp_path / "0.log").read_bytes() == b"x" * 1048575 + b"\n"
-    assert console.text().replace(b"[0]:", b"").replace(b"\n", b"") == b"x" * 1048575
+    same((tmp_path / "0.log").read_bytes(), b"x" * 1048575 + b"\n")
+    same(console.text().replace(b"[0]:", b"").replace(b"\n", b""), b"x" * 1048575)
 
 
 def test_binary_output_survives(tmp_path: Path, console: Reader) -> None:
@@ -185,9 +191,9 @@ def test_binary_output_survives(tmp_path: Path, console: Reader) -> None:
     with pumping(tmp_path, console.writing) as (_, [end]):
         os.write(end, data)
         os.close(end)
-    assert (tmp_path / "0.log").read_bytes() == data
+    same((tmp_path / "0.log").read_bytes(), data)
     shown = b"".join(b"[0]:" + line for line in data.splitlines(keepends=True))
-    assert console.text() == shown + b"\n"
+    same(console.text(), shown + b"\n")
 
 
 def test_fifty_megabytes_without_a_newline(tmp_path: Path, console: Reader) -> None:
@@ -238,8 +244,8 @@ def test_a_console_that_nobody_reads_holds_up_its_workers_in_little_memory(
         os.set_blocking(end, True)
         with os.fdopen(end, "wb") as file:
             file.write(data[taken:])
-    assert (tmp_path / "0.log").read_bytes() == data
-    assert reader.text().replace(b"[0]:", b"") == data + b"\n"
+    same((tmp_path / "0.log").read_bytes(), data)
+    same(reader.text().replace(b"[0]:", b""), data + b"\n")
 
 
 def test_all_workers_go_on_when_their_console_does(tmp_path: Path) -> None:
@@ -276,8 +282,8 @@ def test_a_stuck_console_does_not_hold_up_workers_of_another(
     for end in ends:
         os.close(end)
     pump.close(WAIT_S)
-    assert console.text() == data
-    assert stuck.text() == (tmp_path / "0.log").read_bytes() + b"\n"
+    same(console.text(), data)
+    same(stuck.text(), (tmp_path / "0.log").read_bytes() + b"\n")
 
 
 def test_a_console_that_stays_stuck_is_given_up_at_the_end_and_the_file_is_whole(

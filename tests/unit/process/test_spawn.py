@@ -209,6 +209,37 @@ def test_functions_of_the_main_module_work(tmp_path: Path, method: StartMethod) 
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("method", [StartMethod.SPAWN, StartMethod.FORKSERVER])
+def test_a_main_module_without_its_guard_does_not_start_itself_for_ever(
+    tmp_path: Path, method: StartMethod
+) -> None:
+    (tmp_path / "main.py").write_text(
+        "import os, select, sys\n"
+        "from pathlib import Path\n"
+        "from holdfast.process.spawn import Starter\n"
+        "from holdfast.process.spec import Function, Launch, StartMethod\n"
+        "def work(): pass\n"
+        f"launch = Launch(entrypoint=Function(work, (), StartMethod({method.value!r})),\n"
+        "    local_rank=0, rank=0, role='', environment=dict(os.environ),\n"
+        "    folder=Path(sys.argv[1]))\n"
+        "worker = Starter().start(launch, None, None)\n"
+        "select.select([worker.fileno()], [], [], 50)\n"
+        "print(worker.reap())\n"
+        "worker.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "main.py"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert "RuntimeError" in done.stderr
+    assert "if __name__ == '__main__'" in done.stderr
+    if method is StartMethod.SPAWN:
+        assert done.stdout == "exit code 1\n"
+
+
 # What is missing, and what the process is.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,23 @@ def test_filters_are_bytes_by_stream() -> None:
     options = LogOptions(duplicate_stdout_filters=("é", "b"), duplicate_stderr_filters=("c",))
     assert options.filters(Std.OUT) == ("é".encode(), b"b")
     assert options.filters(Std.ERR) == (b"c",)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"log_dir": "logs"},
+        {"tee": "3"},
+        {"redirects": 3},
+        {"redirects": {0: 3}},
+        {"tee": {"0": Std.OUT}},
+    ],
+)
+def test_other_types_are_refused_by_name(given: dict[str, Any]) -> None:
+    [(name, value)] = given.items()
+    with pytest.raises(UsageError) as caught:
+        LogOptions(**given)
+    assert str(caught.value).startswith(f"{name} {value!r}: must ")
 
 
 def test_the_prefix_is_checked_at_once() -> None:

@@ -176,6 +176,18 @@ def test_imports_see_the_environment_arguments_and_folder_of_the_script(folder: 
     assert ended.stdout == f"{('3', ['tell.py', 'x'], str(folder))}\n"
 
 
+def test_what_imports_set_in_the_environment_stays(folder: Path) -> None:
+    (folder / "sets.py").write_text(
+        "import os\nos.environ['SET'] = 'x'\nos.environ.setdefault('RANK', '9')\n"
+        "del os.environ['SHARED']\n"
+    )
+    (folder / "tell.py").write_text("import os, sets; print(sorted(os.environ.items()))")
+    script = Script("tell.py")
+    cold = run(Starter(), launch(folder, script, rank=3))
+    with warm(script, "sets") as starter:
+        assert run(starter, launch(folder, script, rank=3)).stdout == cold.stdout
+
+
 def test_what_imports_print_is_printed_by_the_worker(folder: Path) -> None:
     (folder / "loud.py").write_text("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
     (folder / "tell.py").write_text("print('done')")

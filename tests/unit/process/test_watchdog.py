@@ -27,6 +27,7 @@ from holdfast.errors import Unavailable, UsageError
 from holdfast.observe.events import TimerExpired
 from holdfast.process import watchdog
 from holdfast.process.watchdog import (
+    STRANGERS_MAX,
     TIMERS_MAX,
     TimerRequest,
     Watchdog,
@@ -213,6 +214,42 @@ def test_a_process_that_is_no_worker_is_left_alone(
         "timers: a timer of a process that is no worker of this agent was written to "
         f"{node.path}, and is passed over"
     )
+
+
+def test_a_worker_may_be_faster_than_the_agent_that_learns_of_it(tmp_path: Path) -> None:
+    """WD-1."""
+    clock = ManualClock()
+    with watching(tmp_path / "timers", clock) as node:
+        process = node.stranger()
+        node.write(TimerRequest(process.pid, "step", clock.wall() + 10, SIGKILL))
+        node.settle()
+        node.workers[process.pid] = process
+        clock.advance(10)
+        node.write(b"\n")
+        assert node.expired.get(timeout=WAIT_S).pid == process.pid
+        assert node.ended(process.pid) == -SIGKILL
+
+
+def test_few_strangers_are_held(node: Node) -> None:
+    """WD-2."""
+    strangers = [node.stranger() for _ in range(STRANGERS_MAX + 4)]
+    try:
+        node.write(*(TimerRequest(s.pid, "step", FAR, SIGKILL) for s in strangers))
+        node.settle()
+        assert STRANGERS_MAX <= pidfds() <= STRANGERS_MAX + 1
+        # Each that turns out to be a worker makes room for another.
+        for early, late in zip(strangers[:4], strangers[-4:], strict=True):
+            node.workers[early.pid] = early
+            node.write(TimerRequest(early.pid, "more", FAR, SIGKILL))
+            node.write(TimerRequest(late.pid, "step", FAR, SIGKILL))
+        node.settle()
+        assert pidfds() >= STRANGERS_MAX + 4
+    finally:
+        for stranger in strangers:
+            node.workers.pop(stranger.pid, None)
+            assert stranger.stdin is not None
+            stranger.stdin.close()
+            assert stranger.wait(WAIT_S) == 0
 
 
 def pidfds() -> int:

@@ -7,9 +7,9 @@ from typing import TypeVar
 from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.ids import NodeId, RunId
 from holdfast.rendezvous.decide import Rules
-from holdfast.rendezvous.effects import Follow, Notice, Perform
+from holdfast.rendezvous.effects import Follow, Notice, Perform, RoundReady
 from holdfast.rendezvous.machine import Node
-from holdfast.rendezvous.model import Announcement, Keys, Phase
+from holdfast.rendezvous.model import Announcement, Keys, Phase, Record
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.ops import AnyOp, Change, Entry, Get, Set
 
@@ -155,3 +155,36 @@ class World:
 
 
 NO_STORE = StoreUnavailable("nobody there")
+
+
+# Two nodes in their first round: what most stories begin with.
+
+RULES = Rules(
+    min_nodes=2, max_nodes=2, join_s=60, last_call_s=5, keep_alive_s=5, lease_s=15, linger_s=0.5
+)
+
+
+WALL = 1.7e9
+
+
+def pair(rules: Rules = RULES) -> tuple[World, Driven, Driven]:
+    """Two nodes in round 1; the first one leads."""
+    world = World(rules)
+    a, b = world.add("a"), world.add("b")
+    world.settle()
+    assert (a.the(RoundReady).rank, b.the(RoundReady).rank) == (0, 1)
+    assert a.node.leading
+    assert not b.node.leading
+    return world, a, b
+
+
+def record(world: World) -> Record:
+    entry = world.entry(KEYS.round)
+    assert entry is not None
+    return Record.decode(entry.value)
+
+
+def announced(world: World, name: str) -> Announcement:
+    entry = world.entry(KEYS.node(NodeId(name)))
+    assert entry is not None
+    return Announcement.decode(entry.value)

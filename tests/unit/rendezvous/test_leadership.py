@@ -6,10 +6,23 @@ from dataclasses import replace
 
 from holdfast.ids import LeaseId, NodeId, RunId
 from holdfast.rendezvous.decide import Rules
+from holdfast.rendezvous.effects import RoundOver, RoundReady
 from holdfast.rendezvous.leadership import PROGRESS_EVERY_S, Leadership
-from holdfast.rendezvous.model import Announcement, Keys, Phase, Record, Status
+from holdfast.rendezvous.model import Announcement, Keys, Leader, Phase, Record, Status
 from holdfast.rendezvous.ranks import sticky_ranks
-from holdfast.store.ops import AnyOp, Change, CompareSet, Entry, Get, Guarded, ListPrefix, Set
+from holdfast.store.ops import (
+    AnyOp,
+    Change,
+    CompareSet,
+    Delete,
+    Entry,
+    Get,
+    Guarded,
+    ListPrefix,
+    Set,
+)
+from tests.unit.rendezvous.by_hand import NO_STORE, World, pair, record
+from tests.unit.rendezvous.by_hand import RULES as PAIR_RULES
 
 KEYS = Keys(RunId("job"))
 PROOF = b"the leader"
@@ -192,3 +205,119 @@ def test_a_leader_reads_publishes_and_tells_under_its_guard() -> None:
     assert done.record is not None
     publish = CompareSet(KEYS.round, b"old", done.record.encode())
     assert leader.next_op(forming, b"old", LEASE, 10.0) == Guarded(KEYS.leader, PROOF, publish)
+
+
+class TestANodeThatLeads:
+    def test_the_leader_dies_and_another_takes_over(self) -> None:
+        world, a, b = pair()
+        world.kill(a)
+        world.run(PAIR_RULES.lease_s + 0.1)
+        assert b.node.leading
+        assert b.the(RoundOver).reason == "round 1 is over: host-a is gone"
+
+    def test_a_replaced_leader_publishes_nothing(self) -> None:
+        """ND-2: its decision was on its way when it lost the lead."""
+        world, a, b = pair()
+        a.hold = Guarded
+        b.node.ask("one", world.now)
+        world.settle()
+        assert isinstance(a.held, Guarded)  # the new record, about to be published
+        a.stopped = True
+        world.run(PAIR_RULES.lease_s + 1)
+        assert b.node.leading
+        published = record(world)
+        a.stopped = False
+        a.let_go()
+        assert record(world) == published
+        world.settle()
+        assert not a.node.leading
+        assert b.node.leading
+
+    def test_a_leader_hears_of_its_replacement(self) -> None:
+        world, a, _b = pair()
+        world.put(KEYS.leader, Leader(NodeId("b"), 7).encode())
+        world.settle()
+        assert not a.node.leading
+        assert a.prefix == KEYS.control
+
+    def test_an_election_that_was_won_without_hearing_of_it(self) -> None:
+        world = World(PAIR_RULES)
+        a = world.add("a")
+        a.hold = CompareSet
+        world.settle()
+        held = a.held
+        assert isinstance(held, CompareSet)
+        world.apply(held)  # it happened; the answer was lost
+        a.node.failed(NO_STORE, world.now)
+        a.hold = a.held = None
+        world.run(1)
+        assert a.node.leading
+
+    def test_an_election_that_was_won_is_heard_of_by_the_watch(self) -> None:
+        """The node has looked before: it would not try again, and nobody would lead."""
+        world, a, b = pair()
+        b.hold = CompareSet
+        world.kill(a)
+        world.run(PAIR_RULES.lease_s + 0.1)
+        assert isinstance(b.held, CompareSet)
+        world.apply(b.held)
+        b.hold = b.held = None
+        b.node.failed(NO_STORE, world.now)  # the answer was lost
+        world.settle()
+        assert b.node.leading
+        world.run(1)
+        assert b.the(RoundOver).reason == "round 1 is over: host-a is gone"
+
+    def test_a_node_that_does_not_lead_does_not_pay_for_others(self) -> None:
+        """ND-5."""
+        counts = []
+        for size in (2, 40):
+            world = World(replace(PAIR_RULES, min_nodes=size, max_nodes=size))
+            nodes = [world.add(f"n{number}") for number in range(size)]
+            world.run(1)
+            assert all(node.take(RoundReady) for node in nodes)
+            assert [node.node.leading for node in nodes].count(True) == 1
+            followers = [node for node in nodes if not node.node.leading]
+            counts.append(max(len(node.ops) for node in followers))
+            assert all(node.prefix == KEYS.control for node in followers)
+            assert not any(isinstance(op, ListPrefix) for node in followers for op in node.ops)
+        assert counts[0] == counts[1]
+
+    def test_changes_of_nodes_are_nothing_to_a_follower(self) -> None:
+        world, _a, b = pair()
+        entry = world.entry(KEYS.node(NodeId("a")))
+        assert entry is not None
+        b.node.changed([Change(entry.key, None, entry.revision + 99)], world.now)
+        world.settle()
+        assert b.take(RoundOver) == []
+
+    def test_a_leader_that_loses_its_lead_while_it_lists(self) -> None:
+        world = World(PAIR_RULES)
+        a = world.add("a")
+        a.hold = ListPrefix
+        world.settle()
+        world.put(KEYS.leader, Leader(NodeId("z"), 0).encode())
+        a.inbox, changes = [], a.inbox
+        a.node.changed(changes, world.now)
+        assert not a.node.leading
+        a.let_go()
+        world.settle()
+        assert not a.node.leading
+
+    def test_a_leader_that_loses_its_lead_while_it_tells(self) -> None:
+        world, a, _b = pair()
+        a.hold = Guarded
+        world.add("s")
+        world.run(1)
+        held = a.held
+        assert isinstance(held, Guarded)
+        assert isinstance(held.op, Set)
+        result = world.apply(held)
+        world.apply(Delete(KEYS.leader))
+        changes, a.inbox = a.inbox, []
+        a.node.changed(changes, world.now)
+        assert not a.node.leading
+        a.hold = a.held = None
+        a.node.done(result, world.now)
+        world.run(1)
+        assert a.node.leading  # again, since nobody else did

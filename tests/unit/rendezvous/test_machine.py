@@ -8,7 +8,6 @@ import pytest
 
 from holdfast.errors import LeaseLost, UsageError
 from holdfast.ids import NodeId
-from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import (
     Closed,
     Counted,
@@ -19,50 +18,28 @@ from holdfast.rendezvous.effects import (
     StoreLost,
     TimedOut,
 )
-from holdfast.rendezvous.model import Announcement, Failures, Leader, Phase, Record, Status
+from holdfast.rendezvous.model import Failures, Phase, Record, Status
 from holdfast.rendezvous.trouble import RETRY_MAX_S
 from holdfast.store.ops import (
     Change,
     CompareSet,
-    Delete,
     Get,
     Guarded,
     LeaseKeep,
     LeaseRevoke,
-    ListPrefix,
     Set,
 )
-from tests.unit.rendezvous.by_hand import KEYS, NO_STORE, Driven, World
-
-RULES = Rules(
-    min_nodes=2, max_nodes=2, join_s=60, last_call_s=5, keep_alive_s=5, lease_s=15, linger_s=0.5
+from tests.unit.rendezvous.by_hand import (
+    KEYS,
+    NO_STORE,
+    RULES,
+    WALL,
+    Driven,
+    World,
+    announced,
+    pair,
+    record,
 )
-
-
-WALL = 1.7e9
-
-
-def pair(rules: Rules = RULES) -> tuple[World, Driven, Driven]:
-    """Two nodes in round 1; the first one leads."""
-    world = World(rules)
-    a, b = world.add("a"), world.add("b")
-    world.settle()
-    assert (a.the(RoundReady).rank, b.the(RoundReady).rank) == (0, 1)
-    assert a.node.leading
-    assert not b.node.leading
-    return world, a, b
-
-
-def record(world: World) -> Record:
-    entry = world.entry(KEYS.round)
-    assert entry is not None
-    return Record.decode(entry.value)
-
-
-def announced(world: World, name: str) -> Announcement:
-    entry = world.entry(KEYS.node(NodeId(name)))
-    assert entry is not None
-    return Announcement.decode(entry.value)
 
 
 class TestRounds:
@@ -150,122 +127,6 @@ class TestRounds:
         a.node.ask("", world.now)
         world.settle()
         assert (a.the(RoundReady).rank, c.the(RoundReady).rank) == (0, 1)
-
-
-class TestLeading:
-    def test_the_leader_dies_and_another_takes_over(self) -> None:
-        world, a, b = pair()
-        world.kill(a)
-        world.run(RULES.lease_s + 0.1)
-        assert b.node.leading
-        assert b.the(RoundOver).reason == "round 1 is over: host-a is gone"
-
-    def test_a_replaced_leader_publishes_nothing(self) -> None:
-        """ND-2: its decision was on its way when it lost the lead."""
-        world, a, b = pair()
-        a.hold = Guarded
-        b.node.ask("one", world.now)
-        world.settle()
-        assert isinstance(a.held, Guarded)  # the new record, about to be published
-        a.stopped = True
-        world.run(RULES.lease_s + 1)
-        assert b.node.leading
-        published = record(world)
-        a.stopped = False
-        a.let_go()
-        assert record(world) == published
-        world.settle()
-        assert not a.node.leading
-        assert b.node.leading
-
-    def test_a_leader_hears_of_its_replacement(self) -> None:
-        world, a, _b = pair()
-        world.put(KEYS.leader, Leader(NodeId("b"), 7).encode())
-        world.settle()
-        assert not a.node.leading
-        assert a.prefix == KEYS.control
-
-    def test_an_election_that_was_won_without_hearing_of_it(self) -> None:
-        world = World(RULES)
-        a = world.add("a")
-        a.hold = CompareSet
-        world.settle()
-        held = a.held
-        assert isinstance(held, CompareSet)
-        world.apply(held)  # it happened; the answer was lost
-        a.node.failed(NO_STORE, world.now)
-        a.hold = a.held = None
-        world.run(1)
-        assert a.node.leading
-
-    def test_an_election_that_was_won_is_heard_of_by_the_watch(self) -> None:
-        """The node has looked before: it would not try again, and nobody would lead."""
-        world, a, b = pair()
-        b.hold = CompareSet
-        world.kill(a)
-        world.run(RULES.lease_s + 0.1)
-        assert isinstance(b.held, CompareSet)
-        world.apply(b.held)
-        b.hold = b.held = None
-        b.node.failed(NO_STORE, world.now)  # the answer was lost
-        world.settle()
-        assert b.node.leading
-        world.run(1)
-        assert b.the(RoundOver).reason == "round 1 is over: host-a is gone"
-
-    def test_a_node_that_does_not_lead_does_not_pay_for_others(self) -> None:
-        """ND-5."""
-        counts = []
-        for size in (2, 40):
-            world = World(replace(RULES, min_nodes=size, max_nodes=size))
-            nodes = [world.add(f"n{number}") for number in range(size)]
-            world.run(1)
-            assert all(node.take(RoundReady) for node in nodes)
-            assert [node.node.leading for node in nodes].count(True) == 1
-            followers = [node for node in nodes if not node.node.leading]
-            counts.append(max(len(node.ops) for node in followers))
-            assert all(node.prefix == KEYS.control for node in followers)
-            assert not any(isinstance(op, ListPrefix) for node in followers for op in node.ops)
-        assert counts[0] == counts[1]
-
-    def test_changes_of_nodes_are_nothing_to_a_follower(self) -> None:
-        world, _a, b = pair()
-        entry = world.entry(KEYS.node(NodeId("a")))
-        assert entry is not None
-        b.node.changed([Change(entry.key, None, entry.revision + 99)], world.now)
-        world.settle()
-        assert b.take(RoundOver) == []
-
-    def test_a_leader_that_loses_its_lead_while_it_lists(self) -> None:
-        world = World(RULES)
-        a = world.add("a")
-        a.hold = ListPrefix
-        world.settle()
-        world.put(KEYS.leader, Leader(NodeId("z"), 0).encode())
-        a.inbox, changes = [], a.inbox
-        a.node.changed(changes, world.now)
-        assert not a.node.leading
-        a.let_go()
-        world.settle()
-        assert not a.node.leading
-
-    def test_a_leader_that_loses_its_lead_while_it_tells(self) -> None:
-        world, a, _b = pair()
-        a.hold = Guarded
-        world.add("s")
-        world.run(1)
-        held = a.held
-        assert isinstance(held, Guarded)
-        assert isinstance(held.op, Set)
-        result = world.apply(held)
-        world.apply(Delete(KEYS.leader))
-        changes, a.inbox = a.inbox, []
-        a.node.changed(changes, world.now)
-        assert not a.node.leading
-        a.hold = a.held = None
-        a.node.done(result, world.now)
-        world.run(1)
-        assert a.node.leading  # again, since nobody else did
 
 
 class TestSilence:
@@ -671,13 +532,6 @@ class TestTrouble:
             b.node.failed(error, world.now)
             b.node.tick(world.now + 1)
         assert b.node._trouble.retry_at is None
-
-    def test_retries_pause_longer_and_longer(self) -> None:
-        world = World(replace(RULES, lease_s=100))
-        a = world.add("a")
-        a.cut = NO_STORE
-        world.run(10)
-        assert 10 < len(a.ops) < 20
 
     def test_a_closed_store_is_the_end(self) -> None:
         world, _a, b = pair()

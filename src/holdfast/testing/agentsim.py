@@ -1,0 +1,295 @@
+"""A simulated job: agents with workers on the nodes of a faulty cluster, over many seeds.
+
+    python -m holdfast.testing.agentsim --seeds 1000        fresh seeds; the first is printed
+    python -m holdfast.testing.agentsim --seed 123          one seed, with its whole trace
+
+Each seed draws 2 to 6 nodes of 1 to 3 workers, and all that goes wrong with the network and the
+nodes as in `cluster.py`; beside that workers fail, alone and together, are slow to stop or cannot
+be killed, or cannot be started; agents are signalled, killed, and come late. `agentjudge.py` checks
+at every step what agents promise. For some time after the network has healed workers go on to
+fail. Then it stops, and within a bound
+
+    L4  every agent has ended, or all are at work in one round, but for those without a place; if
+        workers can be done, all have ended
+    E9  and while the network was whole, no worker went on for long after another one had failed
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from holdfast.agent.machine import GATHER_S, State, Terms
+from holdfast.agent.policy import RestartBudget
+from holdfast.ids import RunId
+from holdfast.rendezvous.decide import Rules
+from holdfast.rendezvous.model import Keys, Status
+from holdfast.testing.agentjudge import AgentJudge
+from holdfast.testing.agentnodes import (
+    KILL_WAIT_S,
+    STORE_WITHIN_S,
+    AgentManners,
+    AgentProgram,
+    AgentUser,
+)
+from holdfast.testing.cluster import NOTICE_S
+from holdfast.testing.clusternodes import ClusterServer, NodePlan
+from holdfast.testing.faultplan import (
+    Crash,
+    FaultPlan,
+    Incident,
+    draw_partition,
+    draw_pause,
+    draw_rates,
+)
+from holdfast.testing.network import Host, Network, Simulation
+from holdfast.testing.seeds import Report, Tally, command, run_many
+from holdfast.testing.storeactors import SERVER, Journal, is_loose
+
+__all__ = ["AgentCluster", "AgentPlan", "draw_plan", "main", "run_seed", "run_seeds"]
+
+_MODULE = "holdfast.testing.agentsim"
+_LEAST = {"rounds": 2, "attempts": 4}
+_KEYS = Keys(RunId("sim"))
+_SIZES = (2, 2, 2, 3, 3, 4, 5, 6)
+
+TOLD_WITHIN_S = 1.0
+"""How long a worker may go on, in a whole network, after another one has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlan:
+    """All that a seed decides."""
+
+    faults: FaultPlan
+    nodes: tuple[NodePlan, ...]
+    rules: Rules
+    manners: AgentManners
+    signals: tuple[tuple[float, str], ...]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.nodes)} nodes, {self.rules}", str(self.manners)]
+        lines += [f"at {at:.3f} s a signal to {name}" for at, name in self.signals]
+        return "\n".join([*lines, *map(str, self.nodes), str(self.faults)])
+
+    @property
+    def terms(self) -> Terms:
+        """The agents' terms."""
+        assert self.manners.terms is not None
+        return self.manners.terms
+
+    def settle_s(self) -> float:
+        """Return within which time after the last failure everything is settled (L4)."""
+        terms, work = self.terms, self.manners.work_s or (0.0, 0.0)
+        stop_s = terms.grace_s + KILL_WAIT_S + GATHER_S + 2 * STORE_WITHIN_S
+        return NOTICE_S + 2.2 * self.rules.join_s + stop_s + 2 * work[1] + terms.exit_barrier_s
+
+
+def draw_plan(seed: int) -> AgentPlan:
+    """Decide from the seed all that will go wrong."""
+    rng = random.Random(f"agents {seed}")
+    names = [f"n{number}" for number in range(rng.choice(_SIZES))]
+    faulty_s = rng.uniform(8.0, 20.0)
+    least = rng.choice((1, rng.randint(1, len(names))))
+    rules = Rules(
+        min_nodes=least,
+        max_nodes=rng.choice((len(names), rng.randint(least, len(names)))),
+        join_s=rng.uniform(10.0, 20.0),
+        last_call_s=rng.choice((0.0, 0.3, 1.5)),
+        keep_alive_s=1.0,
+        lease_s=rng.choice((3.0, 15.0)),
+        linger_s=0.5,
+    )
+    low = rng.uniform(0.0002, 0.002)
+    faults = FaultPlan(
+        latency_s=(low, low * rng.uniform(1.5, 30.0)),
+        delay_s=rng.choice((0.05, 0.5, 3.0)),
+        rates=draw_rates(rng),
+        incidents=_draw_incidents(rng, names, faulty_s),
+        calm_at=faulty_s,
+    )
+    until = faulty_s + rng.uniform(20.0, 40.0)
+    return AgentPlan(
+        faults,
+        tuple(_draw_node(rng, name, faulty_s) for name in names),
+        rules,
+        _draw_manners(rng, until, len(names)),
+        tuple(
+            (rng.uniform(0.0, until), rng.choice(names)) for _ in range(rng.choice((0, 0, 1, 2)))
+        ),
+    )
+
+
+def _draw_manners(rng: random.Random, until: float, nodes: int) -> AgentManners:
+    least_s = rng.uniform(2.0, 12.0)
+    drift_s = rng.choice((0.5, 4.0, 12.0))
+    return AgentManners(
+        until=until,
+        stop_s=0.0,
+        failures=rng.choice((0.0, 0.5, 0.8, 1.0)),
+        terms=Terms(
+            budget=RestartBudget(rng.choice((0, 1, 2, 3, 10))),
+            grace_s=rng.choice((1.0, 4.0)),
+            exit_barrier_s=rng.choice((5.0, 30.0)),
+        ),
+        workers=tuple(rng.randint(1, 3) for _ in range(nodes)),
+        work_s=rng.choice((None, (least_s, least_s + drift_s))),
+        collateral=rng.choice((0.0, 0.5, 1.0)),
+        slow=rng.choice((0.0, 0.3)),
+        stuck=rng.choice((0.0, 0.0, 0.0, 0.1)),
+        cannot_start=rng.choice((0.0, 0.0, 0.0, 0.0, 0.05)),
+        clocks_differ=rng.random() < 0.3,
+    )
+
+
+def _draw_node(rng: random.Random, name: str, faulty_s: float) -> NodePlan:
+    return NodePlan(
+        name,
+        comes_at=rng.choice((0.0, 0.0, rng.random(), rng.uniform(0.0, 1.5) * faulty_s)),
+        leaves_at=None,
+        clock_offset_s=rng.uniform(0.0, 1e6),
+        clock_rate=rng.choice((1.0, rng.uniform(0.95, 1.05))),
+    )
+
+
+def _draw_incidents(
+    rng: random.Random, names: Sequence[str], faulty_s: float
+) -> tuple[Incident, ...]:
+    pairs = [(name, SERVER) for name in names]
+    incidents: list[Incident] = []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        incidents.append(draw_partition(rng, pairs, faulty_s, rng.choice((4.0, 12.0))))
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        incidents.append(draw_pause(rng, names, faulty_s, 9.0))
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        at = rng.uniform(0.0, faulty_s)
+        back = rng.choice((None, min(faulty_s, at + rng.uniform(0.1, 5.0))))
+        incidents.append(Crash(at, rng.choice(names), back, rng.random() < 0.5))
+    return tuple(incidents)
+
+
+class AgentCluster:
+    """A run of one plan."""
+
+    def __init__(self, seed: int, plan: AgentPlan, *, traced: bool = False) -> None:
+        self.plan = plan
+        self.sim = Simulation(seed, traced=traced)
+        self.network = Network(self.sim, plan.faults, loose=is_loose)
+        self.journal = Journal(self.sim)
+        self.judge = AgentJudge(
+            _KEYS,
+            plan.rules,
+            self.journal.fail,
+            lambda: self.sim.now,
+            max_restarts=plan.terms.budget.max_restarts,
+        )
+        self.judge.on_failure = self._check_told
+        self.judge.clocks_agree = not plan.manners.clocks_differ
+        self.network.add(
+            SERVER, lambda host: ClusterServer(host, self.journal, self.sim.rng, self.judge)
+        )
+        for node in plan.nodes:
+            self.network.add(node.name, partial(self._make, node))
+        self.network.start()
+        for at, name in plan.signals:
+            self.sim.call_at(at, self._signal, name)
+
+    def _make(self, node: NodePlan, host: Host) -> AgentProgram:
+        return AgentProgram(host, self.journal, self.sim.rng, self.judge, node, self.plan.manners)
+
+    def users(self) -> list[AgentUser]:
+        """Return the agents that live and have not ended."""
+        hosts = [self.network.hosts[node.name] for node in self.plan.nodes]
+        programs = [host.program for host in hosts if host.alive]
+        users = [one.agent for one in programs if isinstance(one, AgentProgram)]
+        return [one for one in users if one.ended is None]
+
+    def _signal(self, name: str) -> None:
+        for user in self.users():
+            if user.host.name == name:
+                user.signal()
+
+    def _check_told(self, number: int) -> None:
+        """Look, some time after a failure in peace, whether workers of its round go on (E9)."""
+        if self.judge.calm_since is not None and self.sim.now > self.judge.calm_since:
+            self.sim.call_later(TOLD_WITHIN_S, self._still_running, number)
+
+    def _still_running(self, number: int) -> None:
+        for user in self.users():
+            place = user.machine.place
+            running = user.machine.state is State.RUNNING
+            if running and place is not None and place.round == number and user.program.sound:
+                self.journal.fail(f"E9: a worker of round {number} has failed, {user} goes on")
+
+    # The run.
+
+    def run(self) -> None:
+        """Let everything go wrong, heal, and end."""
+        plan = self.plan
+        self.sim.run(plan.faults.calm_at + plan.faults.delay_s + NOTICE_S)
+        self.judge.calm_since = self.sim.now
+        self.sim.run(max(self.sim.now, plan.manners.until))
+        if self._await(plan.settle_s(), self._settled):
+            for user in self.users():
+                user.signal()
+            stop_s = plan.terms.grace_s + KILL_WAIT_S + STORE_WITHIN_S
+            self._await(stop_s, lambda: not self.users())
+        record, outcomes = self.judge.record, self.judge.outcomes.values()
+        if record is not None and record.status is Status.CLOSED and not outcomes:
+            self.journal.fail(f"L4: nobody ended: {record}")
+
+    def _settled(self) -> bool:
+        """Say whether all have ended, or work in one round for ever."""
+        users, record = self.users(), self.judge.record
+        if not users or self.plan.manners.work_s is not None:
+            return not users
+        running = [one for one in users if one.machine.state is State.RUNNING]
+        rounds = {one.machine.place.round for one in running if one.machine.place}
+        complete = record is not None and record.status is Status.COMPLETE
+        here = complete and rounds == {record.number if record else 0}
+        return here and self.judge.all_in([one.id for one in users])
+
+    def _await(self, within: float, done: Callable[[], bool]) -> bool:
+        until = self.sim.now + within
+        while not done():
+            if self.sim.now >= until:
+                still = "; ".join(map(str, self.users()))
+                self.journal.fail(f"L4: not within {within:.1f} s: {self.judge.record}: {still}")
+                return False
+            self.sim.run(min(until, self.sim.now + 0.5))
+        return True
+
+
+def run_seed(seed: int, *, traced: bool = False) -> Report:
+    """Run one seed, and judge it."""
+    plan = draw_plan(seed)
+    cluster = AgentCluster(seed, plan, traced=traced)
+    try:
+        cluster.run()
+    except Exception:
+        # Whatever a machine raises is found by this seed, and must be shown with it.
+        cluster.journal.fail(traceback.format_exc())
+    failures, trace = cluster.journal.failures, cluster.sim.trace
+    return Report(
+        _MODULE, seed, plan, failures, trace, cluster.network.faults, cluster.judge.counts
+    )
+
+
+def run_seeds(
+    seeds: Iterable[int], *, processes: int = 1, show: Callable[[str], object] = lambda text: None
+) -> Tally:
+    """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
+    return run_many(run_seed, _LEAST, seeds, processes, show)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run seeds from the command line; 0 if no promise was broken and the runs count."""
+    return command("simulated jobs", _MODULE, run_seed, _LEAST, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""The launcher: what it returns and raises, what it gives the workers, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.agent.agent import Status
+from holdfast.agent.machine import State
+from holdfast.errors import Signalled, UsageError, WorkersFailed
+from holdfast.launch import launcher
+from holdfast.launch.config import LaunchConfig
+from holdfast.launch.launcher import elastic_launch, run_job
+from holdfast.observe.events import Event, JobEnded
+from holdfast.observe.sinks import MemorySink
+from holdfast.process.spec import Function, Program, Script
+from holdfast.process.streams import LogOptions
+
+
+def config(workers: int = 1, **changes: Any) -> LaunchConfig:
+    return LaunchConfig(
+        1, 1, workers, **{"rdzv_endpoint": "localhost:0", "max_restarts": 0, **changes}
+    )
+
+
+def ten_more(base: int) -> int:
+    return base + int(os.environ["RANK"])
+
+
+def raise_an_error() -> None:
+    raise ValueError("no such luck")
+
+
+def what_is_given(*names: str) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in names}
+
+
+def wait_to_be_told() -> None:
+    signal.pause()
+
+
+def test_results_come_back_by_rank() -> None:
+    assert elastic_launch(config(2), ten_more)(10) == {0: 10, 1: 11}
+
+
+def test_a_command_has_no_results(tmp_path: Path) -> None:
+    script = tmp_path / "touch.py"
+    script.write_text("import sys, pathlib; pathlib.Path(sys.argv[1]).touch()")
+    assert run_job(config(), Script(str(script), (str(tmp_path / "done"),))) == {}
+    assert (tmp_path / "done").exists()
+
+
+def test_a_failure_is_raised_reported_and_left_where_the_caller_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply, report = tmp_path / "reply.json", tmp_path / "report.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(reply))
+    with pytest.raises(WorkersFailed, match="no such luck") as caught:
+        run_job(config(report_file=report), Function(raise_an_error))
+    assert caught.value.exit_code == 1
+    assert caught.value.failures[0].message == "ValueError: no such luck"
+    assert json.loads(reply.read_text())["message"]["message"] == "ValueError: no such luck"
+    assert json.loads(report.read_text())["failures"][0]["type"] == "ValueError"
+
+
+def test_a_report_that_cannot_be_written_hides_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(WorkersFailed):
+        run_job(config(report_file=tmp_path / "no" / "report"), Function(raise_an_error))
+    assert "report" in caplog.text
+
+
+def test_what_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
+    events = MemorySink()
+    with pytest.raises(UsageError, match="missing"):
+        run_job(config(), Script(str(tmp_path / "missing.py")), sink=events)
+    assert events.events == []
+
+
+def test_error_files_are_named_only_if_they_stay(tmp_path: Path) -> None:
+    with pytest.raises(WorkersFailed) as caught:
+        run_job(config(), Function(raise_an_error))
+    assert caught.value.failures[0].error_file == ""
+    logs = LogOptions(log_dir=tmp_path / "logs")
+    with pytest.raises(WorkersFailed) as caught:
+        run_job(config(logs=logs), Function(raise_an_error))
+    assert Path(caught.value.failures[0].error_file).is_file()
+
+
+def test_a_secret_reaches_workers_by_a_private_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_SECRET", "not for everybody's eyes")
+    seen = elastic_launch(config(), read_the_secret)()[0]
+    assert seen == {"variable": None, "text": "not for everybody's eyes", "mode": 0o600}
+
+
+def read_the_secret() -> dict[str, object]:
+    path = Path(os.environ["HOLDFAST_SECRET_FILE"])
+    return {
+        "variable": os.environ.get("HOLDFAST_SECRET"),
+        "text": path.read_text(),
+        "mode": stat.S_IMODE(path.stat().st_mode),
+    }
+
+
+def test_timers_are_watched_if_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    path = tmp_path / "timers"
+    monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", str(path))
+    name = "TORCHELASTIC_TIMER_FILE"
+    assert elastic_launch(config(), what_is_given)(name) == {0: {name: str(path)}}
+    assert not path.exists()
+    path.write_text("taken")
+    assert elastic_launch(config(), ten_more)(0) == {0: 0}
+    assert "timers are not watched" in caplog.text
+
+
+def test_health_is_served_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[str] = []
+
+    class Server:
+        def __init__(self, where: str, status: Any, metrics: Any) -> None:
+            self.status = status
+            assert status() == {"state": "starting"}
+            served.append(where)
+
+        def start(self) -> None:
+            served.append("start")
+
+        def close(self) -> None:
+            assert self.status()["state"] == "ended"
+            served.append("close")
+
+    monkeypatch.setattr(launcher, "HealthServer", Server)
+    monkeypatch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "127.0.0.1:0")
+    run_job(config(), Function(ten_more, (0,)))
+    assert served == ["127.0.0.1:0", "start", "close"]
+
+
+def test_a_signal_ends_it_and_says_which() -> None:
+    def interrupt(status: Status) -> None:
+        if status.state is State.RUNNING:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Signalled) as caught:
+        run_job(config(), Function(wait_to_be_told), show=interrupt)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+
+
+def test_it_works_outside_the_main_thread() -> None:
+    results: list[dict[int, Any]] = []
+    thread = threading.Thread(target=lambda: results.append(elastic_launch(config(), ten_more)(1)))
+    thread.start()
+    thread.join(60)
+    assert results == [{0: 1}]
+
+
+def test_the_exit_barrier_can_be_replaced_and_fails_nothing() -> None:
+    calls: list[int] = []
+
+    def broken(here: Any, stopped: Any, deadline: Any) -> None:
+        calls.append(here.number)
+        raise RuntimeError("no barrier today")
+
+    assert run_job(config(), Function(ten_more, (5,)), exit_barrier=broken) == {0: 5}
+    assert calls == [1]
+
+
+def test_an_error_of_the_agent_is_raised_as_it_is() -> None:
+    def fail(status: Status) -> None:
+        raise ZeroDivisionError("in the agent")
+
+    with pytest.raises(ZeroDivisionError, match="in the agent"):
+        run_job(config(), Function(ten_more, (0,)), show=fail)
+
+
+def test_warm_standbys_serve_functions_and_are_no_use_to_programs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    warm = config(warm=("json",))
+    assert run_job(warm, Function(ten_more, (3,))) == {0: 3}
+    assert caplog.text == ""
+    assert run_job(warm, Program("true")) == {}
+    assert "nothing is kept warm" in caplog.text
+
+
+def test_events_are_told_as_json_if_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "holdfast"):
+        run_job(config(event_log_handler="console"), Function(ten_more, (0,)))
+    told = [json.loads(line) for line in caplog.messages if line.startswith("{")]
+    assert "JobEnded" in [one["event"] for one in told]
+
+
+def test_events_go_where_the_caller_wants() -> None:
+    sink = MemorySink()
+    run_job(config(), Function(ten_more, (0,)), sink=sink)
+    ends: list[Event] = [event for event in sink.events if isinstance(event, JobEnded)]
+    assert [str(event).endswith("all workers are done") for event in ends] == [True]
