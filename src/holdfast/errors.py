@@ -3,16 +3,21 @@
     HoldfastError
     ├── UsageError (ValueError)           the caller must change the call
     ├── TimeoutExpired (TimeoutError)     a deadline passed; .waiting_for says for what
-    │   └── RendezvousTimedOut            no round came; the message says who was there
+    │   ├── RendezvousTimedOut            no round came; the message says who was there
+    │   └── CallTimedOut (RuntimeError)   a call was not answered in time
     ├── Unavailable (ConnectionError)     the environment failed; retrying may help
     │   ├── StoreUnavailable              .maybe_applied: whether a write may have happened
     │   │   └── RendezvousLost            the store of the run is lost, and the run with it
     │   ├── LeaseLost                     the lease expired or was revoked: take a new one
     │   ├── RendezvousClosed              the run is over for every node
+    │   ├── PeerLost (RuntimeError)       a worker is gone; .peer .incarnation
+    │   ├── Overloaded (RuntimeError)     too much is under way: wait for some of it
     │   └── WorkersStuck                  processes that even SIGKILL did not end; .pids
     ├── Refused (PermissionError)         authentication or permission
     │   └── Fenced                        a guard has changed: what you belonged to is over
     ├── PeerViolation                     the other side broke the protocol
+    ├── RemoteError (RuntimeError)        the other side raised; .type_name .traceback_text .worker
+    ├── ReferenceFailed (RuntimeError)    a remote reference has no value, and will have none
     ├── WorkersFailed                     the job's own code failed; .failures, the cause first
     ├── Signalled                         this process was told to end; .signal
     └── InternalError                     a bug in holdfast; please report it
@@ -30,12 +35,17 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 __all__ = [
+    "CallTimedOut",
     "Fenced",
     "HoldfastError",
     "InternalError",
     "LeaseLost",
+    "Overloaded",
+    "PeerLost",
     "PeerViolation",
+    "ReferenceFailed",
     "Refused",
+    "RemoteError",
     "RendezvousClosed",
     "RendezvousLost",
     "RendezvousTimedOut",
@@ -87,6 +97,10 @@ class TimeoutExpired(HoldfastError, TimeoutError):
 
 class RendezvousTimedOut(TimeoutExpired):
     """No round came in time; the message says who was there and who was missing."""
+
+
+class CallTimedOut(TimeoutExpired, RuntimeError):
+    """A call was not answered in time; it may have run, or run still."""
 
 
 class Unavailable(HoldfastError, ConnectionError):
@@ -147,6 +161,22 @@ class WorkersStuck(Unavailable):
     ) -> None:
         super().__init__(message, step=step, address=address)
         self.pids = pids
+
+
+class PeerLost(Unavailable, RuntimeError):
+    """A worker is gone: its process ended, or it has been silent for too long.
+
+    `incarnation` tells this life of the worker from a later one under the same name.
+    """
+
+    def __init__(self, message: str, *, peer: str = "", incarnation: str = "") -> None:
+        super().__init__(message)
+        self.peer = peer
+        self.incarnation = incarnation
+
+
+class Overloaded(Unavailable, RuntimeError):
+    """More is under way to a worker than is allowed at once. Nothing was sent."""
 
 
 class Refused(HoldfastError, PermissionError):
@@ -214,6 +244,27 @@ class WorkerFailure(Protocol):
     def error_file(self) -> str: ...
     @property
     def error_data(self) -> dict[str, Any] | None: ...
+
+
+class RemoteError(HoldfastError, RuntimeError):
+    """What a call raised over there, where its own type cannot be made again here."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        type_name: str = "",
+        traceback_text: str = "",
+        worker: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.type_name = type_name
+        self.traceback_text = traceback_text
+        self.worker = worker
+
+
+class ReferenceFailed(HoldfastError, RuntimeError):
+    """A remote reference whose creation failed, whose owner is gone, or that was deleted."""
 
 
 class WorkersFailed(HoldfastError):

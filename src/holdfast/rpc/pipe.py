@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.rpc.link import Link, LinkClosed
+from holdfast.rpc.link import Link
 from holdfast.rpc.messages import Message
 
 __all__ = ["PUT_OFF_S", "Pipe", "Readers", "Reply"]
@@ -44,7 +44,7 @@ class Pipe:
     """The asynchronous calls to one peer."""
 
     def __init__(
-        self, link: Link, readers: Readers, lost: Callable[[LinkClosed], Exception]
+        self, link: Link, readers: Readers, lost: Callable[[OSError], Exception]
     ) -> None:
         self._link = link
         self._readers = readers
@@ -136,7 +136,7 @@ class Pipe:
                 self._sending = True
             try:
                 self._link.send_all(batch)
-            except (LinkClosed, OSError) as error:
+            except OSError as error:
                 self._lose(error)
             finally:
                 with self._lock:
@@ -197,7 +197,7 @@ class Pipe:
                 self._complete(link.receive())
                 if not link.ready():
                     return
-        except (LinkClosed, OSError) as error:
+        except OSError as error:
             self._lose(error)
 
     def _complete(self, message: Message) -> None:
@@ -224,7 +224,7 @@ class Pipe:
             if self._lost is not None:
                 return
             self._lost = (
-                self._lost_error(error) if isinstance(error, (LinkClosed, OSError)) else error
+                self._lost_error(error) if isinstance(error, OSError) else error
             )
             replies, self._open = [reply for reply, _ in self._open.values()], {}
             self._out = []

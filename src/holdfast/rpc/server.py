@@ -32,8 +32,9 @@ from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
 from holdfast.rpc.greeting import Greeting, Purpose, decode_greeting, encode_answer
 from holdfast.rpc.link import Link, LinkClosed
 from holdfast.rpc.messages import Message
+from holdfast.rpc.way import sit
 
-__all__ = ["Server", "make_way"]
+__all__ = ["Handler", "Server"]
 
 HANDSHAKE_WITHIN_S = 5.0
 STRANGERS_MAX = 256
@@ -42,7 +43,6 @@ _ANSWERS_AT_ONCE = 64
 _QUIET_TICKS = 50
 
 _log = logging.getLogger("holdfast.rpc")
-_here = threading.local()
 
 
 class Handler(Protocol):
@@ -58,14 +58,6 @@ class Handler(Protocol):
         Must not raise.
         """
         ...
-
-
-def make_way() -> None:
-    """Let another thread read on, if this one runs a call of a pipe: it is about to block."""
-    seat: tuple[_PipeOwner, object] | None = getattr(_here, "seat", None)
-    if seat is not None:
-        pipe, token = seat
-        pipe.make_way(token)
 
 
 class Server:
@@ -254,7 +246,7 @@ class _PipeOwner:
         ).start()
 
     def _own(self, token: object) -> None:
-        _here.seat = (self, token)
+        sit(lambda: self.make_way(token))
         try:
             self._flush()  # what the owner before has gathered must not wait for it
             self._serve(token)
@@ -266,7 +258,7 @@ class _PipeOwner:
                 self._watch.remove(self)
                 self._ended(self._link)
         finally:
-            _here.seat = None
+            sit(None)
 
     def _serve(self, token: object) -> None:
         link, handle, caller, watch = self._link, self._handler.handle, self._caller, self._watch

@@ -1,0 +1,226 @@
+"""Futures: a value that will be there, or the error that came instead.
+
+A future that stands for a call has a driver: who waits for it lets the driver read the connection
+until the answer is there, so that no thread must be woken. Other futures are completed by somebody
+else, and waiting for them blocks.
+
+Callbacks run on the thread that completes the future, or at once if it is complete already. What a
+callback raises is logged: it is nobody's answer.
+
+Guarantees
+    FU-1  A future is completed once; a second completion is refused with UsageError.
+    FU-2  Every callback is called exactly once, after the completion.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from holdfast.clock import Deadline, check_timeout
+from holdfast.errors import TimeoutExpired, UsageError
+from holdfast.rpc.way import make_way
+
+__all__ = ["Driver", "Future", "collect_all", "wait_all"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_log = logging.getLogger("holdfast.rpc")
+# One for all futures: it is held for a few instructions only, and each future is lighter by one.
+_lock = threading.Lock()
+
+
+class Driver(Protocol):
+    """Makes progress towards a future."""
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        """Work until `done()`, the deadline, or until there is nothing to be done."""
+        ...
+
+
+class Future(Generic[T]):
+    """A value to come. Thread-safe; can be awaited too."""
+
+    __slots__ = ("__weakref__", "_callbacks", "_complete", "_driver", "_error", "_event", "_value")
+
+    def __init__(self, driver: Driver | None = None) -> None:
+        self._complete = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Future[T]], object]] | None = None
+        self._event: threading.Event | None = None
+        self._driver = driver
+
+    # Completing.
+
+    def set_result(self, value: T) -> None:
+        """Complete it with a value."""
+        self._finish(value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Complete it with an error."""
+        if not isinstance(error, BaseException):
+            raise UsageError(f"error {error!r:.80}: must be an exception")
+        self._finish(None, error)
+
+    def _finish(self, value: T | None, error: BaseException | None) -> None:
+        with _lock:
+            if self._complete:
+                raise UsageError("the future is complete already")
+            self._value, self._error = value, error
+            self._complete = True
+            callbacks, self._callbacks = self._callbacks, None
+            event, self._driver = self._event, None
+        if event is not None:
+            event.set()
+        for callback in callbacks or ():
+            self._call(callback)
+
+    # Asking.
+
+    def done(self) -> bool:
+        """Say whether it is complete."""
+        return self._complete
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Wait for it; return the value or raise the error. TimeoutExpired after `timeout`."""
+        if not self._complete:
+            self._wait(Deadline.after(check_timeout(timeout)))
+            if not self._complete:
+                raise TimeoutExpired(f"the future was not complete within {timeout} s")
+        return self.value()
+
+    result = wait
+
+    def value(self) -> T:
+        """Return the value or raise the error; UsageError if it is not complete."""
+        if not self._complete:
+            raise UsageError("the future is not complete")
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._value)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for it; return the error, or None if there is a value."""
+        if not self._complete:
+            try:
+                self.wait(timeout)
+            except BaseException:
+                if not self._complete:
+                    raise
+        return self._error
+
+    # What follows.
+
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
+        """Call this with the future when it is complete."""
+        with _lock:
+            if not self._complete:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
+        """Return the future of what the callback returns, called when this one is complete."""
+        following: Future[S] = Future(self._driver)
+
+        def follow(done: Future[T]) -> None:
+            try:
+                value = callback(done)
+            except BaseException as error:
+                following.set_exception(error)
+            else:
+                following.set_result(value)
+
+        self.add_done_callback(follow)
+        return following
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._complete:
+            import asyncio  # costs more than all the rest
+
+            loop = asyncio.get_running_loop()
+            waiting = loop.create_future()
+
+            def wake() -> None:
+                if not waiting.done():
+                    waiting.set_result(None)
+
+            self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+            yield from waiting.__await__()
+        return self.value()
+
+    def __repr__(self) -> str:
+        state = "open" if not self._complete else "failed" if self._error else "done"
+        return f"<Future {state}>"
+
+    def _call(self, callback: Callable[[Future[T]], object]) -> None:
+        try:
+            callback(self)
+        except Exception:
+            _log.exception("a callback of a future failed")
+
+    def _wait(self, deadline: Deadline) -> None:
+        make_way()
+        driver = self._driver
+        if driver is not None:
+            driver.drive(self.done, deadline)
+        if self._complete or deadline.passed():
+            return
+        # Nobody drives it, or the driver left it to others.
+        with _lock:
+            if self._complete:
+                return
+            event = self._event
+            if event is None:
+                event = self._event = threading.Event()
+        event.wait(deadline.remaining())
+
+
+def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
+    """Return a future of all these futures, complete when the last of them is."""
+    waited = list(futures)
+    together: Future[list[Future[Any]]] = Future(_Drivers(waited))
+    left = len(waited)
+    if not left:
+        together.set_result(waited)
+    lock = threading.Lock()
+
+    def count(_: Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            together.set_result(waited)
+
+    for future in waited:
+        future.add_done_callback(count)
+    return together
+
+
+def wait_all(futures: Iterable[Future[Any]]) -> list[Any]:
+    """Wait for all of them and return their values; raises the first error, in their order."""
+    waited = list(futures)
+    for future in waited:
+        future.exception()
+    return [future.value() for future in waited]
+
+
+class _Drivers:
+    """Drives several futures, one after the other."""
+
+    def __init__(self, futures: list[Future[Any]]) -> None:
+        self._futures = futures
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        for future in self._futures:
+            if done() or deadline.passed():
+                return
+            if not future.done():
+                future._wait(deadline)
