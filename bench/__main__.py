@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.imports import imports
+from bench.launch import agents, starting
+from bench.recovery import recovery
 from bench.rendezvous import joins, reforming
 from bench.stores import idle_clients, memory, rates, wakeups
 from bench.tee import tee
@@ -26,6 +28,10 @@ MEASUREMENTS: dict[str, Measurement] = {
     "idle": lambda quick: idle_clients(100 if quick else 1000, 0.3 if quick else 2.0),
     "joins": lambda quick: joins((16, 64), 16) if quick else joins((16, 64, 128, 256), 256),
     "reforming": lambda quick: reforming(1 if quick else 5),
+    "starting": lambda quick: starting(1 if quick else 9),
+    "recovery": lambda quick: recovery(2 if quick else 9),
+    "warm": lambda quick: recovery(1 if quick else 5, "torch"),
+    "agents": lambda quick: agents(1 if quick else 10),
     "tee": lambda quick: tee(1, 20, 20) if quick else tee(5, 200, 100),
     "rates": lambda quick: rates(1 if quick else 3, 0.3 if quick else 1.0),
 }

@@ -80,7 +80,7 @@ def agent(phase: str, *options: str) -> Iterator[Agent]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
     )
     assert process.stdin is not None
     assert process.stdout is not None

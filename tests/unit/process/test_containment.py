@@ -111,7 +111,7 @@ def test_a_signal_reaches_a_process_that_leads_no_group_yet(containment: Contain
 
 def test_what_a_worker_leaves_in_its_group_is_killed(containment: Containment) -> None:
     code = parent(detached=False, then="")
-    with running(code, containment.environment) as (process, child), held(child) as ended:
+    with running(code, {}) as (process, child), held(child) as ended:  # even if it lost its mark
         containment.entered(process.pid)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         containment.left(process.pid)
@@ -271,13 +271,18 @@ def test_a_fork_of_the_agent_does_not_keep_the_reaper_from_its_work() -> None:
     containment = Containment().open()
     reaper = reaper_of(containment)
     hold_read, hold_write = os.pipe()
+    closed_read, closed_write = os.pipe()
     fork = os.fork()
     if fork == 0:
         os.close(hold_write)
         containment.close()  # does nothing here: it is the agent's
+        os.write(closed_write, b".")
         os.read(hold_read, 1)
         os._exit(0)
     os.close(hold_read)
+    os.read(closed_read, 1)
+    os.close(closed_read)
+    os.close(closed_write)
     try:
         with running(SLEEP, containment.environment) as (worker, _):
             containment.entered(worker.pid)

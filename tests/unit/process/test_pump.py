@@ -41,7 +41,7 @@ class Reader:
         self.writing = writing
         self._reading = reading
         self._pieces: list[bytes] = []
-        self._thread = threading.Thread(target=self._collect)
+        self._thread = threading.Thread(target=self._collect, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -264,10 +264,11 @@ def test_all_workers_go_on_when_their_console_does(tmp_path: Path) -> None:
         assert sum(line.startswith(b"[%d]:" % rank) for line in lines) == 60000
 
 
+@pytest.mark.parametrize("kind", [by_pipe, by_socket, by_terminal])
 def test_a_stuck_console_does_not_hold_up_workers_of_another(
-    tmp_path: Path, console: Reader
+    tmp_path: Path, console: Reader, kind: Callable[[], tuple[int, int]]
 ) -> None:
-    stuck = Reader(*by_pipe())
+    stuck = Reader(*kind())
     pump, ends = Pump(), []
     for rank, writing in enumerate((stuck.writing, console.writing)):
         reading, end = open_pipe()
