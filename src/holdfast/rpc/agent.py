@@ -165,6 +165,12 @@ class Agent:
                     self._peers[contact.incarnation] = peer
         return peer
 
+    def lost(self, contact: Contact) -> None:
+        """Hear that a worker is gone: whoever waits for it must know."""
+        peer = self._peers.pop(contact.incarnation, None)
+        if peer is not None:
+            peer.lose("Connection closed by peer (it is gone)")
+
     # Being called.
 
     def greeted(self, greeting: Greeting) -> None:

@@ -43,9 +43,7 @@ Reply = Callable[[Message | Exception], None]
 class Pipe:
     """The asynchronous calls to one peer."""
 
-    def __init__(
-        self, link: Link, readers: Readers, lost: Callable[[OSError], Exception]
-    ) -> None:
+    def __init__(self, link: Link, readers: Readers, lost: Callable[[OSError], Exception]) -> None:
         self._link = link
         self._readers = readers
         self._lost_error = lost
@@ -223,9 +221,7 @@ class Pipe:
         with self._lock:
             if self._lost is not None:
                 return
-            self._lost = (
-                self._lost_error(error) if isinstance(error, OSError) else error
-            )
+            self._lost = self._lost_error(error) if isinstance(error, OSError) else error
             replies, self._open = [reply for reply, _ in self._open.values()], {}
             self._out = []
             self._turn.notify_all()

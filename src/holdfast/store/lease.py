@@ -17,7 +17,7 @@ from typing import Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline, check_timeout
 from holdfast.errors import HoldfastError, LeaseLost, TimeoutExpired, Unavailable, UsageError
-from holdfast.store.ops import Lease, check_ttl
+from holdfast.store.ops import Lease, check_linger, check_ttl
 from holdfast.store.store import DEFAULT_TIMEOUT_S, Store
 
 __all__ = ["LeaseKeeper"]
@@ -34,7 +34,8 @@ class LeaseKeeper:
     A daemon thread renews it every third of its time. Short failures of the store are lived
     through; the lease counts as lost when the store says so, or as soon as its time is over and
     no renewal was confirmed, and it stays lost. Then `lost` is true, `lease` raises LeaseLost,
-    `on_lost` is called once, on the keeper's thread, and nothing is tried any more.
+    `on_lost` is called once, on the keeper's thread, and nothing is tried any more. `linger` is
+    as in `grant_lease`.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class LeaseKeeper:
         store: Store,
         ttl: float,
         *,
+        linger: float | None = None,
         on_lost: Callable[[LeaseLost], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store = store
         self._ttl = check_ttl(ttl)
+        self._linger = check_linger(linger)
         self._on_lost = on_lost
         self._clock = clock
         self._lease: Lease | None = None
@@ -60,7 +63,7 @@ class LeaseKeeper:
         if self._lease is not None or self._stop.is_set():
             raise UsageError("a lease keeper is opened once")
         asked = self._clock.monotonic()
-        lease = self._store.grant_lease(self._ttl, timeout=timeout)
+        lease = self._store.grant_lease(self._ttl, linger=self._linger, timeout=timeout)
         # It began at some moment after it was asked for, so it lives until `ttl` after `asked` at
         # least; then we can no longer be sure of it.
         self._sure_until = asked + lease.ttl

@@ -1,0 +1,168 @@
+"""Who is where: the workers of a job by name and by number, kept in a store that all share.
+
+    worker/NAME   where the worker of that name is (`Contact`), on the worker's lease
+    id/NUMBER     whose number it is, on the same lease
+    next          the number that was given last, where numbers are given by us
+
+A worker's entries vanish with it: `LINGER_S` after its process ends where the store can tell, else
+when its lease does. One that comes again under its old name is another *incarnation*: what was
+meant for the old one is refused.
+
+Guarantees
+    DI-1  At any time a name and a number belong to one incarnation.
+    DI-2  Who was found and then lost is told to be lost exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.errors import HoldfastError, PeerViolation, TimeoutExpired, UsageError
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.peers import Contact
+from holdfast.store.lease import LeaseKeeper
+from holdfast.store.ops import Lease
+from holdfast.store.store import Store, Watch
+
+__all__ = ["Directory"]
+
+LEASE_S = 10.0
+LINGER_S = 0.5
+_WORKERS = "worker/"
+
+
+class Directory:
+    """The workers of a job. `join` makes this process one of them; `close` takes it out."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        lost: Callable[[Contact], None] = lambda contact: None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._store = store
+        self._lost = lost
+        self._clock = clock
+        self._keeper: LeaseKeeper | None = None
+        self._watch: Watch | None = None
+        self._reader: threading.Thread | None = None
+        # Replaced whole when something changes, so that looking needs no lock.
+        self._names: dict[str, Contact] = {}
+        self._ids: dict[int, Contact] = {}
+        self._changed = threading.Condition()
+        self._failure: HoldfastError | None = None
+
+    def next_id(self, timeout: float | None) -> int:
+        """Return a number that nobody has had."""
+        return self._store.add("next", timeout=timeout) - 1
+
+    def join(self, contact: Contact, deadline: Deadline) -> None:
+        """Enter this worker; TimeoutExpired if its name or number stays taken by another one."""
+        self._keeper = LeaseKeeper(self._store, LEASE_S, linger=LINGER_S)
+        self._keeper.open(deadline.remaining())
+        lease, info = self._keeper.lease, contact.info
+        value = json.dumps(asdict(contact)).encode()
+        self._claim(f"id/{info.id}", info.name.encode(), lease, f"number {info.id}", deadline)
+        self._claim(f"{_WORKERS}{info.name}", value, lease, f"name {info.name!r}", deadline)
+        self._watch = self._store.watch(_WORKERS, prefix=True, timeout=deadline.remaining())
+        self._reader = threading.Thread(
+            target=self._read, args=(self._watch,), name="holdfast-rpc-directory", daemon=True
+        )
+        self._reader.start()
+
+    def wait_for(self, world_size: int, deadline: Deadline) -> None:
+        """Wait until so many workers are there; TimeoutExpired says how many were."""
+        with self._changed:
+            while len(self._names) < world_size:
+                if self._failure is not None:
+                    raise self._failure
+                if deadline.passed():
+                    here = ", ".join(sorted(self._names)) or "nobody"
+                    raise TimeoutExpired(
+                        f"{len(self._names)} of {world_size} workers came in time: {here}"
+                    )
+                self._changed.wait(deadline.sooner(1.0).remaining())
+
+    def find(self, target: str | int | WorkerInfo) -> Contact:
+        """Return where a worker is now; UsageError if nobody of that name or number is there."""
+        try:
+            if isinstance(target, str):
+                return self._names[target]
+            if isinstance(target, WorkerInfo):
+                return self._names[target.name]
+            return self._ids[target]
+        except (KeyError, TypeError):
+            raise UsageError(
+                f"worker {target!r:.140}: unknown; there are {', '.join(sorted(self._names)[:20])}"
+            ) from None
+
+    def everybody(self) -> tuple[Contact, ...]:
+        """Return all workers that are there, by number."""
+        return tuple(sorted(self._names.values(), key=lambda contact: contact.info.id))
+
+    def close(self) -> None:
+        """Leave. Idempotent."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.close()
+        if self._reader is not None:
+            self._reader.join(5.0)
+            self._reader = None
+
+    def _claim(self, key: str, value: bytes, lease: Lease, what: str, deadline: Deadline) -> None:
+        """Take a key that nobody holds; wait while somebody does, since he may be gone already."""
+        with self._store.watch(key, timeout=deadline.remaining()) as watch:
+            while True:
+                taken = self._store.compare_set(
+                    key, None, value, lease=lease, timeout=deadline.remaining()
+                )
+                if taken.ok or taken.value == value:
+                    return
+                try:
+                    while watch.next(deadline.remaining()).value is not None:
+                        pass
+                except TimeoutExpired:
+                    raise TimeoutExpired(
+                        f"{what} is taken by another worker of this job; each needs its own"
+                    ) from None
+
+    def _read(self, watch: Watch) -> None:
+        try:
+            for change in watch:
+                name = change.key.removeprefix(_WORKERS)
+                self._enter(name, None if change.value is None else _decode(change.value))
+        except UsageError:
+            pass  # closed
+        except HoldfastError as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _enter(self, name: str, contact: Contact | None) -> None:
+        old = self._names.get(name)
+        names = {known: other for known, other in self._names.items() if known != name}
+        if contact is not None:
+            names[name] = contact
+        with self._changed:
+            self._names = names
+            self._ids = {other.info.id: other for other in names.values()}
+            self._changed.notify_all()
+        if old is not None and (contact is None or contact.incarnation != old.incarnation):
+            self._lost(old)
+
+
+def _decode(data: bytes) -> Contact:
+    try:
+        plain = json.loads(data)
+        info = WorkerInfo(**plain.pop("info"))
+        return Contact(info=info, **plain)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise PeerViolation(f"entry of a worker: {data[:60]!r} is none") from None
