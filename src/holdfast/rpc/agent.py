@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -17,14 +18,20 @@ from holdfast.errors import CallTimedOut, HoldfastError, PeerLost, UsageError
 from holdfast.net.auth import Key
 from holdfast.rpc.future import Future
 from holdfast.rpc.greeting import Greeting
+from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer, machine_id
 from holdfast.rpc.pipe import NEVER, Readers
 from holdfast.rpc.serialize import dump, dump_error, load, load_error
-from holdfast.rpc.server import Server
+from holdfast.rpc.server import Later, Server
 
-__all__ = ["Agent", "Directory"]
+__all__ = ["ASYNC_MARK", "Agent", "Directory"]
+
+ASYNC_MARK = "_holdfast_async_execution"
+"""Marks a function that returns a future, whose value is the answer."""
+
+_log = logging.getLogger("holdfast.rpc")
 
 
 class Directory(Protocol):
@@ -59,6 +66,7 @@ class Agent:
         self._readers: Readers | None = None
         self._server = Server(f"holdfast-rpc-{info.name}", key, self)
         self._here = threading.local()
+        self._loop = Loop(f"holdfast-rpc-{info.name}-loop")
         self.contact: Contact | None = None
 
     def start(self) -> None:
@@ -74,6 +82,7 @@ class Agent:
     def close(self) -> None:
         """End everything."""
         self._server.close()
+        self._loop.close()
         for peer in list(self._peers.values()):
             peer.lose("Connection closed by peer (this agent has been shut down)")
         if self._readers is not None:
@@ -177,16 +186,39 @@ class Agent:
         if self.contact is None or greeting.target != self.contact.incarnation:
             raise PeerLost("Connection closed by peer (another one has its name now)")
 
-    def handle(self, caller: Greeting, message: Message) -> Message | None:
+    def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
+        here, budget_ms = self._here, message.budget_ms
+        here.at = self._clock.monotonic() + budget_ms / 1000 if budget_ms else NEVER
         try:
-            if message.budget_ms:
-                self._here.at = self._clock.monotonic() + message.budget_ms / 1000
             function, args, kwargs = load(message.body, message.buffers)
             value = function(*args, **kwargs) if kwargs else function(*args)
-            body, buffers = dump(value)
+            if isinstance(value, Coroutine):
+                value = self._loop.run(value)
+                value.add_done_callback(lambda done: self._answer_later(message, done, later))
+                return None
+            if isinstance(value, Future) and getattr(function, ASYNC_MARK, False):
+                value.add_done_callback(lambda done: self._answer_later(message, done, later))
+                return None
+            return self._answer(message, value)
         except BaseException as error:
-            body, buffers = dump_error(error, str(self._info))
-            return Message(Kind.FAILURE, message.call, body, buffers)
+            return self._failure(message, error)
         finally:
-            self._here.at = NEVER
+            here.at = NEVER
+
+    def _answer(self, message: Message, value: Any) -> Message:
+        body, buffers = dump(value)
         return Message(Kind.REPLY, message.call, body, buffers)
+
+    def _failure(self, message: Message, error: BaseException) -> Message:
+        body, buffers = dump_error(error, str(self._info))
+        return Message(Kind.FAILURE, message.call, body, buffers)
+
+    def _answer_later(self, message: Message, done: Future[Any], later: Later) -> None:
+        try:
+            answer = self._answer(message, done.value())
+        except BaseException as error:
+            answer = self._failure(message, error)
+        try:
+            later(answer)
+        except OSError as error:
+            _log.debug("an answer came too late: %s", error)

@@ -34,7 +34,7 @@ from holdfast.rpc.link import Link, LinkClosed
 from holdfast.rpc.messages import Message
 from holdfast.rpc.way import sit
 
-__all__ = ["Handler", "Server"]
+__all__ = ["Handler", "Later", "Server"]
 
 HANDSHAKE_WITHIN_S = 5.0
 STRANGERS_MAX = 256
@@ -45,6 +45,9 @@ _QUIET_TICKS = 50
 _log = logging.getLogger("holdfast.rpc")
 
 
+Later = Callable[[Message], None]
+
+
 class Handler(Protocol):
     """What a server does with what it reads."""
 
@@ -52,10 +55,11 @@ class Handler(Protocol):
         """Judge who opened a connection; an error is sent to him, and ends it."""
         ...
 
-    def handle(self, caller: Greeting, message: Message) -> Message | None:
-        """Run a request and return its answer; None if the answer comes later, or to a note.
+    def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
+        """Run a request and return its answer; None for a note, or if `later` is given it.
 
-        Must not raise.
+        Must not raise. `later` may be called by any thread, once; it raises if the connection is
+        gone.
         """
         ...
 
@@ -169,10 +173,11 @@ class Server:
         return link, greeting
 
     def _serve_direct(self, link: Link, caller: Greeting) -> None:
-        handle = self._handler.handle
+        handle, later = self._handler.handle, link.send
         try:
             while True:
-                answer = handle(caller, link.receive())
+                # Who calls sends nothing more before the answer, so nobody else sends either.
+                answer = handle(caller, link.receive(), later)
                 if answer is not None:
                     link.send(answer)
         except (LinkClosed, OSError, PeerViolation) as error:
@@ -268,7 +273,7 @@ class _PipeOwner:
             self._running = True
             if watch.asleep:
                 watch.wake()
-            answer = handle(caller, message)
+            answer = handle(caller, message, self._answer)
             with self._lock:
                 mine = self._owner is token
                 if mine:
@@ -280,6 +285,10 @@ class _PipeOwner:
                 self._flush()
             if not mine:
                 return
+
+    def _answer(self, message: Message) -> None:
+        with self._lock:
+            self._link.send(message)
 
     def _flush(self) -> None:
         with self._lock:
