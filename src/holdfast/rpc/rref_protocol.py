@@ -1,0 +1,391 @@
+"""Counting remote references: when may the owner of a value let it go?
+
+Rule 1: everything that decides how long a value lives is in this file.
+Rule 2: this file sends nothing and reads no clock. Every method returns what is to be sent; the
+    shell sends it again and again until it is acknowledged or the receiver is gone, and then says
+    which of the two it was.
+
+A value lives at its *owner*. Others hold it through *forks*: numbered claims, each of one worker.
+The owner keeps the set of forks that it knows, and its own local holds. When both are empty, and
+the value has been created, it is freed.
+
+    creating      A asks B to make a value: it names the reference and its own fork at once. B counts
+                  the fork when the request arrives, however late that is.
+    from a user   A gives its reference to C: A makes a fork for C, and holds on to its own as long as
+                  the child is not accepted. C asks the owner to count the child (FORK_REQUEST); when
+                  that is acknowledged, C tells A (CHILD_ACCEPT), and A may go.
+    from the owner   B gives it to C: B counts the child before it is sent.
+    to the owner  A gives it back to B: B holds it locally, and accepts the child itself.
+    dropping      A drops its reference: when its own fork is confirmed and no child waits, it tells
+                  the owner (USER_DELETE).
+    dying         The forks of a worker that is gone are dropped by the owner; children that were on
+                  their way to it no longer hold anybody back; references that it owned are lost.
+
+Every message may come twice, late, or not at all before it is sent again. What is deleted stays
+deleted: the owner remembers the numbers of the newest deleted forks and freed values, so that a
+request that was overtaken by its own end brings nothing back.
+
+Guarantees
+    RR-1  A value is not freed while a fork that the owner has confirmed is held by a living worker.
+    RR-2  When all references are dropped, or their holders gone, and all messages have arrived, the
+          value is freed, and nothing of it is left on any worker.
+    RR-3  Every message may be handled any number of times: from the second time on nothing changes.
+    RR-4  What is remembered of the deleted is bounded: the newest `REMEMBERED_MAX` of each kind.
+    RR-5  A reference whose owner is gone, or whose value was freed before its fork was counted, is
+          lost, and its holder is told so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+from holdfast.rpc.messages import Kind
+
+__all__ = [
+    "REMEMBERED_MAX",
+    "Fork",
+    "ForkState",
+    "Freed",
+    "Lost",
+    "Number",
+    "Outcome",
+    "References",
+    "Send",
+    "Ticket",
+]
+
+REMEMBERED_MAX = 65536
+
+Worker: TypeAlias = str
+"""An incarnation of a worker."""
+
+
+class Number(NamedTuple):
+    """A number that no other worker gives: of a reference, or of a fork."""
+
+    maker: Worker
+    serial: int
+
+
+class Ticket(NamedTuple):
+    """What travels when a reference is given to another worker."""
+
+    reference: Number
+    owner: Worker
+    fork: Number
+    parent: Worker
+    """Who gave it, and waits to hear that it arrived; empty if the owner did."""
+
+
+class Send(NamedTuple):
+    """Send this until it is acknowledged, then call `acknowledged`, or `gone` if `to` is."""
+
+    kind: Kind
+    to: Worker
+    reference: Number
+    fork: Number
+
+
+class Freed(NamedTuple):
+    """The owner lets the value go."""
+
+    reference: Number
+
+
+class Lost(NamedTuple):
+    """A reference of this worker has become useless: its owner or its value is gone."""
+
+    fork: Number
+    reason: str
+
+
+Outcome: TypeAlias = Send | Freed | Lost
+
+
+class ForkState(StrEnum):
+    """What the owner is known to know of a fork."""
+
+    ASKED = "asked"
+    """It may not have heard of it."""
+    CONFIRMED = "confirmed"
+    DELETING = "deleting"
+    """It is told to forget it."""
+
+
+@dataclass(slots=True)
+class Fork:
+    """A fork that this worker holds."""
+
+    ticket: Ticket
+    state: ForkState
+    dropped: bool = False
+    children: dict[Number, Worker] = field(default_factory=dict)
+    """Forks that were given to others and are not accepted yet, and to whom."""
+
+
+@dataclass(slots=True)
+class _Owned:
+    """A value of this worker, as its counters see it."""
+
+    forks: dict[Number, Worker] = field(default_factory=dict)
+    created: bool = False
+    holds: int = 0
+
+
+class _Memory:
+    """The newest of some keys, in a bounded number (RR-4)."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: OrderedDict[Hashable, None] = OrderedDict()
+
+    def add(self, key: Hashable) -> None:
+        self._known[key] = None
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class References:
+    """The references of one worker: those that it owns, and those that it uses."""
+
+    def __init__(self, me: Worker, remembered: int = REMEMBERED_MAX) -> None:
+        self._me = me
+        self._serial = 0
+        self._owned: dict[Number, _Owned] = {}
+        self._held: dict[Number, Fork] = {}
+        self._parents: dict[Number, Number] = {}  # child that waits → our fork that it came from
+        self._deleted = _Memory(remembered)
+        self._freed = _Memory(remembered)
+        self._dead: set[Worker] = set()
+
+    # Making references.
+
+    def own(self) -> Number:
+        """Make a reference to a value of our own, which is there, and hold it once."""
+        number = self._next()
+        self._owned[number] = _Owned(created=True, holds=1)
+        return number
+
+    def ask(self, owner: Worker) -> Ticket:
+        """Make a reference to a value that another worker is asked to create."""
+        ticket = Ticket(self._next(), owner, self._next(), "")
+        self._held[ticket.fork] = Fork(ticket, ForkState.ASKED)
+        return ticket
+
+    def created(self, reference: Number, fork: Number, user: Worker) -> list[Outcome]:
+        """Hear, as the owner, that a value is asked for; count who asks (RR-3)."""
+        if reference in self._freed:
+            return []
+        owned = self._owned.setdefault(reference, _Owned())
+        owned.created = True
+        if fork not in self._deleted and user not in self._dead:
+            owned.forks[fork] = user
+        return self._free_if_unused(reference)
+
+    def hold(self, reference: Number) -> bool:
+        """Hold a value of our own once more; False if it has been freed."""
+        owned = self._owned.get(reference)
+        if owned is None:
+            return False
+        owned.holds += 1
+        return True
+
+    def let_go(self, reference: Number) -> list[Outcome]:
+        """Give up a local hold of a value of our own."""
+        owned = self._owned.get(reference)
+        if owned is None:
+            return []
+        owned.holds = max(0, owned.holds - 1)
+        return self._free_if_unused(reference)
+
+    # Giving them to others.
+
+    def give_own(self, reference: Number, to: Worker) -> Ticket | None:
+        """Give a value of our own to a worker; None if it has been freed."""
+        owned = self._owned.get(reference)
+        if owned is None:
+            return None
+        ticket = Ticket(reference, self._me, self._next(), "")
+        if to not in self._dead:
+            owned.forks[ticket.fork] = to
+        return ticket
+
+    def give(self, fork: Number, to: Worker) -> Ticket | None:
+        """Give a reference that we hold to a worker; None if we hold it no more."""
+        held = self._held.get(fork)
+        if held is None or held.state is ForkState.DELETING:
+            return None
+        ticket = Ticket(held.ticket.reference, held.ticket.owner, self._next(), self._me)
+        if to not in self._dead:
+            held.children[ticket.fork] = to
+            self._parents[ticket.fork] = fork
+        return ticket
+
+    def not_given(self, ticket: Ticket) -> list[Outcome]:
+        """Take back what was given, since it was never sent."""
+        if ticket.owner == self._me:
+            return self._forget_fork(ticket.reference, ticket.fork)
+        return self._child_settled(ticket.fork)
+
+    def take(self, ticket: Ticket) -> list[Outcome]:
+        """Receive a reference from another worker. The same one may come more than once."""
+        if ticket.owner == self._me:
+            self.hold(ticket.reference)
+            return self._accept(ticket)
+        if ticket.fork in self._held or ticket.fork in self._deleted:
+            return []
+        if ticket.owner in self._dead:
+            return [Lost(ticket.fork, "its owner is gone"), *self._accept(ticket)]
+        counted = not ticket.parent  # the owner gave it, and has counted it
+        state = ForkState.CONFIRMED if counted else ForkState.ASKED
+        self._held[ticket.fork] = Fork(ticket, state)
+        if counted:
+            return []
+        return [Send(Kind.RREF_FORK_REQUEST, ticket.owner, ticket.reference, ticket.fork)]
+
+    def drop(self, fork: Number) -> list[Outcome]:
+        """Give up a reference that we hold."""
+        held = self._held.get(fork)
+        if held is None:
+            return []
+        held.dropped = True
+        return self._delete_if_idle(fork)
+
+    # Messages, as they come. Each is acknowledged by the shell when these return.
+
+    def fork_requested(
+        self, reference: Number, fork: Number, user: Worker
+    ) -> tuple[list[Outcome], bool]:
+        """Count a fork, as the owner; the flag says whether the value can still be had (RR-5)."""
+        if reference in self._freed:
+            return [], False
+        if fork not in self._deleted and user not in self._dead:
+            self._owned.setdefault(reference, _Owned()).forks[fork] = user
+        return [], True
+
+    def child_accepted(self, child: Number) -> list[Outcome]:
+        """Hear that a fork which we gave has arrived and is counted."""
+        return self._child_settled(child)
+
+    def user_deleted(self, reference: Number, fork: Number) -> list[Outcome]:
+        """Forget a fork, as the owner; also one that we have not heard of yet."""
+        return self._forget_fork(reference, fork)
+
+    # What became of what we sent.
+
+    def confirmed(self, fork: Number) -> list[Outcome]:
+        """Hear that the owner counts a fork of ours: it created the value, or answered."""
+        held = self._held.get(fork)
+        if held is None or held.state is not ForkState.ASKED:
+            return []
+        held.state = ForkState.CONFIRMED
+        return [*self._accept(held.ticket), *self._delete_if_idle(fork)]
+
+    def refused(self, fork: Number) -> list[Outcome]:
+        """Hear that the value was freed before our fork could be counted (RR-5)."""
+        held = self._held.get(fork)
+        if held is None or held.state is not ForkState.ASKED:
+            return []
+        return [*self._lose(fork, "its value is gone"), *self._accept(held.ticket)]
+
+    def deleted(self, fork: Number) -> list[Outcome]:
+        """Hear that the owner has forgotten a fork of ours."""
+        self._held.pop(fork, None)
+        self._deleted.add(fork)
+        return []
+
+    def died(self, worker: Worker) -> list[Outcome]:
+        """Hear that a worker is gone, for good."""
+        if worker in self._dead:
+            return []
+        self._dead.add(worker)
+        outcome: list[Outcome] = []
+        for reference, owned in list(self._owned.items()):
+            for fork in [fork for fork, user in owned.forks.items() if user == worker]:
+                del owned.forks[fork]
+            outcome += self._free_if_unused(reference)
+        for fork, held in list(self._held.items()):
+            if held.ticket.owner == worker:
+                outcome += self._lose(fork, "its owner is gone")
+                continue
+            for child in [child for child, user in held.children.items() if user == worker]:
+                outcome += self._child_settled(child)
+        return outcome
+
+    # For people, and for tests.
+
+    def counts(self) -> dict[str, int]:
+        """Return how many values are owned, forks known, references held, and unsettled."""
+        pending = sum(held.state is ForkState.ASKED for held in self._held.values())
+        return {
+            "owners": len(self._owned),
+            "forks": sum(len(owned.forks) for owned in self._owned.values()),
+            "held": len(self._held),
+            "pending_users": pending,
+            "pending_children": len(self._parents),
+        }
+
+    def state_of(self, fork: Number) -> ForkState | None:
+        """Return what is known of a fork of ours; None if we hold it no more."""
+        held = self._held.get(fork)
+        return None if held is None else held.state
+
+    # How it goes on.
+
+    def _next(self) -> Number:
+        self._serial += 1
+        return Number(self._me, self._serial)
+
+    def _accept(self, ticket: Ticket) -> list[Outcome]:
+        if not ticket.parent or ticket.parent in self._dead:
+            return []
+        return [Send(Kind.RREF_CHILD_ACCEPT, ticket.parent, ticket.reference, ticket.fork)]
+
+    def _child_settled(self, child: Number) -> list[Outcome]:
+        fork = self._parents.pop(child, None)
+        held = None if fork is None else self._held.get(fork)
+        if fork is None or held is None:
+            return []
+        held.children.pop(child, None)
+        return self._delete_if_idle(fork)
+
+    def _delete_if_idle(self, fork: Number) -> list[Outcome]:
+        held = self._held[fork]
+        if not held.dropped or held.children or held.state is not ForkState.CONFIRMED:
+            return []
+        held.state = ForkState.DELETING
+        ticket = held.ticket
+        return [Send(Kind.RREF_USER_DELETE, ticket.owner, ticket.reference, fork)]
+
+    def _forget_fork(self, reference: Number, fork: Number) -> list[Outcome]:
+        self._deleted.add(fork)
+        owned = self._owned.get(reference)
+        if owned is None:
+            return []
+        owned.forks.pop(fork, None)
+        return self._free_if_unused(reference)
+
+    def _free_if_unused(self, reference: Number) -> list[Outcome]:
+        owned = self._owned[reference]
+        if owned.forks or owned.holds or not owned.created:
+            return []
+        del self._owned[reference]
+        self._freed.add(reference)
+        return [Freed(reference)]
+
+    def _lose(self, fork: Number, reason: str) -> list[Outcome]:
+        held = self._held.pop(fork)
+        for child in held.children:
+            self._parents.pop(child, None)
+        self._deleted.add(fork)
+        return [] if held.dropped else [Lost(fork, reason)]
