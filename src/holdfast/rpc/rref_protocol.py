@@ -1,4 +1,4 @@
-"""Counting remote references: when may the owner of a value let it go?
+"""Counting remote references: it decides when the owner of a value may let it go.
 
 Rule 1: everything that decides how long a value lives is in this file.
 Rule 2: this file sends nothing and reads no clock. Every method returns what is to be sent; the
@@ -9,17 +9,17 @@ A value lives at its *owner*. Others hold it through *forks*: numbered claims, e
 The owner keeps the set of forks that it knows, and its own local holds. When both are empty, and
 the value has been created, it is freed.
 
-    creating      A asks B to make a value: it names the reference and its own fork at once. B counts
-                  the fork when the request arrives, however late that is.
-    from a user   A gives its reference to C: A makes a fork for C, and holds on to its own as long as
-                  the child is not accepted. C asks the owner to count the child (FORK_REQUEST); when
-                  that is acknowledged, C tells A (CHILD_ACCEPT), and A may go.
-    from the owner   B gives it to C: B counts the child before it is sent.
-    to the owner  A gives it back to B: B holds it locally, and accepts the child itself.
-    dropping      A drops its reference: when its own fork is confirmed and no child waits, it tells
-                  the owner (USER_DELETE).
-    dying         The forks of a worker that is gone are dropped by the owner; children that were on
-                  their way to it no longer hold anybody back; references that it owned are lost.
+    creating        A asks B to make a value, and names the reference and its own fork at once. B
+                    counts the fork when the request arrives, however late that is.
+    from a user     A gives its reference to C: A makes a fork for C, and holds on to its own as
+                    long as the child is not accepted. C asks the owner to count the child
+                    (FORK_REQUEST); when that is acknowledged, C tells A (CHILD_ACCEPT).
+    from the owner  B gives it to C: B counts the child before it is sent.
+    to the owner    A gives it back to B: B holds it locally, and accepts the child itself.
+    dropping        A drops its reference: when its own fork is confirmed and no child waits, it
+                    tells the owner (USER_DELETE).
+    dying           The forks of a worker that is gone are dropped by the owner; children on their
+                    way to it no longer hold anybody back; references that it owned are lost.
 
 Every message may come twice, late, or not at all before it is sent again. What is deleted stays
 deleted: the owner remembers the numbers of the newest deleted forks and freed values, so that a
@@ -29,7 +29,7 @@ Guarantees
     RR-1  A value is not freed while a fork that the owner has confirmed is held by a living worker.
     RR-2  When all references are dropped, or their holders gone, and all messages have arrived, the
           value is freed, and nothing of it is left on any worker.
-    RR-3  Every message may be handled any number of times: from the second time on nothing changes.
+    RR-3  Every message may be handled any number of times: after the first nothing changes.
     RR-4  What is remembered of the deleted is bounded: the newest `REMEMBERED_MAX` of each kind.
     RR-5  A reference whose owner is gone, or whose value was freed before its fork was counted, is
           lost, and its holder is told so.
