@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import HoldfastError, PeerViolation, TimeoutExpired, UsageError
+from holdfast.errors import HoldfastError, PeerLost, PeerViolation, TimeoutExpired, UsageError
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
 from holdfast.store.lease import LeaseKeeper
@@ -100,6 +100,13 @@ class Directory:
             raise UsageError(
                 f"worker {target!r:.140}: unknown; there are {', '.join(sorted(self._names)[:20])}"
             ) from None
+
+    def find_incarnation(self, incarnation: str) -> Contact:
+        """Return where this life of a worker is; PeerLost if it is over."""
+        for contact in self._names.values():
+            if contact.incarnation == incarnation:
+                return contact
+        raise PeerLost("Connection closed by peer (it is gone)", incarnation=incarnation)
 
     def everybody(self) -> tuple[Contact, ...]:
         """Return all workers that are there, by number."""

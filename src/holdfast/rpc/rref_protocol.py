@@ -340,6 +340,10 @@ class References:
         held = self._held.get(fork)
         return None if held is None else held.state
 
+    def was_freed(self, reference: Number) -> bool:
+        """Say whether a value of ours has been freed, as far as that is remembered."""
+        return reference in self._freed
+
     # How it goes on.
 
     def _next(self) -> Number:

@@ -1,0 +1,183 @@
+"""Remote references as their users see them.
+
+An `RRef` stands for a value that lives at its owner. It can be passed to calls, returned by them,
+and kept as long as one likes: the value lives as long as anybody holds a reference to it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from holdfast.errors import ReferenceFailed, UsageError
+from holdfast.rpc.future import Future
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.passing import receiver, sender
+from holdfast.rpc.rref_protocol import Number, Ticket
+
+if TYPE_CHECKING:
+    from holdfast.rpc.holdings import Holdings
+
+__all__ = ["RRef"]
+
+T = TypeVar("T")
+
+
+class RRef(Generic[T]):
+    """A reference to a value that lives at another worker, or here.
+
+    `RRef(value)` makes one to a value of the current agent. `remote()` makes one to what a call
+    returns over there. Dropping the last one frees the value.
+    """
+
+    def __init__(self, value: T) -> None:
+        from holdfast.rpc.current import current_agent
+
+        holdings = current_agent().holdings
+        number = holdings.own(value)
+        self._settle(holdings, number, holdings.me, None)
+
+    @classmethod
+    def _made(
+        cls,
+        holdings: Holdings,
+        reference: Number,
+        owner: WorkerInfo,
+        fork: Number | None,
+        creation: Future[Any] | None = None,
+    ) -> RRef[Any]:
+        made = cls.__new__(cls)
+        made._settle(holdings, reference, owner, fork, creation)
+        return made
+
+    def _settle(
+        self,
+        holdings: Holdings,
+        reference: Number,
+        owner: WorkerInfo,
+        fork: Number | None,
+        creation: Future[Any] | None = None,
+    ) -> None:
+        self._holdings = holdings
+        self._reference = reference
+        self._owner = owner
+        self._fork = fork
+        self._creation = creation
+        # Not __del__: the garbage collector may run it anywhere, also while our locks are held.
+        self._end = weakref.finalize(self, holdings.dropped, reference, fork)
+        self._end.atexit = False
+
+    # Where it is.
+
+    def owner(self) -> WorkerInfo:
+        """Return the worker at which the value lives."""
+        return self._owner
+
+    def owner_name(self) -> str:
+        """Return its name."""
+        return self._owner.name
+
+    def is_owner(self) -> bool:
+        """Say whether the value lives here."""
+        return self._fork is None
+
+    def confirmed_by_owner(self) -> bool:
+        """Say whether the owner is known to count this reference."""
+        return self._fork is None or self._holdings.is_confirmed(self._fork)
+
+    # What it is.
+
+    def to_here(self, timeout: float | None = None) -> T:
+        """Return a copy of the value; for a value of this worker the value itself.
+
+        Blocks until it has been created. Raises what its creation raised.
+        """
+        self._check()
+        value: T = self._holdings.fetch(self._reference, self._owner, self._fork, timeout)
+        return value
+
+    def local_value(self) -> T:
+        """Return the value, which must live here."""
+        if self._fork is not None:
+            raise UsageError(
+                f"local_value of {self}: the value lives at {self._owner}; use to_here"
+            )
+        value: T = self._holdings.fetch(self._reference, self._owner, None, None)
+        return value
+
+    # What can be done with it.
+
+    def rpc_sync(self, timeout: float | None = None) -> Any:
+        """Call methods of the value where it lives: `rref.rpc_sync().method(x)`."""
+        return _Proxy(self, "call", timeout)
+
+    def rpc_async(self, timeout: float | None = None) -> Any:
+        """The same, returning futures."""
+        return _Proxy(self, "call_async", timeout)
+
+    def remote(self, timeout: float | None = None) -> Any:
+        """The same, returning references to what the methods return."""
+        return _Proxy(self, "remote", timeout)
+
+    def _get_future(self) -> Future[Any]:
+        """Return the future of the creation."""
+        if self._creation is None:
+            raise UsageError(f"{self}: it was not created by remote()")
+        return self._creation
+
+    def _check(self) -> None:
+        """Refuse a reference whose creation is known to have failed."""
+        creation = self._creation
+        if creation is not None and creation.done() and creation.exception() is not None:
+            raise ReferenceFailed(
+                f"RRef creation via rpc.remote() failed at {self._owner}: {creation.exception()}"
+            )
+
+    # Passing it on.
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        self._check()
+        ticket = sender(self).give(self._reference, self._owner, self._fork)
+        return _rebuild, (*ticket, self._owner)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise UsageError("an RRef cannot be copied; pass it on, or use to_here")
+
+    __copy__ = None
+
+    def __repr__(self) -> str:
+        return f"<RRef at {self._owner.name} {self._reference.maker[:6]}.{self._reference.serial}>"
+
+
+def _rebuild(
+    reference: Number, owner: str, fork: Number, parent: str, info: WorkerInfo
+) -> RRef[Any]:
+    ticket = Ticket(Number(*reference), owner, Number(*fork), parent)
+    return receiver().take(ticket, info)
+
+
+class _Proxy:
+    """Makes calls of methods of what a reference stands for."""
+
+    def __init__(self, rref: RRef[Any], how: str, timeout: float | None) -> None:
+        self._rref = rref
+        self._how = how
+        self._timeout = timeout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            rref = self._rref
+            make = getattr(rref._holdings.agent, self._how)
+            return make(
+                rref.owner(), _call_method, (rref, name, args, kwargs), timeout=self._timeout
+            )
+
+        return call
+
+
+def _call_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return getattr(rref.local_value(), name)(*args, **kwargs)
