@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import CallTimedOut, HoldfastError, PeerLost, UsageError
+from holdfast.net.address import Address
 from holdfast.net.auth import Key
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
@@ -116,15 +117,22 @@ class Agent:
         self._loop = Loop(f"holdfast-rpc-{info.name}-loop")
         self.contact: Contact | None = None
 
-    def start(self) -> None:
-        """Listen."""
+    def start(self, tcp_host: str = "") -> None:
+        """Listen: on a Unix socket, and on a port of this address for workers of other hosts."""
         self._folder = tempfile.mkdtemp(prefix="holdfast_rpc_")
         path = os.path.join(self._folder, "s")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(path)
         self._readers = Readers(f"holdfast-rpc-{self._info.name}-read", self._clock)
-        self.contact = Contact(self._info, self._incarnation, machine_id(), path, "")
         self._server.listen(sock)
+        tcp = ""
+        if tcp_host:
+            family = socket.AF_INET6 if ":" in tcp_host else socket.AF_INET
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.bind((tcp_host, 0))
+            tcp = str(Address(tcp_host, listener.getsockname()[1]))
+            self._server.listen(listener)
+        self.contact = Contact(self._info, self._incarnation, machine_id(), path, tcp)
 
     def close(self) -> None:
         """End everything."""

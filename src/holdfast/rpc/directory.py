@@ -3,6 +3,7 @@
     worker/NAME   where the worker of that name is (`Contact`), on the worker's lease
     id/NUMBER     whose number it is, on the same lease
     next          the number that was given last, where numbers are given by us
+    done/NAME     the incarnation that wants to end, and waits for the others to
 
 A worker's entries vanish with it: `LINGER_S` after its process ends where the store can tell, else
 when its lease does. One that comes again under its old name is another *incarnation*: what was
@@ -32,6 +33,7 @@ __all__ = ["Directory"]
 
 LEASE_S = 10.0
 LINGER_S = 0.5
+LOOK_EVERY_S = 0.2
 _WORKERS = "worker/"
 
 
@@ -111,6 +113,26 @@ class Directory:
     def everybody(self) -> tuple[Contact, ...]:
         """Return all workers that are there, by number."""
         return tuple(sorted(self._names.values(), key=lambda contact: contact.info.id))
+
+    def finish(self, me: Contact, deadline: Deadline) -> tuple[str, ...]:
+        """Say that this worker wants to end, and wait until all others do; name who does not."""
+        name = me.info.name
+        self._store.set(f"done/{name}", me.incarnation.encode(), timeout=deadline.remaining())
+        done: dict[str, bytes | None] = {}
+        with self._store.watch("done/", prefix=True, timeout=deadline.remaining()) as watch:
+            while True:
+                missing = tuple(
+                    other.info.name
+                    for other in self.everybody()
+                    if done.get(other.info.name) != other.incarnation.encode()
+                )
+                if not missing or deadline.passed():
+                    return missing
+                try:  # also looks from time to time who is still there
+                    change = watch.next(deadline.sooner(LOOK_EVERY_S).remaining())
+                except TimeoutExpired:
+                    continue
+                done[change.key.removeprefix("done/")] = change.value
 
     def close(self) -> None:
         """Leave. Idempotent."""

@@ -1,0 +1,158 @@
+"""RPC for a process that has one agent: the functions of `holdfast.rpc`.
+
+    rpc.init_rpc("worker0", rank=0, world_size=2)
+    rpc.rpc_sync("worker1", operator.add, args=(1, 2))
+    rpc.shutdown()
+
+Everything here is a convenience over an `Agent`; a process may have several of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from holdfast import env
+from holdfast.clock import Deadline, check_timeout
+from holdfast.errors import UsageError
+from holdfast.rpc import current
+from holdfast.rpc.agent import ASYNC_MARK, Agent, Target
+from holdfast.rpc.directory import Directory
+from holdfast.rpc.future import Future
+from holdfast.rpc.meeting import Meeting, meet
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.peers import Contact
+from holdfast.rpc.rref import RRef
+from holdfast.store.prefix import PrefixStore
+from holdfast.store.store import Store
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "async_execution",
+    "get_worker_info",
+    "init_rpc",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]
+
+DEFAULT_TIMEOUT_S = 60.0
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ends: dict[Agent, tuple[Directory, ExitStack]] = {}
+
+
+def init_rpc(
+    name: str,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    init_method: str | None = None,
+    store: Store | None = None,
+    rpc_timeout: float = DEFAULT_TIMEOUT_S,
+    timeout: float | None = DEFAULT_TIMEOUT_S,
+) -> WorkerInfo:
+    """Become a worker of this name, and wait until all `world_size` are there.
+
+    Workers meet at `store`, or where `init_method` says: `tcp://host:port` (rank 0 serves),
+    `file:///path`, `env://`, which is the default: what `holdfast run` gave this process, or
+    MASTER_ADDR and MASTER_PORT, RANK and WORLD_SIZE. Without a `world_size` workers come and go as
+    they like, and nobody is waited for; without a `rank` a number is given.
+    """
+    deadline = Deadline.after(check_timeout(timeout))
+    with ExitStack() as undo:
+        meeting: Meeting = meet(
+            undo, env.variables(), rank, world_size, init_method, store, deadline
+        )
+        directory = Directory(PrefixStore(meeting.store, meeting.prefix), lost=_lost)
+        number = meeting.rank
+        if number is None:
+            number = directory.next_id(deadline.remaining())
+        info = WorkerInfo(name, number)
+        agent = Agent(info, directory, meeting.key, timeout_s=rpc_timeout)
+        undo.callback(agent.close)
+        agent.start(meeting.host)
+        current.set_agent(agent)
+        undo.callback(current.reset_agent)
+        undo.callback(directory.close)
+        if agent.contact is None:
+            raise UsageError("this agent has not been started")
+        directory.join(agent.contact, deadline)
+        if meeting.world_size is not None:
+            directory.wait_for(meeting.world_size, deadline)
+        _ends[agent] = (directory, undo.pop_all())
+    return info
+
+
+def shutdown(graceful: bool = True, timeout: float | None = DEFAULT_TIMEOUT_S) -> tuple[str, ...]:
+    """End the current agent; return the names of those who were waited for in vain.
+
+    Graceful: wait until all workers want to end, so that nobody's calls are cut off. It always
+    returns, at the latest after `timeout`.
+    """
+    agent = current.current_agent()
+    directory, end = _ends.pop(agent)
+    deadline = Deadline.after(check_timeout(timeout))
+    missing: tuple[str, ...] = ()
+    try:
+        if graceful and agent.contact is not None:
+            missing = directory.finish(agent.contact, deadline)
+            agent.holdings.wait_settled(deadline.sooner(1.0).remaining)
+    finally:
+        end.close()
+    return missing
+
+
+def rpc_sync(
+    to: Target,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Call a function at a worker and return what it returns.
+
+    `timeout` in seconds, 0 for none, None for the agent's default.
+    """
+    return current.current_agent().call(to, func, args or (), kwargs, timeout)
+
+
+def rpc_async(
+    to: Target,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+) -> Future[Any]:
+    """Call a function at a worker; return the future of what it returns."""
+    return current.current_agent().call_async(to, func, args or (), kwargs, timeout)
+
+
+def remote(
+    to: Target,
+    func: Callable[..., Any],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+) -> RRef[Any]:
+    """Call a function at a worker and leave the result there; return a reference to it."""
+    return current.current_agent().remote(to, func, args or (), kwargs, timeout)
+
+
+def get_worker_info(name: str | None = None) -> WorkerInfo:
+    """Return who has this name, or who we are."""
+    agent = current.current_agent()
+    return agent.info if name is None else agent.find(name).info
+
+
+def async_execution(function: F) -> F:
+    """Mark a function that returns a future: its callers get the future's value."""
+    setattr(function, ASYNC_MARK, True)
+    return function
+
+
+def _lost(contact: Contact) -> None:
+    if current.is_agent_set():
+        current.current_agent().lost(contact)

@@ -1,0 +1,117 @@
+"""Where the workers of a job meet: which store, which part of it, and by which secret.
+
+    store=…            the given one, below "rpc/"
+    tcp://host:port    the built-in store there, which rank 0 serves
+    file:///path       a file of this host
+    env://             as `holdfast run` says (HOLDFAST_STORE, and the run and the round); else at
+                       MASTER_ADDR and MASTER_PORT, which rank 0 serves, with RANK and WORLD_SIZE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from holdfast import env
+from holdfast.clock import Deadline
+from holdfast.errors import UsageError
+from holdfast.net.address import Address, is_loopback, parse_address, parse_endpoint
+from holdfast.net.auth import Key
+from holdfast.store.open import choose_secret, open_store, serve_store
+from holdfast.store.store import Store
+
+__all__ = ["Meeting", "meet"]
+
+CONTEXT = "rpc"
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where and as whom this worker meets the others.
+
+    `host` is the address to listen on for workers of other hosts; empty if there are none.
+    """
+
+    store: Store
+    prefix: str
+    key: Key
+    rank: int | None
+    world_size: int | None
+    host: str
+
+
+def meet(
+    undo: ExitStack,
+    variables: Mapping[str, str],
+    rank: int | None,
+    world_size: int | None,
+    init_method: str | None,
+    store: Store | None,
+    deadline: Deadline,
+) -> Meeting:
+    """Open the store where the workers meet; what was opened is closed by `undo`."""
+    environment = env.read(variables)
+    if store is not None:
+        if init_method is not None:
+            raise UsageError("init_rpc: give a store or an init_method, not both")
+        address, prefix = LOOPBACK, "rpc/"
+    else:
+        method = init_method or "env://"
+        rank = _number("RANK", rank, variables, method)
+        world_size = _number("WORLD_SIZE", world_size, variables, method)
+        endpoint, prefix = _place(method, variables, environment)
+        serves = rank == 0 and not (method == "env://" and environment.store)
+        address = _address(endpoint)
+        if endpoint.startswith("tcp://") and serves:
+            undo.enter_context(serve_store(endpoint, environment=environment))
+        store = undo.enter_context(
+            open_store(endpoint, timeout=deadline.remaining(), environment=environment)
+        )
+    key = choose_secret(address, None, environment).key(CONTEXT)
+    host = ""
+    if not is_loopback(address.host):
+        from holdfast.rendezvous.port import address_towards
+
+        host = address_towards(address, deadline)
+    return Meeting(store, prefix, key, rank, world_size, host)
+
+
+def _number(
+    name: str, given: int | None, variables: Mapping[str, str], method: str
+) -> int | None:
+    if given is not None or method != "env://":
+        return given
+    text = variables.get(name, "")
+    if text and not text.isdigit():
+        raise UsageError(f"{name}={text!r:.40}: must be a whole number")
+    return int(text) if text else None
+
+
+def _place(
+    method: str, variables: Mapping[str, str], environment: env.Environment
+) -> tuple[str, str]:
+    """Return the endpoint of the store, and the prefix below which these workers are."""
+    if method != "env://":
+        scheme = method.partition("://")[0]
+        if scheme not in ("tcp", "file"):
+            raise UsageError(
+                f"init_method {method!r:.80}: must be tcp://host:port, file:///path or env://"
+            )
+        return method, "rpc/"
+    if environment.store:
+        run, number = variables.get("TORCHELASTIC_RUN_ID", ""), environment.round or ""
+        return environment.store, f"rpc/{run}/{number}/"
+    host, port = variables.get("MASTER_ADDR"), variables.get("MASTER_PORT")
+    if not host or not port:
+        raise UsageError(
+            "init_method env://: neither HOLDFAST_STORE nor MASTER_ADDR and MASTER_PORT are set"
+        )
+    return f"tcp://{parse_address(host, 0).host}:{port}", "rpc/"
+
+
+def _address(endpoint: str) -> Address:
+    if endpoint.startswith("file://"):
+        return LOOPBACK
+    return parse_endpoint(endpoint).addresses[0]
