@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import select
 import signal
 import subprocess
@@ -100,8 +99,8 @@ class Containment:
         cgroup: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._token = secrets.token_hex(16)
-        self._folder = folder
+        self._token = os.urandom(16).hex()
+        self._folder = None if folder is None else folder.absolute()
         self._with_reaper = reaper
         self._with_cgroup = cgroup
         self._clock = clock
