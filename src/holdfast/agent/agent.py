@@ -156,6 +156,10 @@ class ElasticAgent:
                     if self._outcome is not None:
                         return self._with_results(self._outcome)
                     self._turn()
+            except Exception as error:
+                if self._outcome is None:  # else the end has been told
+                    self._narrator.ended(Outcome(ending=Ending.BROKEN, reason=repr(error)))
+                raise
             finally:
                 self._end()
 
