@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -265,4 +264,4 @@ def test_every_way_to_start_a_function(alone: Alone, method: str) -> None:
     pids = {pid for pid, _ in results.values()}
     assert len(pids - {os.getpid()}) == 2
     parents = {parent for _, parent in results.values()}
-    assert (parents == {os.getpid()}) is (method != "forkserver" or sys.platform != "linux")
+    assert (parents == {os.getpid()}) is (method != "forkserver")
