@@ -88,6 +88,20 @@ HEAVY = (
     *("logging", "multiprocessing", "numpy", "socket", "sqlite3", "ssl", "subprocess", "torch"),
     *("urllib.request", "xml"),
 )
+# What the launcher must not pull in before it is needed: it stands between a command and workers.
+LATER = (
+    *(
+        "asyncio",
+        "concurrent.futures",
+        "datetime",
+        "email",
+        "hashlib",
+        "http",
+        "importlib.metadata",
+    ),
+    *("multiprocessing", "pickle", "secrets", "ssl", "urllib.request", "xml"),
+    *("holdfast.store.etcd", "holdfast.store.client", "holdfast.store.server"),
+)
 # What no pure file may pull in, not even through others.
 ACTING_AT_LAST = ("asyncio", "http.client", "multiprocessing", "socket", "ssl", "subprocess")
 
@@ -397,3 +411,9 @@ def loaded_by(code: str) -> set[str]:
 def test_import_holdfast_is_light() -> None:
     heavy = {name for name in loaded_by("import holdfast") if any(within(name, h) for h in HEAVY)}
     assert sorted(heavy) == []
+
+
+def test_the_launcher_imports_what_every_job_needs_and_no_more() -> None:
+    code = "import holdfast.cli.run_resolve, holdfast.cli.run_view, holdfast.launch.launcher"
+    early = {name for name in loaded_by(code) if any(within(name, late) for late in LATER)}
+    assert sorted(early) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,11 +64,10 @@ def test_a_function_that_returns_nothing(alone: Alone) -> None:
     assert elastic_launch(alone(2), entrypoints.nothing)() == {0: None, 1: None}
 
 
-def test_tensors_come_back(alone: Alone, backend: str) -> None:
+def test_tensors_come_back(alone: Alone) -> None:
     import torch
 
-    method = "spawn" if backend == "c10d" else "forkserver"
-    results = elastic_launch(alone(2, start_method=method), entrypoints.random_tensor)()
+    results = elastic_launch(alone(2), entrypoints.random_tensor)()
     assert sorted(results) == [0, 1]
     for tensor in results.values():
         assert isinstance(tensor, torch.Tensor)
@@ -216,7 +214,7 @@ def test_all_workers_are_restarted_when_one_was_killed(alone: Alone) -> None:
     import torch
 
     sink = MemorySink()
-    entrypoint = make_entrypoint(entrypoints.die_once_on_rank_one, start_method="forkserver")
+    entrypoint = make_entrypoint(entrypoints.die_once_on_rank_one)
     results = run_job(alone(2, max_restarts=3), entrypoint, sink=sink)
     assert {rank: tensor.shape for rank, tensor in results.items()} == {
         0: torch.Size([100, 100]),
@@ -266,4 +264,4 @@ def test_every_way_to_start_a_function(alone: Alone, method: str) -> None:
     pids = {pid for pid, _ in results.values()}
     assert len(pids - {os.getpid()}) == 2
     parents = {parent for _, parent in results.values()}
-    assert (parents == {os.getpid()}) is (method != "forkserver" or sys.platform != "linux")
+    assert (parents == {os.getpid()}) is (method != "forkserver")

@@ -156,6 +156,10 @@ class ElasticAgent:
                     if self._outcome is not None:
                         return self._with_results(self._outcome)
                     self._turn()
+            except Exception as error:
+                if self._outcome is None:  # else the end has been told
+                    self._narrator.ended(Outcome(ending=Ending.BROKEN, reason=repr(error)))
+                raise
             finally:
                 self._end()
 
@@ -191,10 +195,12 @@ class ElasticAgent:
         if self._machine.state not in (State.RUNNING, State.STOPPING, State.FINISHED):
             return
         now = self._now()
-        if (ended := self._rendezvous.ended()) is not None:
+        # Closing a run ends its round: asked in this order, we never take the one for the other.
+        over, ended = self._rendezvous.over(), self._rendezvous.ended()
+        if ended is not None:
             self._machine.run_ended(ended.reason, ended.failed, now)
-        elif (reason := self._rendezvous.over()) is not None:
-            self._machine.round_over(reason, now)
+        elif over is not None:
+            self._machine.round_over(over, now)
         elif (number := self._rendezvous.nodes_waiting()) > 0:
             self._machine.newcomers(number, now)
 

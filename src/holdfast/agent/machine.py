@@ -382,9 +382,7 @@ class Agent:
         self._effects.append(Close(reason, failed))
 
     def _closed_outcome(self, reason: str, failed: bool) -> Outcome:
-        if failed:
-            return Outcome(ending=Ending.FAILED, reason=reason)
-        return self._broken(RendezvousClosed(f"the run was closed: {reason}"))
+        return Outcome(ending=Ending.FAILED if failed else Ending.NOT_NEEDED, reason=reason)
 
     def _broken(self, error: HoldfastError) -> Outcome:
         return Outcome(

@@ -22,7 +22,7 @@ class Ending(StrEnum):
     SIGNALLED = "signalled"
     """A signal told this agent to stop; the job may go on without it."""
     NOT_NEEDED = "not needed"
-    """The job ended well while this node waited for a place."""
+    """The job ended well without this node: while it waited for a place, or had begun anew."""
     BROKEN = "broken"
     """The agent itself, its store or its rendezvous failed: `error` says how."""
 

@@ -26,7 +26,6 @@ from holdfast.agent.agent import Barrier, ElasticAgent, Status
 from holdfast.agent.attempt import Report
 from holdfast.agent.environment import common_environment
 from holdfast.agent.exchange import meet_at_exit
-from holdfast.agent.health import HealthServer
 from holdfast.agent.job import Job
 from holdfast.agent.machine import Terms
 from holdfast.agent.outcome import Ending, Outcome
@@ -36,7 +35,6 @@ from holdfast.errors import HoldfastError, InternalError, Signalled
 from holdfast.ids import new_token
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
-from holdfast.launch.report import as_json, workers_failed
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.process.containment import Containment
@@ -48,7 +46,6 @@ from holdfast.process.memory import MemoryWatch
 from holdfast.process.spawn import Starter, check_entrypoint
 from holdfast.process.spec import Entrypoint, Exit, Launch, Program, entrypoint_name
 from holdfast.process.warm import Standbys
-from holdfast.process.watchdog import Watchdog, timer_path
 from holdfast.rendezvous.handler import Rendezvous
 from holdfast.rendezvous.registry import create_rendezvous
 
@@ -181,10 +178,16 @@ class _Launch:
             door=self._environment.share_store and config.rdzv_backend != "static",
             virtual_local_rank=config.virtual_local_rank,
             numa_binding=config.numa_binding,
-            timer_file=timer_path(self._environment, folder),
+            timer_file=self._timer_file(folder),
             secret_file=self._secret_file(folder),
             monitor_interval_s=config.monitor_interval,
         )
+
+    def _timer_file(self, folder: Path) -> Path | None:
+        """Return where workers announce timers: where the user says, else in `folder`."""
+        if not self._environment.file_timer:
+            return None
+        return self._environment.timer_file or folder / "timers"
 
     def _secret_file(self, folder: Path) -> Path | None:
         """Return where workers find the job's secret; never in their environment."""
@@ -237,6 +240,8 @@ class _Launch:
     def _watch_timers(self, job: Job, stack: ExitStack) -> None:
         if job.timer_file is None:
             return
+        from holdfast.process.watchdog import Watchdog
+
         watchdog = Watchdog(job.timer_file, self._is_worker, self._sink.emit)
         try:
             watchdog.start()
@@ -252,6 +257,8 @@ class _Launch:
         where = self._environment.health_check_port
         if where is None:
             return
+        from holdfast.agent.health import HealthServer
+
         server = HealthServer(where, self._health, self._metrics)
         server.start()
         stack.callback(server.close)
@@ -284,6 +291,8 @@ def _judge(
         case Ending.SIGNALLED:
             raise Signalled(outcome.reason, signal=outcome.signal or 0)
         case Ending.FAILED:
+            from holdfast.launch.report import as_json, workers_failed
+
             if config.report_file is not None:
                 told = as_json(name, run_id, outcome.failures, outcome.reason)
                 _write_report(config.report_file, told)

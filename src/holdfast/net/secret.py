@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
+from hmac import compare_digest
 from pathlib import Path
 
 from holdfast.errors import HoldfastError, Refused, UsageError
@@ -44,7 +44,7 @@ class Secret:
         return self._value.decode("utf-8", "surrogateescape")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and secrets.compare_digest(self._value, other._value)
+        return isinstance(other, Secret) and compare_digest(self._value, other._value)
 
     def __hash__(self) -> int:
         return hash(self._value)
@@ -58,7 +58,7 @@ class Secret:
 
 def new_secret() -> Secret:
     """Make a secret of 256 random bits."""
-    return Secret(secrets.token_hex(32).encode())
+    return Secret(os.urandom(32).hex().encode())
 
 
 def read_secret_file(path: Path) -> Secret:
@@ -82,7 +82,7 @@ def user_secret(state_dir: Path) -> Secret:
 
 def _create(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".secret-{secrets.token_hex(8)}")
+    draft = path.with_name(f".secret-{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import select
 import signal
 import subprocess
@@ -37,14 +36,13 @@ from typing import Self, TypeAlias
 
 from holdfast import env
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.process.escalation import KILL_WAIT_S
 
 __all__ = ["Containment", "outlive_group"]
 
 _log = logging.getLogger("holdfast.process")
 
-SWEEP_WAIT_S = 1.0
-"""How long a sweep waits for what it killed to be gone."""
-
+_STUCK_WAIT_S = 1.0  # for what is killed after something else was found to be stuck
 _REAPER_WAIT_S = 5.0
 _LOOK_EVERY_S = 0.005
 
@@ -100,8 +98,8 @@ class Containment:
         cgroup: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._token = secrets.token_hex(16)
-        self._folder = folder
+        self._token = os.urandom(16).hex()
+        self._folder = None if folder is None else folder.absolute()
         self._with_reaper = reaper
         self._with_cgroup = cgroup
         self._clock = clock
@@ -137,7 +135,7 @@ class Containment:
         self._open = False
         alive = self._sweep(self._is_ours)[1]
         if self._cgroup is not None:
-            deadline = Deadline.after(0 if alive else SWEEP_WAIT_S, self._clock)
+            deadline = Deadline.after(0 if alive else KILL_WAIT_S, self._clock)
             _remove_cgroup(self._cgroup, deadline, self._clock)
         self._end_reaper()
         return alive
@@ -223,7 +221,8 @@ class Containment:
 
     def _sweep(self, is_meant: _Test) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return what was killed, and what is still there."""
-        deadline = Deadline.after(SWEEP_WAIT_S, self._clock)
+        wait_s = _STUCK_WAIT_S if self._stuck else KILL_WAIT_S
+        deadline = Deadline.after(wait_s, self._clock)
         killed: set[int] = set()
         while True:  # since a process may fork while it is being killed
             with _find(is_meant) as found:

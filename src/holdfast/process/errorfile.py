@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import secrets
 import stat
 import traceback
 from collections.abc import Callable, Sequence
@@ -85,7 +84,7 @@ def write_error_file(path: Path, data: dict[str, Any]) -> None:
 
     What was there before is replaced, also a link, which is not followed.
     """
-    draft = path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}")
+    draft = path.with_name(f".{path.name[:100]}-{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:

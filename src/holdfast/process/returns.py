@@ -6,7 +6,6 @@ the user's own program.
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 from holdfast.errors import HoldfastError, PeerViolation
@@ -24,6 +23,7 @@ def read_return(launch: Launch) -> Any:
         return None
     # A class that the worker found in its main module names it so; this makes the name known.
     import multiprocessing  # noqa: F401
+    import pickle
 
     whose = f"what {entrypoint_name(launch.entrypoint)} returned on rank {launch.rank}"
     try:

@@ -40,7 +40,7 @@ from pathlib import Path
 from signal import SIGKILL, Signals, valid_signals
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline, check_timeout
-from holdfast.env import Environment, current
+from holdfast.env import current
 from holdfast.errors import Unavailable, UsageError
 from holdfast.ids import CauseId
 from holdfast.observe.events import TimerExpired
@@ -52,7 +52,6 @@ __all__ = [
     "Watchdog",
     "expires",
     "parse_request",
-    "timer_path",
 ]
 
 TIMERS_MAX = 256
@@ -107,13 +106,6 @@ def parse_request(line: bytes) -> TimerRequest | None:
     if type(at) not in {int, float} or not -_TIME_MAX < at < _TIME_MAX:  # NaN is in no range
         return None
     return TimerRequest(pid, scope, float(at) if at >= 0 else None, number)
-
-
-def timer_path(environment: Environment, folder: Path) -> Path | None:
-    """Return where the FIFO belongs: where the user says, else in `folder`; None without timers."""
-    if not environment.file_timer:
-        return None
-    return environment.timer_file or folder / "timers"
 
 
 @dataclass(slots=True)

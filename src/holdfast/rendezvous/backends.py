@@ -9,6 +9,9 @@
     etcd      etcd's v3 API           etcd-v2   etcd's v2 keys API
     file      a file that all nodes see: one host
 
+The only node of a run at port 0 of its own machine hosts nothing unless told to: nobody else could
+know where, so it meets itself in memory. Only the store that is used gets imported.
+
 What was said is judged before anything is opened, and what was opened is closed again if the node
 cannot take part: a mistake costs one line, and leaves nothing behind.
 """
@@ -22,21 +25,21 @@ import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, StoreUnavailable, UsageError
 from holdfast.ids import NodeId, new_token
 from holdfast.net.address import Address, is_loopback, parse_address
-from holdfast.net.secret import read_secret_file
-from holdfast.net.tcp import resolve
 from holdfast.rendezvous.handler import Rendezvous, StoreRendezvous
 from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.port import HeldPort, address_towards
 from holdfast.store.memory import MemoryStore
-from holdfast.store.open import open_store, parse_store_endpoint, serve_store
-from holdfast.store.server import StoreServer
 from holdfast.store.store import Store
+
+if TYPE_CHECKING:
+    from holdfast.store.server import StoreServer
 
 __all__ = ["BACKENDS", "Creator"]
 
@@ -76,7 +79,15 @@ def _create_c10d(parameters: RendezvousParameters) -> Rendezvous:
             f"rendezvous endpoint {address}: port 0 is for a node that hosts (is_host=true), or "
             "for a single one"
         )
-    return _take_part(parameters, lambda undo: _built_in(parameters, address, is_host, undo))
+
+    alone = parameters.max_nodes == 1 and address.port == 0 and is_loopback(address.host)
+
+    def meet(undo: ExitStack) -> _Place:
+        if alone and is_host is None:
+            return _Place(MemoryStore(), None)
+        return _built_in(parameters, address, is_host, undo)
+
+    return _take_part(parameters, meet)
 
 
 def _create_static(parameters: RendezvousParameters) -> Rendezvous:
@@ -140,6 +151,9 @@ def _built_in(
     parameters: RendezvousParameters, address: Address, is_host: bool | None, undo: ExitStack
 ) -> _Place:
     """Host the store if this node does, and open it."""
+    from holdfast.net.secret import read_secret_file
+    from holdfast.store.open import open_store, serve_store
+
     server: StoreServer | None = None
     run, not_here = parameters.run_id, ""
     given = parameters.secret_file
@@ -194,6 +208,8 @@ def _warn_if_unreachable(address: Address) -> None:
     """Say so if the name that others were given means loopback here."""
     if is_loopback(address.host):
         return
+    from holdfast.net.tcp import resolve
+
     try:
         found = [str(where[0]) for _, where in resolve(address, Deadline.after(5.0))]
     except HoldfastError:
@@ -211,6 +227,8 @@ def _meet_in_etcd(
     parameters: RendezvousParameters, prefix: str, files: tuple[str, str, str]
 ) -> Rendezvous:
     """Meet in etcd; `files` names the keys of our certificate, of its key, and of whom we trust."""
+    from holdfast.store.open import parse_store_endpoint
+
     scheme, endpoint = parameters.backend, parameters.endpoint
     parts = [part.strip() for part in endpoint.split(",") if part.strip()]
     if not parts:
@@ -231,6 +249,8 @@ def _opened(
     parameters: RendezvousParameters, url: str, towards: Address | None, undo: ExitStack
 ) -> _Place:
     """Open a store that somebody else keeps, and see that it is there."""
+    from holdfast.store.open import open_store
+
     store = undo.enter_context(open_store(url))
     store.get(Keys(parameters.run).round, timeout=parameters.join_s)
     return _Place(store, towards)

@@ -423,8 +423,9 @@ class Node:
             self._leadership.decision = None
         if record.status is Status.CLOSED:
             self._join_by = None
-            self._over(record.reason)
+            # Closed first: who hears that its round is over asks for another, unless it knows.
             self._tell(Closed(record.reason, record.failed))
+            self._over(record.reason)
             return
         if self._active and self._me.phase is Phase.WAITING:
             self._wait_or_work(record, now)

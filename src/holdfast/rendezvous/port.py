@@ -12,7 +12,6 @@ import socket
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.net.address import Address
-from holdfast.net.tcp import resolve
 
 __all__ = ["HeldPort", "address_towards"]
 
@@ -45,6 +44,8 @@ def address_towards(target: Address | None, deadline: Deadline) -> str:
     """
     if target is None:
         return "127.0.0.1"
+    from holdfast.net.tcp import resolve
+
     try:
         family, where = resolve(target, deadline)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

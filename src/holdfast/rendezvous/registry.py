@@ -6,8 +6,6 @@ A package adds one by an entry point of the group `holdfast.rendezvous`: a funct
 
 from __future__ import annotations
 
-from importlib import metadata
-
 from holdfast.errors import UsageError
 from holdfast.rendezvous.backends import BACKENDS, Creator
 from holdfast.rendezvous.handler import Rendezvous
@@ -29,6 +27,8 @@ def register(name: str, creator: Creator) -> None:
 
 def known() -> tuple[str, ...]:
     """Return the names of all backends, loaded or not."""
+    from importlib import metadata  # takes longer than all of a rendezvous that is ours
+
     found = {point.name for point in metadata.entry_points(group=GROUP)}
     return tuple(sorted(found | BACKENDS.keys() | _registered.keys()))
 
@@ -47,6 +47,8 @@ def create_rendezvous(parameters: RendezvousParameters) -> Rendezvous:
 
 
 def _from_package(name: str) -> Creator | None:
+    from importlib import metadata
+
     for point in metadata.entry_points(group=GROUP, name=name):
         try:
             found: Creator = point.load()

@@ -31,6 +31,9 @@ from holdfast.testing.clusterjudge import Judge
 
 __all__ = ["AgentJudge"]
 
+LATE_S = 4.0
+"""By how much a leader may be late with what it sees."""
+
 
 class AgentJudge(Judge):
     """Watches one job. `strict` says whether nothing disturbs the network since some time."""
@@ -49,12 +52,14 @@ class AgentJudge(Judge):
         """For each round, when which rank failed of its own accord."""
         self.calm_since: float | None = None
         """Since when nothing disturbs the network any more."""
-        self.clocks_agree = True
+        self.causes_known = True
+        """Whether clocks agree, and workers end before agents lose patience with each other."""
         self._alive: Counter[NodeId] = Counter()
         self._done: Counter[int] = Counter()
         self._worlds: dict[int, int] = {}
         self._departed: Counter[NodeId] = Counter()
         self._knocked: set[int] = set()
+        self._gone_at = -LATE_S
 
     # What workers do.
 
@@ -63,8 +68,9 @@ class AgentJudge(Judge):
         self.counts["attempts"] += 1
         if self._alive[node]:
             self._fail(f"AG-1: {node} starts workers beside {self._alive[node]} others")
-        if place.failures > self.max_restarts:
-            self._fail(f"S6: {node} starts workers after {place.failures} failures")
+        failures = self.rounds[place.round].failures
+        if failures > self.max_restarts:
+            self._fail(f"S6: {node} starts workers after {failures} failures")
         self._alive[node] += own
         self._worlds[place.round] = world
 
@@ -72,10 +78,10 @@ class AgentJudge(Judge):
         """Hear that workers are no more."""
         self._alive[node] -= number
 
-    def worker_failed(self, number: int, rank: int) -> None:
-        """Hear that a worker has failed of its own accord."""
+    def worker_failed(self, number: int, rank: int, raised_at: float) -> None:
+        """Hear that a worker has ended which failed at that moment, of its own accord."""
         self.counts["worker failures"] += 1
-        self.causes.setdefault(number, []).append((self._clock(), rank))
+        self.causes.setdefault(number, []).append((raised_at, rank))
         self.on_failure(number)
 
     def worker_done(self, number: int) -> None:
@@ -123,7 +129,7 @@ class AgentJudge(Judge):
         causes = sorted(self.causes.get(number, []))
         last = max((n for n, found in self.causes.items() if found), default=0)
         calm = self.calm_since is not None and causes and causes[0][0] > self.calm_since
-        if not calm or number != last or not self.clocks_agree or self.start_failures:
+        if not calm or number != last or not self.causes_known or self.start_failures:
             return
         self.counts["causes judged"] += 1
         if not outcome.failures or outcome.failures[0].rank != causes[0][1]:
@@ -151,13 +157,15 @@ class AgentJudge(Judge):
         now, record = self.announced.get(node), self.record
         if before is not None and now is None:
             self._departed[node] += 1
+            self._gone_at = self._clock()
         if now is not None and record is not None and node not in self.members():
             self._knocked.add(record.number)
 
     def _completed(self, record: Record) -> None:
         super()._completed(record)
         members = {member.node for member in record.members}
-        if any(one not in members for one in self.announced):
+        just_gone = self._clock() < self._gone_at + LATE_S  # who leads may not have heard of it
+        if just_gone or any(one not in members for one in self.announced):
             self._knocked.add(record.number)
 
     def _ended(self, old: Record, new: Record) -> None:

@@ -112,9 +112,13 @@ class Workers:
         mine = random.Random(f"workers {user.seed} {user.id} {record.number}")
         self._slow = {rank for rank in self.alive if mine.random() < manners.slow}
         self._stuck = {rank for rank in self.alive if mine.random() < manners.stuck}
+        self._raised: dict[int, float] = {}
+        lag_s = fate.choice((0.0, 1.5))
         for local in range(own):
             if first + local in victims:
-                self._end_later(local, after + mine.uniform(0.0, 0.2), 1)
+                at = after + mine.uniform(0.0, fate.choice((0.01, 0.2)))
+                user.host.call_later(at, self._raise, local)
+                self._end_later(local, at + mine.uniform(0.0, lag_s), 1)
             elif fails and mine.random() < manners.collateral:
                 self._end_later(local, after + mine.uniform(0.3, 5.0), 1)
             elif manners.work_s is not None:
@@ -144,6 +148,11 @@ class Workers:
     def _end_later(self, local: int, delay: float, code: int) -> None:
         self._ends[local] = self._user.host.call_later(delay, self._end, local, code)
 
+    def _raise(self, local: int) -> None:
+        """Fail; the process needs some time to end."""
+        if local in self.alive:
+            self._raised[local] = self._user.now()
+
     def _end(self, local: int, code: int) -> None:
         user = self._user
         if self._silent or local not in self.alive:
@@ -152,7 +161,8 @@ class Workers:
         user.judge.workers_died(user.id, 1)
         asked, failure = self._stopping_by is not None, None
         rank = self._first + local
-        if code > 0 and not asked:
+        raised_at = self._raised.get(local, user.now())
+        if code > 0 or local in self._raised:
             failure = Failure(
                 rank=rank,
                 local_rank=local,
@@ -160,10 +170,10 @@ class Workers:
                 host=user.host.name,
                 pid=rank,
                 exit=Exit(code),
-                at=user.wall(),
+                at=user.wall() - user.now() + raised_at,
                 message="boom",
             )
-            user.judge.worker_failed(self._number, rank)
+            user.judge.worker_failed(self._number, rank, raised_at)
         elif code == 0:
             user.judge.worker_done(self._number)
         user.turn(
@@ -197,7 +207,6 @@ class AgentUser(Agent):
         self.own_workers = manners.workers[int(self.host.name.removeprefix("n"))]
         skew = random.Random(f"clock {seed} {self.host.name}").uniform(-3600.0, 3600.0)
         self._wall_skew = 1e9 + (skew if manners.clocks_differ else 0.0)
-        self._now = self.host._network.sim
         # What the rendezvous would say.
         self._record: Record | None = None
         self._rank = 0
@@ -359,9 +368,16 @@ class AgentUser(Agent):
         closed, self._closed = self._closed, None
         if closed is not None:
             closed()
-        self._answer_count(lambda: self.machine.count_failed(error, self.local()))
+        self._count_failed(error)
         self._join_failed(error)
         self.turn(lambda: None)
+
+    def _end_of_run(self) -> HoldfastError | None:
+        if self._lost is not None:
+            return RendezvousLost(self._lost)
+        if self._is_closed is not None:
+            return RendezvousClosed(self._is_closed.reason, failed=self._is_closed.failed)
+        return None
 
     def _join_failed(self, error: HoldfastError) -> None:
         if self._joining:
@@ -374,11 +390,8 @@ class AgentUser(Agent):
         """Ask for a round, as a wish of this moment."""
         self._joining = True
         self._workers = None
-        if self._lost is not None:
-            self._join_failed(RendezvousLost(self._lost))
-        elif self._is_closed is not None:
-            closed = self._is_closed
-            self._join_failed(RendezvousClosed(closed.reason, failed=closed.failed))
+        if (over := self._end_of_run()) is not None:
+            self._join_failed(over)
         else:
             if self._record is not None and self._over_why is None:
                 self.judge.asks(self.id, self._record.number)
@@ -510,24 +523,23 @@ class AgentUser(Agent):
         self._do(Set(self.judge.keys.board + key, value), STORE_WITHIN_S, lambda result: done())
 
     def _count(self, done: Callable[[], None]) -> None:
-        wall, number = self.wall(), self._here().number
-        if self._lost is not None or self._is_closed is not None:
-            error: HoldfastError = RendezvousLost(self._lost or "")
-            if self._is_closed is not None:
-                error = RendezvousClosed(self._is_closed.reason, failed=self._is_closed.failed)
-            self.turn(lambda: self.machine.count_failed(error, self.local()))
-            done()
-            return
+        wall = self.wall()
         self._counted = done
+        if (over := self._end_of_run()) is not None:
+            self._count_failed(over)
+            return
         self.program.request(lambda now: self.program.node.count_failure(now, wall))
 
         def late() -> None:
             if self._counted is done:
-                self.judge.uncounted.add(number)
-                error = RendezvousTimedOut("the failure could not be counted in time")
-                self._answer_count(lambda: self.machine.count_failed(error, self.local()))
+                self._count_failed(RendezvousTimedOut("the failure could not be counted in time"))
 
         self._later(STORE_WITHIN_S, late)
+
+    def _count_failed(self, error: HoldfastError) -> None:
+        if self._counted is not None:
+            self.judge.uncounted.add(self._here().number)
+        self._answer_count(lambda: self.machine.count_failed(error, self.local()))
 
     def _answer_count(self, act: Callable[[], None]) -> None:
         done, self._counted = self._counted, None
@@ -536,7 +548,7 @@ class AgentUser(Agent):
             done()
 
     def _close_run(self, reason: str, failed: bool, done: Callable[[], None]) -> None:
-        if self._lost is not None or self._is_closed is not None:
+        if self._end_of_run() is not None:
             done()
             return
         self._closed = done

@@ -11,7 +11,8 @@ fail. Then it stops, and within a bound
 
     L4  every agent has ended, or all are at work in one round, but for those without a place; if
         workers can be done, all have ended
-    E9  and while the network was whole, no worker went on for long after another one had failed
+    E9  and while the network was whole, no node worked, or waited for the others to be done, for
+        long after a worker had failed
 """
 
 from __future__ import annotations
@@ -105,8 +106,10 @@ def draw_plan(seed: int) -> AgentPlan:
         linger_s=0.5,
     )
     low = rng.uniform(0.0002, 0.002)
+    latency_s = (low, low * rng.uniform(1.5, 30.0))
+    quiet = FaultPlan(latency_s=latency_s, delay_s=0.0, calm_at=0.0)
     faults = FaultPlan(
-        latency_s=(low, low * rng.uniform(1.5, 30.0)),
+        latency_s=latency_s,
         delay_s=rng.choice((0.05, 0.5, 3.0)),
         rates=draw_rates(rng),
         incidents=_draw_incidents(rng, names, faulty_s),
@@ -114,7 +117,7 @@ def draw_plan(seed: int) -> AgentPlan:
     )
     until = faulty_s + rng.uniform(20.0, 40.0)
     return AgentPlan(
-        faults,
+        quiet if rng.random() < 0.3 else faults,
         tuple(_draw_node(rng, name, faulty_s) for name in names),
         rules,
         _draw_manners(rng, until, len(names)),
@@ -188,7 +191,8 @@ class AgentCluster:
             max_restarts=plan.terms.budget.max_restarts,
         )
         self.judge.on_failure = self._check_told
-        self.judge.clocks_agree = not plan.manners.clocks_differ
+        prompt = plan.terms.grace_s < GATHER_S
+        self.judge.causes_known = prompt and not plan.manners.clocks_differ
         self.network.add(
             SERVER, lambda host: ClusterServer(host, self.journal, self.sim.rng, self.judge)
         )
@@ -221,8 +225,8 @@ class AgentCluster:
     def _still_running(self, number: int) -> None:
         for user in self.users():
             place = user.machine.place
-            running = user.machine.state is State.RUNNING
-            if running and place is not None and place.round == number and user.program.sound:
+            goes_on = user.machine.state in (State.RUNNING, State.FINISHED)
+            if goes_on and place is not None and place.round == number and user.program.sound:
                 self.journal.fail(f"E9: a worker of round {number} has failed, {user} goes on")
 
     # The run.
@@ -230,7 +234,8 @@ class AgentCluster:
     def run(self) -> None:
         """Let everything go wrong, heal, and end."""
         plan = self.plan
-        self.sim.run(plan.faults.calm_at + plan.faults.delay_s + NOTICE_S)
+        if plan.faults.calm_at > 0.0:
+            self.sim.run(plan.faults.calm_at + plan.faults.delay_s + NOTICE_S)
         self.judge.calm_since = self.sim.now
         self.sim.run(max(self.sim.now, plan.manners.until))
         if self._await(plan.settle_s(), self._settled):

@@ -239,6 +239,32 @@ def test_a_rendezvous_that_does_not_speak_up_is_asked(
     assert a.ended().ending is b.ended().ending is Ending.SUCCEEDED
 
 
+def test_a_run_that_closes_while_we_look_is_no_round_that_ends(
+    troupe: Troupe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = StoreRendezvous.over
+    all_done, let_go = threading.Event(), threading.Event()
+
+    def closed_just_now(self: StoreRendezvous) -> str | None:
+        if all_done.is_set() and self.closed() is None:
+            self.close("all are done")
+        return look(self)
+
+    def wait(here: Round, stopped: Callable[[], bool], deadline: Deadline) -> None:
+        all_done.set()
+        let_go.wait(SOON_S)
+
+    monkeypatch.setattr(StoreRendezvous, "over", closed_just_now)
+    one = troupe.add("a", ONE, exit_barrier=wait)
+    one.next_group().done()
+    assert all_done.wait(SOON_S)
+    one.agent._look_soon()
+    try:
+        assert one.ended().ending is Ending.SUCCEEDED
+    finally:
+        let_go.set()
+
+
 def test_a_store_that_takes_no_words_is_told_of_and_does_not_stop_it(
     troupe: Troupe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -464,7 +464,7 @@ def test_the_run_is_closed_while_workers_are_stopped_for_the_next_round(failed_:
     machine = agent(*STATES["going"])
     machine.run_ended("it is over", failed_, 5.0)
     heard = after(machine, EVENTS["group ended"])
-    assert heard == (["publish none final"] if failed_ else ["finish broken"])
+    assert heard == (["publish none final"] if failed_ else ["finish not needed"])
 
 
 def test_a_count_that_comes_too_late_says_so() -> None:

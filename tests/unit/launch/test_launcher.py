@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.agent import health
 from holdfast.agent.agent import Status
 from holdfast.agent.machine import State
 from holdfast.errors import Signalled, UsageError, WorkersFailed
-from holdfast.launch import launcher
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.launcher import elastic_launch, run_job
 from holdfast.observe.events import Event, JobEnded
@@ -114,10 +114,13 @@ def read_the_secret() -> dict[str, object]:
 def test_timers_are_watched_if_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
-    path = tmp_path / "timers"
-    monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", str(path))
     name = "TORCHELASTIC_TIMER_FILE"
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    ours = elastic_launch(config(), what_is_given)(name)[0][name]
+    assert Path(ours).name == "timers"
+    assert not Path(ours).exists()
+    path = tmp_path / "given"
+    monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", str(path))
     assert elastic_launch(config(), what_is_given)(name) == {0: {name: str(path)}}
     assert not path.exists()
     path.write_text("taken")
@@ -141,7 +144,7 @@ def test_health_is_served_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
             assert self.status()["state"] == "ended"
             served.append("close")
 
-    monkeypatch.setattr(launcher, "HealthServer", Server)
+    monkeypatch.setattr(health, "HealthServer", Server)
     monkeypatch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "127.0.0.1:0")
     run_job(config(), Function(ten_more, (0,)))
     assert served == ["127.0.0.1:0", "start", "close"]

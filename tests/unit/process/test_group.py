@@ -511,3 +511,6 @@ def test_a_worker_that_cannot_be_killed_is_given_up(
         assert group.pids() == {}
         assert str(said[1]) in caplog.text
         assert bench.containment.close() == (said[1],)
+    cgroup = bench.containment.procs_path
+    if cgroup is not None:  # it could not be removed while the worker was in it
+        cgroup.parent.rmdir()

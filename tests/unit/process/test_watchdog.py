@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.env import Environment
 from holdfast.errors import Unavailable, UsageError
 from holdfast.observe.events import TimerExpired
 from holdfast.process import watchdog
@@ -33,7 +32,6 @@ from holdfast.process.watchdog import (
     Watchdog,
     expires,
     parse_request,
-    timer_path,
 )
 from holdfast.testing.clock import ManualClock
 
@@ -491,15 +489,6 @@ def test_a_fifo_that_is_gone_already_is_only_told(
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"timer file .*/no/timers: No such file or directory"):
         quiet(tmp_path / "no" / "timers").start()
-
-
-def test_where_the_fifo_belongs(tmp_path: Path) -> None:
-    given_path = Path("/tmp/given")
-    assert timer_path(Environment(), tmp_path) is None
-    assert timer_path(Environment(timer_file=given_path), tmp_path) is None
-    assert timer_path(Environment(file_timer=True), tmp_path) == tmp_path / "timers"
-    both = Environment(file_timer=True, timer_file=given_path)
-    assert timer_path(both, tmp_path) == given_path
 
 
 # The worker's side.

@@ -125,8 +125,15 @@ class TestC10d:
         other = make("c10d", host.endpoint.removeprefix("tcp://"), is_host="false")
         together(host, other)
 
-    def test_a_single_node_may_pick_a_port(self, make: Make) -> None:
-        assert together(make("c10d", "localhost:0", 1))[0].world_size == 1
+    def test_a_single_node_that_nobody_could_find_serves_nothing(self, make: Make) -> None:
+        node = make("c10d", "localhost:0", 1)
+        assert node.endpoint == "memory://"
+        assert together(node)[0].world_size == 1
+
+    def test_a_single_node_hosts_if_it_is_told_to(self, make: Make) -> None:
+        node = make("c10d", "localhost:0", 1, is_host="true")
+        assert node.endpoint.startswith("tcp://")
+        assert together(node)[0].world_size == 1
 
     @pytest.mark.parametrize("config", [{}, {"is_host": "false"}])
     def test_several_nodes_would_not_find_each_other(self, config: dict[str, str]) -> None:

@@ -397,6 +397,8 @@ class TestEnds:
         world, a, b = pair()
         b.node.close("the job has failed", True, world.now)
         world.settle()
+        kinds = [type(notice) for notice in a.notices]
+        assert kinds.index(Closed) < kinds.index(RoundOver)  # or it would ask for another round
         assert a.the(Closed) == b.the(Closed) == Closed("the job has failed", True)
         assert a.the(RoundOver).reason == "the job has failed"
         a.node.ask("", world.now)
