@@ -24,8 +24,8 @@ What torchrun's users set for its agent is read under the names that they know:
     TORCH_ELASTIC_SHUTDOWN_TIMEOUT         seconds that workers get to end after they were asked to
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE     1: rank 0 hosts the workers' store, not the agent
 
-HOLDFAST_WORKER and HOLDFAST_GROUP are how an agent speaks to the processes that it starts; nobody
-else sets them, and here they are passed over. `variables` is the whole environment, for those who
+HOLDFAST_WORKER, HOLDFAST_GROUP and HOLDFAST_ROUND are how an agent speaks to the processes that it
+starts; nobody else sets them. `variables` is the whole environment, for those who
 start processes.
 
 An empty variable counts as unset, except that an empty secret is refused: nobody means it.
@@ -47,6 +47,7 @@ from holdfast.errors import UsageError
 __all__ = [
     "GROUP",
     "PREFIX",
+    "ROUND",
     "WORKER",
     "Environment",
     "LogLevel",
@@ -68,7 +69,9 @@ WORKER = "HOLDFAST_WORKER"
 """The variable that tells a new process what to run."""
 GROUP = "HOLDFAST_GROUP"
 """The variable by which an agent's processes are found."""
-_INTERNAL = (WORKER, GROUP)
+ROUND = "HOLDFAST_ROUND"
+"""The round of the run that a worker was started in."""
+_INTERNAL = (WORKER, GROUP, ROUND)
 
 
 class LogLevel(StrEnum):
@@ -102,6 +105,7 @@ class Environment:
     secret: SecretText | None = field(default=None, repr=False)
     secret_file: Path | None = None
     store: str | None = None
+    round: str | None = None
     etcd_binary: Path | None = None
     state_dir: Path | None = None
     """Where this user's state belongs; None if neither XDG_STATE_HOME nor HOME says."""
@@ -129,6 +133,7 @@ def read(variables: Mapping[str, str]) -> Environment:
         secret=SecretText(variables[_SECRET]) if _SECRET in variables else None,
         secret_file=secret_file,
         store=variables.get(_STORE) or None,
+        round=variables.get(ROUND) or None,
         etcd_binary=_path(variables, _ETCD_BINARY, "TORCHELASTIC_ETCD_BINARY_PATH"),
         state_dir=_state_dir(variables),
         log_level=_log_level(variables.get("LOGLEVEL", "")),

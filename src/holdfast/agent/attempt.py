@@ -139,6 +139,8 @@ class Attempt:
             max_restarts=job.terms.budget.max_restarts,
             use_agent_store=membership.door,
             signals_to_handle=",".join(one.name for one in job.signals),
+            round=here.number,
+            store=here.endpoint,
             virtual_local_rank=job.virtual_local_rank,
             timer_file=job.timer_file,
             secret_file=job.secret_file,

@@ -103,6 +103,13 @@ GIVEN = (
         "…/secret",
         "if the job has a secret",
     ),
+    Variable(
+        "HOLDFAST_STORE",
+        "the store where the job's nodes meet, and its workers can too",
+        "tcp://node0:29400",
+        "if workers can reach it",
+    ),
+    Variable("HOLDFAST_ROUND", "the round of the run", "1"),
     Variable("HOLDFAST_GROUP", "by what the agent finds its processes", "5f1c9a…"),
 )
 """Every variable that a worker is given."""
@@ -122,6 +129,8 @@ class RoundFacts:
     max_restarts: int
     use_agent_store: bool
     signals_to_handle: str
+    round: int
+    store: str | None = None
     virtual_local_rank: bool = False
     timer_file: Path | None = None
     secret_file: Path | None = None
@@ -165,6 +174,7 @@ def worker_environment(
         "TORCHELASTIC_USE_AGENT_STORE": str(facts.use_agent_store),
         "TORCHELASTIC_ERROR_FILE": str(error_file),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": facts.signals_to_handle,
+        "HOLDFAST_ROUND": str(facts.round),
         **facts.token,
     }
     if facts.virtual_local_rank:
@@ -172,6 +182,8 @@ def worker_environment(
         found |= _one_device(base, ranks.local_rank)
     if facts.timer_file is not None:
         found["TORCHELASTIC_TIMER_FILE"] = str(facts.timer_file)
+    if facts.store is not None:
+        found["HOLDFAST_STORE"] = facts.store
     if facts.secret_file is not None:
         found["HOLDFAST_SECRET_FILE"] = str(facts.secret_file)
     return found

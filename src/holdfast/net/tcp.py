@@ -17,7 +17,13 @@ from holdfast.net.address import Address
 from holdfast.net.auth import NONCE_BYTES, ClientHandshake
 from holdfast.net.frames import FrameDecoder, encode_frame
 
-__all__ = ["TcpTransport", "connect", "open_socket", "resolve", "shake_hands"]
+__all__ = [
+    "TcpTransport",
+    "connect",
+    "open_socket",
+    "resolve",
+    "shake_hands",
+]
 
 RESOLVE_WITHIN_S = 30.0
 HANDSHAKE_WITHIN_S = 5.0

@@ -31,10 +31,11 @@ from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, StoreUnavailable, UsageError
 from holdfast.ids import NodeId, new_token
 from holdfast.net.address import Address, is_loopback, parse_address
+from holdfast.net.towards import address_towards
 from holdfast.rendezvous.handler import Rendezvous, StoreRendezvous
 from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.parameters import RendezvousParameters
-from holdfast.rendezvous.port import HeldPort, address_towards
+from holdfast.rendezvous.port import HeldPort
 from holdfast.store.memory import MemoryStore
 from holdfast.store.store import Store
 

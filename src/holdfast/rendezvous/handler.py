@@ -34,6 +34,7 @@ from holdfast.rendezvous.model import Announcement, Failures, Keys, Member, Prog
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
 from holdfast.rendezvous.session import NodeSession
 from holdfast.store.fenced import FencedStore
+from holdfast.store.memory import MemoryStore
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
 
@@ -55,6 +56,8 @@ class Round:
     world_size: int
     store: Store
     board: Store
+    endpoint: str | None
+    """Where other processes of this node can open the store; None if they cannot."""
     master_address: str
     master_port: int
     members: tuple[Member, ...]
@@ -356,6 +359,7 @@ class StoreRendezvous(Rendezvous):
             world_size=len(record.members),
             store=PrefixStore(fenced, prefix),
             board=PrefixStore(self._store, self._keys.board),
+            endpoint=None if isinstance(self._store, MemoryStore) else self._store.endpoint,
             master_address=master.host,
             master_port=master.port,
             members=record.members,

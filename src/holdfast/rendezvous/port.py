@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import socket
 
-from holdfast.clock import Deadline
-from holdfast.errors import HoldfastError, UsageError
-from holdfast.net.address import Address
+from holdfast.errors import UsageError
 
-__all__ = ["HeldPort", "address_towards"]
+__all__ = ["HeldPort"]
 
 
 class HeldPort:
@@ -35,21 +33,3 @@ class HeldPort:
     def close(self) -> None:
         """Let the port go. Idempotent."""
         self._socket.close()
-
-
-def address_towards(target: Address | None, deadline: Deadline) -> str:
-    """Return the address of this machine that a target sees: the one packets to it come from.
-
-    Without a target, or if it cannot be told, the loopback address.
-    """
-    if target is None:
-        return "127.0.0.1"
-    from holdfast.net.tcp import resolve
-
-    try:
-        family, where = resolve(target, deadline)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # a datagram socket: nothing is sent
-            return str(probe.getsockname()[0])
-    except (HoldfastError, OSError):
-        return "127.0.0.1"

@@ -134,6 +134,15 @@ class Agent:
             self._server.listen(listener)
         self.contact = Contact(self._info, self._incarnation, machine_id(), path, tcp)
 
+    @property
+    def info(self) -> WorkerInfo:
+        """Who this agent is."""
+        return self._info
+
+    def find(self, target: Target) -> Contact:
+        """Return where a worker is."""
+        return self._directory.find(target)
+
     def close(self) -> None:
         """End everything."""
         self._server.close()

@@ -1,10 +1,10 @@
 """Where the workers of a job meet: which store, which part of it, and by which secret.
 
-    store=…            the given one, below "rpc/"
-    tcp://host:port    the built-in store there, which rank 0 serves
-    file:///path       a file of this host
-    env://             as `holdfast run` says (HOLDFAST_STORE, and the run and the round); else at
-                       MASTER_ADDR and MASTER_PORT, which rank 0 serves, with RANK and WORLD_SIZE
+store=…            the given one, below "rpc/"
+tcp://host:port    the built-in store there, which rank 0 serves
+file:///path       a file of this host
+env://             as `holdfast run` says (HOLDFAST_STORE, and the run and the round); else at
+                   MASTER_ADDR and MASTER_PORT, which rank 0 serves, with RANK and WORLD_SIZE
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from holdfast.clock import Deadline
 from holdfast.errors import UsageError
 from holdfast.net.address import Address, is_loopback, parse_address, parse_endpoint
 from holdfast.net.auth import Key
+from holdfast.net.towards import address_towards
 from holdfast.store.open import choose_secret, open_store, serve_store
 from holdfast.store.store import Store
 
@@ -72,15 +73,11 @@ def meet(
     key = choose_secret(address, None, environment).key(CONTEXT)
     host = ""
     if not is_loopback(address.host):
-        from holdfast.rendezvous.port import address_towards
-
         host = address_towards(address, deadline)
     return Meeting(store, prefix, key, rank, world_size, host)
 
 
-def _number(
-    name: str, given: int | None, variables: Mapping[str, str], method: str
-) -> int | None:
+def _number(name: str, given: int | None, variables: Mapping[str, str], method: str) -> int | None:
     if given is not None or method != "env://":
         return given
     text = variables.get(name, "")

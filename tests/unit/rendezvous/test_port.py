@@ -8,10 +8,8 @@ import sys
 
 import pytest
 
-from holdfast.clock import Deadline
 from holdfast.errors import UsageError
-from holdfast.net.address import Address
-from holdfast.rendezvous.port import HeldPort, address_towards
+from holdfast.rendezvous.port import HeldPort
 
 
 def test_nobody_is_given_a_held_port_by_chance_and_a_server_gets_it_all_the_same() -> None:
@@ -50,10 +48,3 @@ def test_torchs_store_can_take_a_held_port() -> None:
 def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match=rf"^local address '{address}': cannot be bound here: "):
         HeldPort(address)
-
-
-def test_the_address_towards_a_target() -> None:
-    soon = Deadline.after(5.0)
-    assert address_towards(Address("127.0.0.1", 29400), soon) == "127.0.0.1"
-    assert address_towards(None, soon) == "127.0.0.1"
-    assert address_towards(Address("no-such-host.invalid", 1), soon) == "127.0.0.1"
