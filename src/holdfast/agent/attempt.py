@@ -100,6 +100,7 @@ class Attempt:
         self._job = job
         self._ranks = membership.ranks()
         places = [Place(r.local_rank, r.rank, r.role) for r in self._ranks]
+        self._folder = logs.folder
         self._logs = logs.attempt(number, places)
         facts = self._facts(membership)
         self._launches = [self._launch(ranks, facts) for ranks in self._ranks]
@@ -140,7 +141,8 @@ class Attempt:
             use_agent_store=membership.door,
             signals_to_handle=",".join(one.name for one in job.signals),
             round=here.number,
-            store=here.endpoint,
+            # A lone node needs no store; its workers have one in a file.
+            store=here.endpoint or f"file://{self._folder}/store",
             virtual_local_rank=job.virtual_local_rank,
             timer_file=job.timer_file,
             secret_file=job.secret_file,

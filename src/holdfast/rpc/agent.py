@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -119,8 +120,13 @@ class Agent:
 
     def start(self, tcp_host: str = "") -> None:
         """Listen: on a Unix socket, and on a port of this address for workers of other hosts."""
-        self._folder = tempfile.mkdtemp(prefix="holdfast_rpc_")
-        path = os.path.join(self._folder, "s")
+        # Linux has names for sockets that are no files: they end with the process, whatever ends it.
+        # Anybody on this machine can connect; the handshake is what keeps them out.
+        if sys.platform == "linux":
+            path = f"\0holdfast-rpc-{secrets.token_hex(16)}"
+        else:
+            self._folder = tempfile.mkdtemp(prefix="holdfast_rpc_")
+            path = os.path.join(self._folder, "s")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(path)
         self._readers = Readers(f"holdfast-rpc-{self._info.name}-read", self._clock)
@@ -152,7 +158,8 @@ class Agent:
             peer.lose("Connection closed by peer (this agent has been shut down)")
         if self._readers is not None:
             self._readers.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     # Calling.
 

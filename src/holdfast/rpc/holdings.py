@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Self
 
-from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
+from holdfast.errors import ReferenceFailed, UsageError
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
 from holdfast.rpc.messages import Kind
@@ -30,17 +30,9 @@ from holdfast.rpc.rref_protocol import (
     Ticket,
 )
 
-__all__ = ["Caller", "Holdings", "Packing", "Unpacking"]
+__all__ = ["Holdings", "Packing", "Unpacking"]
 
 CONTROL_TIMEOUT_S = 10.0
-
-
-class Caller(Protocol):
-    """What holdings need of their agent."""
-
-    def request(self, to: str, kind: Kind, value: Any, timeout: float | None) -> Future[Any]:
-        """Send a request of a kind to an incarnation; return the future of its answer."""
-        ...
 
 
 class Packing:
@@ -51,7 +43,7 @@ class Packing:
         self._to = to
         self.tickets: list[Ticket] = []
 
-    def __enter__(self) -> Packing:
+    def __enter__(self) -> Self:
         here.packing = self
         return self
 
@@ -79,7 +71,7 @@ class Unpacking:
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
 
-    def __enter__(self) -> Unpacking:
+    def __enter__(self) -> Self:
         here.unpacking = self
         return self
 
@@ -100,12 +92,12 @@ class Holdings:
         me: WorkerInfo,
         incarnation: str,
         errands: Errands,
-        retry: RetryPolicy = RetryPolicy(),
+        retry: RetryPolicy | None = None,
     ) -> None:
         self.agent = agent
         self.me = me
         self._errands = errands
-        self._retry = retry
+        self._retry = retry or RetryPolicy()
         # Guards what follows.
         self._lock = threading.Lock()
         self._references = References(incarnation)
@@ -263,8 +255,6 @@ class Holdings:
                 self._arrived(message, bool(answer.value()))
                 return
             delay = self._retry.delay(tried)
-            if isinstance(error, PeerLost) and not isinstance(error, CallTimedOut):
-                delay = self._retry.delay(tried)  # it may be the connection only
             if delay is None:
                 self._given_up(message)
             else:

@@ -113,11 +113,11 @@ class RRef(Generic[T]):
         return _Proxy(self, "call", timeout)
 
     def rpc_async(self, timeout: float | None = None) -> Any:
-        """The same, returning futures."""
+        """Call methods of the value where it lives, and get futures."""
         return _Proxy(self, "call_async", timeout)
 
     def remote(self, timeout: float | None = None) -> Any:
-        """The same, returning references to what the methods return."""
+        """Call methods of the value where it lives, and get references to what they return."""
         return _Proxy(self, "remote", timeout)
 
     def _get_future(self) -> Future[Any]:
