@@ -102,6 +102,7 @@ class Holdings:
         self._lock = threading.Lock()
         self._references = References(incarnation)
         self._values: dict[Number, Future[Any]] = {}
+        self._begun: set[Number] = set()  # whose creation has been asked for
         self._lost: dict[Number, str] = {}
         self._unsent = 0
         self._settled = threading.Condition(self._lock)
@@ -120,7 +121,9 @@ class Holdings:
     def create(self, reference: Number, fork: Number, user: str) -> Future[Any] | None:
         """Make room for a value that a user asked for; None if the request was here before."""
         with self._lock:
-            known = reference in self._values
+            known = reference in self._begun or self._references.was_freed(reference)
+            self._begun.add(reference)
+            # It is there already if a fetch has overtaken this request.
             future = self._values.setdefault(reference, Future())
             outcomes = self._references.created(reference, fork, user)
         self._perform(outcomes)
@@ -241,6 +244,7 @@ class Holdings:
                 case Freed(reference):
                     with self._lock:
                         freed = self._values.pop(reference, None)
+                        self._begun.discard(reference)
                     del freed  # here, without the lock: its destructor is the user's code
                 case Lost(fork, reason):
                     with self._lock:

@@ -296,9 +296,11 @@ class Readers:
 
     def _run(self) -> None:
         while not self._closing:
-            busy = [pipe for pipe in list(self._pipes.values()) if pipe.busy]
             with self._lock:
-                self._asleep = not busy
+                self._asleep = True  # before looking: what comes after the look wakes us
+            busy = [pipe for pipe in list(self._pipes.values()) if pipe.busy]
+            if busy:
+                self._asleep = False
             put_off = any(pipe.puts_off for pipe in busy)
             patience = None if not busy else PUT_OFF_S if put_off else TICK_S
             for fd, _ in self._epoll.poll(patience):
