@@ -1,14 +1,18 @@
 """The references of an agent at work: values, messages, and the machine that counts.
 
-The shell around `rref_protocol.py`. The machine is stepped under one lock; what it wants sent is
-sent by the errands' thread, again and again by the retry policy, until it is acknowledged or the
-receiver is gone.
+The shell around `rref_protocol.py`. The machine is stepped under one lock, and what it frees is
+taken out under the same one. What it wants sent is sent by the errands' thread, again and again,
+until it is answered or the receiver is gone: first after the delays of the retry policy, then, with
+a warning, after the last of them for as long as it takes. Somebody whom nobody knows any more by
+then is gone.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Self
 
 from holdfast.errors import ReferenceFailed, UsageError
@@ -19,20 +23,15 @@ from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.passing import here
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
-from holdfast.rpc.rref_protocol import (
-    ForkState,
-    Freed,
-    Lost,
-    Number,
-    Outcome,
-    References,
-    Send,
-    Ticket,
-)
+from holdfast.rpc.rref_protocol import ForkState, Number, Outcome, References, Send, Ticket
 
 __all__ = ["Holdings", "Packing", "Unpacking"]
 
 CONTROL_TIMEOUT_S = 10.0
+OVERTAKEN_S = 60.0
+"""How long a fetch that has overtaken the request for its value waits for that, at most."""
+
+_log = logging.getLogger("holdfast.rpc")
 
 
 class Packing:
@@ -41,14 +40,16 @@ class Packing:
     def __init__(self, holdings: Holdings, to: str) -> None:
         self._holdings = holdings
         self._to = to
-        self.tickets: list[Ticket] = []
+        self._outer: Packing | None = None
+        self._tickets: list[Ticket] = []
 
     def __enter__(self) -> Self:
+        self._outer = getattr(here, "packing", None)  # what is packed may make calls of its own
         here.packing = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        here.packing = None
+        here.packing = self._outer
         if kind is not None:
             self.undo()
 
@@ -57,12 +58,13 @@ class Packing:
         ticket = self._holdings.give(reference, fork, self._to)
         if ticket is None:
             raise ReferenceFailed(f"a reference to a value at {owner} that is gone")
-        self.tickets.append(ticket)
+        self._tickets.append(ticket)
         return ticket
 
     def undo(self) -> None:
-        """Take back what was packed: the message was not sent."""
-        self._holdings.not_given(self.tickets)
+        """Take back what was packed: it will not be sent."""
+        tickets, self._tickets = self._tickets, []
+        self._holdings.not_given(tickets)
 
 
 class Unpacking:
@@ -70,13 +72,15 @@ class Unpacking:
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
+        self._outer: Unpacking | None = None
 
     def __enter__(self) -> Self:
+        self._outer = getattr(here, "unpacking", None)
         here.unpacking = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        here.unpacking = None
+        here.unpacking = self._outer
 
     def take(self, ticket: Ticket, owner: WorkerInfo) -> RRef[Any]:
         """Return the reference of a ticket."""
@@ -96,14 +100,13 @@ class Holdings:
     ) -> None:
         self.agent = agent
         self.me = me
+        self.incarnation = incarnation
         self._errands = errands
         self._retry = retry or RetryPolicy()
         # Guards what follows.
         self._lock = threading.Lock()
         self._references = References(incarnation)
         self._values: dict[Number, Future[Any]] = {}
-        self._begun: set[Number] = set()  # whose creation has been asked for
-        self._lost: dict[Number, str] = {}
         self._unsent = 0
         self._settled = threading.Condition(self._lock)
 
@@ -121,13 +124,12 @@ class Holdings:
     def create(self, reference: Number, fork: Number, user: str) -> Future[Any] | None:
         """Make room for a value that a user asked for; None if the request was here before."""
         with self._lock:
-            known = reference in self._begun or self._references.was_freed(reference)
-            self._begun.add(reference)
-            # It is there already if a fetch has overtaken this request.
-            future = self._values.setdefault(reference, Future())
-            outcomes = self._references.created(reference, fork, user)
-        self._perform(outcomes)
-        return None if known else future
+            outcomes, first = self._references.created(reference, fork, user)
+            # There is room already if a fetch has overtaken this request.
+            room = self._values.setdefault(reference, Future()) if first else None
+            freed = self._take_out(outcomes)
+        self._perform(outcomes, freed)
+        return room
 
     def value(self, reference: Number) -> Future[Any]:
         """Return the future of a value of this worker; ReferenceFailed if it is gone.
@@ -137,9 +139,13 @@ class Holdings:
         with self._lock:
             if reference in self._values:
                 return self._values[reference]
-            if self._references.was_freed(reference):
+            if not self._references.hold(reference):
                 raise ReferenceFailed("the value of this RRef has been freed by its owner")
-            return self._values.setdefault(reference, Future())
+            room = self._values.setdefault(reference, Future())
+        let_go = _once(lambda: self.dropped(reference, None))
+        room.add_done_callback(lambda _: let_go())
+        self._errands.do(let_go, OVERTAKEN_S)
+        return room
 
     # Using.
 
@@ -150,9 +156,7 @@ class Holdings:
 
     def settled(self, fork: Number) -> None:
         """Hear that the creation was answered, or will never be: it may be deleted from now on."""
-        with self._lock:
-            outcomes = self._references.confirmed(fork)
-        self._perform(outcomes)
+        self._step(lambda references: references.confirmed(fork))
 
     def is_confirmed(self, fork: Number) -> bool:
         """Say whether the owner is known to count a fork."""
@@ -160,29 +164,33 @@ class Holdings:
             return self._references.state_of(fork) is ForkState.CONFIRMED
 
     def fetch(
-        self, reference: Number, owner: WorkerInfo, fork: Number | None, timeout: float | None
+        self,
+        reference: Number,
+        owner: WorkerInfo,
+        incarnation: str,
+        fork: Number | None,
+        timeout: float | None,
     ) -> Any:
         """Return the value of a reference, from wherever it is."""
-        if fork is None:
+        if incarnation == self.incarnation:
             return self.value(reference).wait(timeout)
-        with self._lock:
-            lost = self._lost.get(fork)
-        if lost is not None:
-            raise ReferenceFailed(f"an RRef to a value at {owner} is useless: {lost}")
-        return self.agent.fetch(owner, reference, timeout)
+        if fork is not None:
+            with self._lock:
+                lost = self._references.lost(fork)
+            if lost is not None:
+                raise ReferenceFailed(f"an RRef to a value at {owner} is useless: {lost}")
+        kind = Kind.PYTHON_RREF_FETCH_CALL
+        return self.agent.request(incarnation, kind, reference, timeout).wait()
 
     def dropped(self, reference: Number, fork: Number | None) -> None:
         """Hear that a reference of this worker was dropped. Safe within the garbage collector."""
         self._errands.do(lambda: self._drop(reference, fork))
 
     def _drop(self, reference: Number, fork: Number | None) -> None:
-        with self._lock:
-            if fork is None:
-                outcomes = self._references.let_go(reference)
-            else:
-                self._lost.pop(fork, None)
-                outcomes = self._references.drop(fork)
-        self._perform(outcomes)
+        if fork is None:
+            self._step(lambda references: references.let_go(reference))
+        else:
+            self._step(lambda references: references.drop(fork))
 
     # Passing on.
 
@@ -196,72 +204,71 @@ class Holdings:
     def not_given(self, tickets: Iterable[Ticket]) -> None:
         """Take tickets back whose message was not sent."""
         for ticket in tickets:
-            with self._lock:
-                outcomes = self._references.not_given(ticket)
-            self._perform(outcomes)
+            self._step(partial(References.not_given, ticket=ticket))
 
     def take(self, ticket: Ticket, owner: WorkerInfo) -> RRef[Any]:
         """Make the reference of a ticket that has come."""
-        with self._lock:
-            outcomes = self._references.take(ticket)
-        self._perform(outcomes)
-        own = owner == self.me
-        return RRef._made(self, ticket.reference, owner, None if own else ticket.fork)
+        self._step(lambda references: references.take(ticket))
+        fork = None if ticket.owner == self.incarnation else ticket.fork
+        return RRef._made(self, ticket.reference, owner, ticket.owner, fork)
 
     # Messages that have come.
 
     def handle(self, kind: Kind, reference: Number, fork: Number, user: str) -> bool:
         """Handle a message about counting; return what is answered."""
-        useful = True
-        with self._lock:
-            match kind:
-                case Kind.RREF_FORK_REQUEST:
-                    outcomes, useful = self._references.fork_requested(reference, fork, user)
-                case Kind.RREF_CHILD_ACCEPT:
-                    outcomes = self._references.child_accepted(fork)
-                case Kind.RREF_USER_DELETE:
-                    outcomes = self._references.user_deleted(reference, fork)
-                case _:
-                    raise UsageError(f"{kind.name} is not about references")
-        self._perform(outcomes)
-        return useful
+        match kind:
+            case Kind.RREF_FORK_REQUEST:
+                with self._lock:
+                    return self._references.fork_requested(reference, fork, user)
+            case Kind.RREF_CHILD_ACCEPT:
+                self._step(lambda references: references.child_accepted(fork))
+            case Kind.RREF_USER_DELETE:
+                self._step(lambda references: references.user_deleted(reference, fork))
+            case _:
+                raise UsageError(f"{kind.name} is not about references")
+        return True
 
     def died(self, worker: str) -> None:
         """Hear that an incarnation is gone."""
-        with self._lock:
-            outcomes = self._references.died(worker)
-        self._perform(outcomes)
+        self._step(lambda references: references.died(worker))
 
     # What the machine wants.
 
-    def _perform(self, outcomes: Iterable[Outcome]) -> None:
+    def _step(self, step: Callable[[References], list[Outcome]]) -> None:
+        with self._lock:
+            outcomes = step(self._references)
+            freed = self._take_out(outcomes)
+        self._perform(outcomes, freed)
+
+    def _take_out(self, outcomes: Iterable[Outcome]) -> list[Future[Any]]:
+        """Take out what is freed, before anybody else can find it, and count what is to be sent."""
+        freed: list[Future[Any]] = []
         for outcome in outcomes:
-            match outcome:
-                case Send():
-                    with self._lock:
-                        self._unsent += 1
-                    self._errands.do(_send(self, outcome))
-                case Freed(reference):
-                    with self._lock:
-                        freed = self._values.pop(reference, None)
-                        self._begun.discard(reference)
-                    del freed  # here, without the lock: its destructor is the user's code
-                case Lost(fork, reason):
-                    with self._lock:
-                        self._lost[fork] = reason
+            if isinstance(outcome, Send):
+                self._unsent += 1
+            elif outcome.reference in self._values:
+                freed.append(self._values.pop(outcome.reference))
+        return freed
+
+    def _perform(self, outcomes: Iterable[Outcome], freed: list[Future[Any]]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Send):
+                self._errands.do(partial(self.send, outcome))
+        freed.clear()  # here, without the lock: their destructors are the user's code
 
     def send(self, message: Send, tried: int = 1) -> None:
         """Send a message about counting, and see to it that it arrives. On the errands' thread."""
 
         def heard(answer: Future[Any]) -> None:
-            error = answer.exception()
-            if error is None:
+            if answer.exception() is None:
                 self._arrived(message, bool(answer.value()))
-                return
-            delay = self._retry.delay(tried)
-            if delay is None:
-                self._given_up(message)
+            elif self._is_gone(message.to, tried):
+                self._one_less()
             else:
+                retry = self._retry
+                if tried == retry.max_retries + 1:
+                    _log.warning("%s to %s: %s", message.kind.name, message.to, retry.exhausted())
+                delay = retry.delay(min(tried, retry.max_retries)) or retry.delay_s
                 self._errands.do(lambda: self.send(message, tried + 1), delay)
 
         try:
@@ -273,25 +280,26 @@ class Holdings:
             answer.set_exception(error)
         answer.add_done_callback(heard)
 
-    def _arrived(self, message: Send, useful: bool) -> None:
+    def _is_gone(self, worker: str, tried: int) -> bool:
         with self._lock:
-            match message.kind:
-                case Kind.RREF_FORK_REQUEST if useful:
-                    outcomes = self._references.confirmed(message.fork)
-                case Kind.RREF_FORK_REQUEST:
-                    outcomes = self._references.refused(message.fork)
-                case Kind.RREF_USER_DELETE:
-                    outcomes = self._references.deleted(message.fork)
-                case _:
-                    outcomes = []
-        self._perform(outcomes)
-        self._one_less()
+            if self._references.is_dead(worker):
+                return True
+        if tried <= self._retry.max_retries or self.agent.knows(worker):
+            return False
+        self.died(worker)
+        return True
 
-    def _given_up(self, message: Send) -> None:
-        """Let go of what could not be told: its lease tells that the other one is gone."""
-        if message.kind is Kind.RREF_USER_DELETE:
-            with self._lock:
-                self._references.deleted(message.fork)
+    def _arrived(self, message: Send, useful: bool) -> None:
+        fork = message.fork
+        match message.kind:
+            case Kind.RREF_FORK_REQUEST if useful:
+                self._step(lambda references: references.confirmed(fork))
+            case Kind.RREF_FORK_REQUEST:
+                self._step(lambda references: references.refused(fork))
+            case Kind.RREF_USER_DELETE:
+                self._step(lambda references: references.deleted(fork))
+            case _:
+                pass  # the other side has what it needs
         self._one_less()
 
     def _one_less(self) -> None:
@@ -317,5 +325,15 @@ class Holdings:
         return True
 
 
-def _send(holdings: Holdings, message: Send) -> Callable[[], None]:
-    return lambda: holdings.send(message)
+def _once(act: Callable[[], None]) -> Callable[[], None]:
+    """Return what does something the first time, and then nothing."""
+    left = [act]
+
+    def once() -> None:
+        try:
+            first = left.pop()
+        except IndexError:
+            return
+        first()
+
+    return once

@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 if TYPE_CHECKING:
     from holdfast.rpc.holdings import Packing, Unpacking
 
-__all__ = ["here", "receiver", "sender"]
+__all__ = ["here", "receiver", "sender", "start_over"]
 
 here = threading.local()
 """`packing` and `unpacking` of this thread, where there is one."""
@@ -34,3 +34,10 @@ def receiver() -> Unpacking:
     if unpacking is None:
         raise UsageError("an RRef can only be read as part of a call")
     return unpacking
+
+
+def start_over() -> None:
+    """Take back what this thread has packed into its message so far: it is packed anew."""
+    packing: Packing | None = getattr(here, "packing", None)
+    if packing is not None:
+        packing.undo()

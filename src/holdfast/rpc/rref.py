@@ -36,7 +36,7 @@ class RRef(Generic[T]):
 
         holdings = current_agent().holdings
         number = holdings.own(value)
-        self._settle(holdings, number, holdings.me, None)
+        self._settle(holdings, number, holdings.me, holdings.incarnation, None)
 
     @classmethod
     def _made(
@@ -44,11 +44,12 @@ class RRef(Generic[T]):
         holdings: Holdings,
         reference: Number,
         owner: WorkerInfo,
+        incarnation: str,
         fork: Number | None,
         creation: Future[Any] | None = None,
     ) -> RRef[Any]:
         made = cls.__new__(cls)
-        made._settle(holdings, reference, owner, fork, creation)
+        made._settle(holdings, reference, owner, incarnation, fork, creation)
         return made
 
     def _settle(
@@ -56,12 +57,14 @@ class RRef(Generic[T]):
         holdings: Holdings,
         reference: Number,
         owner: WorkerInfo,
+        incarnation: str,
         fork: Number | None,
         creation: Future[Any] | None = None,
     ) -> None:
         self._holdings = holdings
         self._reference = reference
         self._owner = owner
+        self._incarnation = incarnation
         self._fork = fork
         self._creation = creation
         # Not __del__: the garbage collector may run it anywhere, also while our locks are held.
@@ -80,7 +83,7 @@ class RRef(Generic[T]):
 
     def is_owner(self) -> bool:
         """Say whether the value lives here."""
-        return self._fork is None
+        return self._incarnation == self._holdings.incarnation
 
     def confirmed_by_owner(self) -> bool:
         """Say whether the owner is known to count this reference."""
@@ -94,16 +97,20 @@ class RRef(Generic[T]):
         Blocks until it has been created. Raises what its creation raised.
         """
         self._check()
-        value: T = self._holdings.fetch(self._reference, self._owner, self._fork, timeout)
-        return value
+        return self._fetch(timeout)
 
     def local_value(self) -> T:
         """Return the value, which must live here."""
-        if self._fork is not None:
+        if not self.is_owner():
             raise UsageError(
                 f"local_value of {self}: the value lives at {self._owner}; use to_here"
             )
-        value: T = self._holdings.fetch(self._reference, self._owner, None, None)
+        return self._fetch(None)
+
+    def _fetch(self, timeout: float | None) -> T:
+        value: T = self._holdings.fetch(
+            self._reference, self._owner, self._incarnation, self._fork, timeout
+        )
         return value
 
     # What can be done with it.

@@ -2,15 +2,16 @@
 
 Rule 1: everything that decides how long a value lives is in this file.
 Rule 2: this file sends nothing and reads no clock. Every method returns what is to be sent; the
-    shell sends it again and again until it is acknowledged or the receiver is gone, and then says
-    which of the two it was.
+    shell sends it again and again until it is answered, and then tells the answer, or until the
+    receiver is known to be gone (`died`).
 
 A value lives at its *owner*. Others hold it through *forks*: numbered claims, each of one worker.
-The owner keeps the set of forks that it knows, and its own local holds. When both are empty, and
-the value has been created, it is freed.
+The owner keeps the set of forks that it knows, and its own local holds. When both are empty, the
+value is freed.
 
     creating        A asks B to make a value, and names the reference and its own fork at once. B
-                    counts the fork when the request arrives, however late that is.
+                    counts the fork when the request arrives, however late that is. Forks and holds
+                    may be counted before that; they wait for it.
     from a user     A gives its reference to C: A makes a fork for C, and holds on to its own as
                     long as the child is not accepted. C asks the owner to count the child
                     (FORK_REQUEST); when that is acknowledged, C tells A (CHILD_ACCEPT).
@@ -26,13 +27,20 @@ deleted: the owner remembers the numbers of the newest deleted forks and freed v
 request that was overtaken by its own end brings nothing back.
 
 Guarantees
-    RR-1  A value is not freed while a fork that the owner has confirmed is held by a living worker.
+    RR-1  A value is not freed while a fork that the owner has confirmed is held by a worker that
+          lives, as far as the owner knows.
     RR-2  When all references are dropped, or their holders gone, and all messages have arrived, the
-          value is freed, and nothing of it is left on any worker.
-    RR-3  Every message may be handled any number of times: after the first nothing changes.
-    RR-4  What is remembered of the deleted is bounded: the newest `REMEMBERED_MAX` of each kind.
+          value is freed, and nothing of it is left on any worker. What was given must have been
+          taken, taken back (`not_given`), or given to somebody who is gone.
+    RR-3  Every message may be handled any number of times, at any time: after the first nothing
+          changes. A ticket may be taken any number of times: each is one more holder of the fork.
+    RR-4  What is remembered of the deleted is bounded: the newest `REMEMBERED_MAX` of each kind. A
+          message that is older than those may count a fork that nobody holds, until its worker is
+          gone; it never frees a value.
     RR-5  A reference whose owner is gone, or whose value was freed before its fork was counted, is
-          lost, and its holder is told so.
+          lost, and stays so: its holders can ask why (`lost`). The latter happens only when the
+          worker that gave it, or one before that, is gone.
+    RR-6  A value is to be made once, by the first request for it (`created`).
 """
 
 from __future__ import annotations
@@ -50,7 +58,6 @@ __all__ = [
     "Fork",
     "ForkState",
     "Freed",
-    "Lost",
     "Number",
     "Outcome",
     "References",
@@ -59,6 +66,10 @@ __all__ = [
 ]
 
 REMEMBERED_MAX = 65536
+
+OWNER_GONE = "its owner is gone"
+VALUE_GONE = "its value was freed before this reference was counted"
+DROPPED = "it was dropped here before it came again"
 
 Worker: TypeAlias = str
 """An incarnation of a worker."""
@@ -82,7 +93,7 @@ class Ticket(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send this until it is acknowledged, then call `acknowledged`, or `gone` if `to` is."""
+    """Send this until it is answered, or until `to` is gone."""
 
     kind: Kind
     to: Worker
@@ -91,19 +102,12 @@ class Send(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """The owner lets the value go."""
+    """The owner lets the value go; or stops waiting for it, if nobody has asked for it yet."""
 
     reference: Number
 
 
-class Lost(NamedTuple):
-    """A reference of this worker has become useless: its owner or its value is gone."""
-
-    fork: Number
-    reason: str
-
-
-Outcome: TypeAlias = Send | Freed | Lost
+Outcome: TypeAlias = Send | Freed
 
 
 class ForkState(StrEnum):
@@ -113,7 +117,12 @@ class ForkState(StrEnum):
     """It may not have heard of it."""
     CONFIRMED = "confirmed"
     DELETING = "deleting"
-    """It is told to forget it."""
+    """It is told to forget it: too late for whoever gets the same ticket again."""
+    LOST = "lost"
+    """It knows nothing of it, or is gone."""
+
+
+_USELESS = frozenset({ForkState.DELETING, ForkState.LOST})
 
 
 @dataclass(slots=True)
@@ -122,9 +131,12 @@ class Fork:
 
     ticket: Ticket
     state: ForkState
-    dropped: bool = False
+    holders: int = 1
+    """How many of this worker's references stand on it: more than one if its ticket came again."""
     children: dict[Number, Worker] = field(default_factory=dict)
     """Forks that were given to others and are not accepted yet, and to whom."""
+    why: str = ""
+    """Why it is lost, if it is."""
 
 
 @dataclass(slots=True)
@@ -166,7 +178,7 @@ class References:
         self._parents: dict[Number, Number] = {}  # child that waits → our fork that it came from
         self._deleted = _Memory(remembered)
         self._freed = _Memory(remembered)
-        self._dead: set[Worker] = set()
+        self._dead = _Memory(remembered)
 
     # Making references.
 
@@ -177,35 +189,43 @@ class References:
         return number
 
     def ask(self, owner: Worker) -> Ticket:
-        """Make a reference to a value that another worker is asked to create."""
+        """Make a reference to a value that a worker is asked to create."""
         ticket = Ticket(self._next(), owner, self._next(), "")
         self._held[ticket.fork] = Fork(ticket, ForkState.ASKED)
+        if owner in self._dead:
+            self._lose(ticket.fork, OWNER_GONE)
         return ticket
 
-    def created(self, reference: Number, fork: Number, user: Worker) -> list[Outcome]:
-        """Hear, as the owner, that a value is asked for; count who asks (RR-3)."""
+    def created(self, reference: Number, fork: Number, user: Worker) -> tuple[list[Outcome], bool]:
+        """Hear, as the owner, that a value is asked for; count who asks.
+
+        The flag says whether the value is to be made now: it is not when the request was here
+        before (RR-6). It is made even if nobody can want it any more, and freed at once.
+        """
         if reference in self._freed:
-            return []
+            return [], False
         owned = self._owned.setdefault(reference, _Owned())
-        owned.created = True
+        first, owned.created = not owned.created, True
         if fork not in self._deleted and user not in self._dead:
             owned.forks[fork] = user
-        return self._free_if_unused(reference)
+        return self._free_if_unused(reference), first
 
     def hold(self, reference: Number) -> bool:
-        """Hold a value of our own once more; False if it has been freed."""
-        owned = self._owned.get(reference)
-        if owned is None:
+        """Hold a value of our own once more; False if it has been freed.
+
+        It need not be asked for yet: a reference to it may overtake the request.
+        """
+        if reference in self._freed:
             return False
-        owned.holds += 1
+        self._owned.setdefault(reference, _Owned()).holds += 1
         return True
 
     def let_go(self, reference: Number) -> list[Outcome]:
         """Give up a local hold of a value of our own."""
         owned = self._owned.get(reference)
-        if owned is None:
+        if owned is None or not owned.holds:
             return []
-        owned.holds = max(0, owned.holds - 1)
+        owned.holds -= 1
         return self._free_if_unused(reference)
 
     # Giving them to others.
@@ -223,7 +243,7 @@ class References:
     def give(self, fork: Number, to: Worker) -> Ticket | None:
         """Give a reference that we hold to a worker; None if we hold it no more."""
         held = self._held.get(fork)
-        if held is None or held.state is ForkState.DELETING:
+        if held is None or held.state in _USELESS:
             return None
         ticket = Ticket(held.ticket.reference, held.ticket.owner, self._next(), self._me)
         if to not in self._dead:
@@ -232,46 +252,55 @@ class References:
         return ticket
 
     def not_given(self, ticket: Ticket) -> list[Outcome]:
-        """Take back what was given, since it was never sent."""
-        if ticket.owner == self._me:
+        """Take back what was given, since it was not sent and never will be."""
+        if not ticket.parent:
             return self._forget_fork(ticket.reference, ticket.fork)
         return self._child_settled(ticket.fork)
 
     def take(self, ticket: Ticket) -> list[Outcome]:
-        """Receive a reference from another worker. The same one may come more than once."""
+        """Receive a reference from a worker. The same one may come more than once."""
         if ticket.owner == self._me:
             self.hold(ticket.reference)
-            return self._accept(ticket)
-        if ticket.fork in self._held or ticket.fork in self._deleted:
+            if ticket.parent:
+                return self._accept(ticket)
+            return self._forget_fork(ticket.reference, ticket.fork)  # we gave it to ourselves
+        held = self._held.get(ticket.fork)
+        if held is not None:
+            held.holders += 1
+            return []
+        counted = not ticket.parent  # the owner gave it, and has counted it
+        held = Fork(ticket, ForkState.CONFIRMED if counted else ForkState.ASKED)
+        self._held[ticket.fork] = held
+        if ticket.fork in self._deleted:
+            self._lose(ticket.fork, DROPPED)
             return []
         if ticket.owner in self._dead:
-            return [Lost(ticket.fork, "its owner is gone"), *self._accept(ticket)]
-        counted = not ticket.parent  # the owner gave it, and has counted it
-        state = ForkState.CONFIRMED if counted else ForkState.ASKED
-        self._held[ticket.fork] = Fork(ticket, state)
+            self._lose(ticket.fork, OWNER_GONE)
+            return self._accept(ticket)
         if counted:
             return []
         return [Send(Kind.RREF_FORK_REQUEST, ticket.owner, ticket.reference, ticket.fork)]
 
     def drop(self, fork: Number) -> list[Outcome]:
-        """Give up a reference that we hold."""
+        """Give up one holder of a fork of ours."""
         held = self._held.get(fork)
-        if held is None:
+        if held is None or not held.holders:
             return []
-        held.dropped = True
+        held.holders -= 1
+        if held.state is ForkState.LOST and not held.holders:
+            del self._held[fork]
+            return []
         return self._delete_if_idle(fork)
 
     # Messages, as they come. Each is acknowledged by the shell when these return.
 
-    def fork_requested(
-        self, reference: Number, fork: Number, user: Worker
-    ) -> tuple[list[Outcome], bool]:
-        """Count a fork, as the owner; the flag says whether the value can still be had (RR-5)."""
-        if reference in self._freed:
-            return [], False
-        if fork not in self._deleted and user not in self._dead:
+    def fork_requested(self, reference: Number, fork: Number, user: Worker) -> bool:
+        """Count a fork, as the owner; False if its value or its user is gone (RR-5)."""
+        if reference in self._freed or user in self._dead:
+            return False
+        if fork not in self._deleted:
             self._owned.setdefault(reference, _Owned()).forks[fork] = user
-        return [], True
+        return True
 
     def child_accepted(self, child: Number) -> list[Outcome]:
         """Hear that a fork which we gave has arrived and is counted."""
@@ -284,7 +313,11 @@ class References:
     # What became of what we sent.
 
     def confirmed(self, fork: Number) -> list[Outcome]:
-        """Hear that the owner counts a fork of ours: it created the value, or answered."""
+        """Hear that the owner counts a fork of ours: it answered.
+
+        For a fork of `ask` this is told however the request ended: if it arrives after all, the
+        fork is counted then, unless it has been deleted first.
+        """
         held = self._held.get(fork)
         if held is None or held.state is not ForkState.ASKED:
             return []
@@ -296,33 +329,35 @@ class References:
         held = self._held.get(fork)
         if held is None or held.state is not ForkState.ASKED:
             return []
-        return [*self._lose(fork, "its value is gone"), *self._accept(held.ticket)]
+        self._lose(fork, VALUE_GONE)
+        return self._accept(held.ticket)
 
     def deleted(self, fork: Number) -> list[Outcome]:
         """Hear that the owner has forgotten a fork of ours."""
-        self._held.pop(fork, None)
-        self._deleted.add(fork)
+        held = self._held.get(fork)
+        if held is not None and held.state is ForkState.DELETING:
+            self._lose(fork, DROPPED)
         return []
 
     def died(self, worker: Worker) -> list[Outcome]:
         """Hear that a worker is gone, for good."""
-        if worker in self._dead:
-            return []
         self._dead.add(worker)
         outcome: list[Outcome] = []
         for reference, owned in list(self._owned.items()):
-            for fork in [fork for fork, user in owned.forks.items() if user == worker]:
+            gone = [fork for fork, user in owned.forks.items() if user == worker]
+            for fork in gone:
                 del owned.forks[fork]
-            outcome += self._free_if_unused(reference)
+            if gone:
+                outcome += self._free_if_unused(reference)
         for fork, held in list(self._held.items()):
             if held.ticket.owner == worker:
-                outcome += self._lose(fork, "its owner is gone")
+                self._lose(fork, OWNER_GONE)
                 continue
             for child in [child for child, user in held.children.items() if user == worker]:
                 outcome += self._child_settled(child)
         return outcome
 
-    # For people, and for tests.
+    # For the shell, for people, and for tests.
 
     def counts(self) -> dict[str, int]:
         """Return how many values are owned, forks known, references held, and unsettled."""
@@ -340,9 +375,47 @@ class References:
         held = self._held.get(fork)
         return None if held is None else held.state
 
+    def lost(self, fork: Number) -> str | None:
+        """Return why a fork of ours is of no use any more; None while it is (RR-5)."""
+        held = self._held.get(fork)
+        if held is None or held.state is ForkState.DELETING:
+            return DROPPED
+        return held.why if held.state is ForkState.LOST else None
+
     def was_freed(self, reference: Number) -> bool:
         """Say whether a value of ours has been freed, as far as that is remembered."""
         return reference in self._freed
+
+    def is_dead(self, worker: Worker) -> bool:
+        """Say whether a worker is known to be gone."""
+        return worker in self._dead
+
+    def check_invariants(self) -> list[str]:
+        """Return what is wrong within this worker: nothing, ever."""
+        wrong: list[str] = []
+        children: dict[Number, Number] = {}
+        for reference, owned in self._owned.items():
+            if not owned.forks and not owned.holds:
+                wrong.append(f"{reference} is kept for nobody")
+            if reference in self._freed:
+                wrong.append(f"{reference} is back after it was freed")
+            for fork, user in owned.forks.items():
+                if fork in self._deleted or user in self._dead:
+                    wrong.append(f"{fork} of {user} is counted after its end")
+        for fork, held in self._held.items():
+            children.update(dict.fromkeys(held.children, fork))
+            if held.state is not ForkState.LOST and held.ticket.owner in self._dead:
+                wrong.append(f"{fork} is not lost with its owner")
+            if held.state in _USELESS and held.children:
+                wrong.append(f"{fork} is {held.state} with children")
+            idle = not held.holders and not held.children
+            if idle and held.state in {ForkState.CONFIRMED, ForkState.LOST}:
+                wrong.append(f"{fork} is {held.state} for nobody")
+            if any(user in self._dead for user in held.children.values()):
+                wrong.append(f"{fork} waits for the dead")
+        if children != self._parents:
+            wrong.append("the children that wait are not those of our forks")
+        return wrong
 
     # How it goes on.
 
@@ -357,15 +430,14 @@ class References:
 
     def _child_settled(self, child: Number) -> list[Outcome]:
         fork = self._parents.pop(child, None)
-        held = None if fork is None else self._held.get(fork)
-        if fork is None or held is None:
+        if fork is None:
             return []
-        held.children.pop(child, None)
+        del self._held[fork].children[child]
         return self._delete_if_idle(fork)
 
     def _delete_if_idle(self, fork: Number) -> list[Outcome]:
         held = self._held[fork]
-        if not held.dropped or held.children or held.state is not ForkState.CONFIRMED:
+        if held.holders or held.children or held.state is not ForkState.CONFIRMED:
             return []
         held.state = ForkState.DELETING
         ticket = held.ticket
@@ -381,15 +453,20 @@ class References:
 
     def _free_if_unused(self, reference: Number) -> list[Outcome]:
         owned = self._owned[reference]
-        if owned.forks or owned.holds or not owned.created:
+        if owned.forks or owned.holds:
             return []
         del self._owned[reference]
-        self._freed.add(reference)
+        if owned.created:  # else the request may still come
+            self._freed.add(reference)
         return [Freed(reference)]
 
-    def _lose(self, fork: Number, reason: str) -> list[Outcome]:
-        held = self._held.pop(fork)
-        for child in held.children:
-            self._parents.pop(child, None)
+    def _lose(self, fork: Number, why: str) -> None:
+        """Make a fork useless for those that hold it still, if any."""
         self._deleted.add(fork)
-        return [] if held.dropped else [Lost(fork, reason)]
+        held = self._held[fork]
+        for child in held.children:
+            del self._parents[child]
+        held.children.clear()
+        held.state, held.why = ForkState.LOST, why
+        if not held.holders:
+            del self._held[fork]
