@@ -11,32 +11,29 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import CallTimedOut, HoldfastError, PeerLost, UsageError
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
+from holdfast.rpc.answering import Answerer, deadline_here
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
-from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.holdings import Holdings, Packing, Unpacking
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer, machine_id
 from holdfast.rpc.pipe import NEVER, Readers, Reply
+from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
-from holdfast.rpc.rref_protocol import Number
-from holdfast.rpc.serialize import dump, dump_error, load, load_error
-from holdfast.rpc.server import Later, Server
+from holdfast.rpc.serialize import dump, load, load_error
+from holdfast.rpc.server import Server
 from holdfast.rpc.way import make_way
 
-__all__ = ["ASYNC_MARK", "Agent", "Direct", "Directory", "Target", "Transport"]
-
-ASYNC_MARK = "_holdfast_async_execution"
-"""Marks a function that returns a future, whose value is the answer."""
+__all__ = ["Agent", "Direct", "Directory", "Target", "Transport"]
 
 _log = logging.getLogger("holdfast.rpc")
 
@@ -102,25 +99,19 @@ class Agent:
         self._lock = threading.Lock()
         self._folder = ""
         self._readers: Readers | None = None
-        self._server = Server(f"holdfast-rpc-{info.name}", key, self)
-        self._here = threading.local()
         self._errands = Errands(f"holdfast-rpc-{info.name}-errands", clock)
         self._incarnation = secrets.token_hex(8)
         self.holdings = Holdings(self, info, self._incarnation, self._errands)
-        self._handlers: dict[Kind, Callable[[Greeting, Any], Any]] = {
-            Kind.PYTHON_CALL: self._run_call,
-            Kind.PYTHON_REMOTE_CALL: self._run_remote,
-            Kind.PYTHON_RREF_FETCH_CALL: self._run_fetch,
-            Kind.RREF_FORK_REQUEST: self._count(Kind.RREF_FORK_REQUEST),
-            Kind.RREF_CHILD_ACCEPT: self._count(Kind.RREF_CHILD_ACCEPT),
-            Kind.RREF_USER_DELETE: self._count(Kind.RREF_USER_DELETE),
-        }
         self._loop = Loop(f"holdfast-rpc-{info.name}-loop")
+        self._answerer = Answerer(info, self._incarnation, self.holdings, self._loop, clock)
+        self._server = Server(f"holdfast-rpc-{info.name}", key, self._answerer)
+        # Calls that may be sent again and are not answered yet; the callees keep what is newer.
+        self._open_once: set[int] = set()
         self.contact: Contact | None = None
 
     def start(self, tcp_host: str = "") -> None:
         """Listen: on a Unix socket, and on a port of this address for workers of other hosts."""
-        # Linux has names for sockets that are no files: they end with the process, whatever ends it.
+        # Linux has names for sockets that are no files: they end with the process, however it ends.
         # Anybody on this machine can connect; the handshake is what keeps them out.
         if sys.platform == "linux":
             path = f"\0holdfast-rpc-{secrets.token_hex(16)}"
@@ -170,19 +161,53 @@ class Agent:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        retries: RetryPolicy | None = None,
     ) -> Any:
-        """Call a function over there and return what it returns."""
+        """Call a function over there and return what it returns.
+
+        With `retries` it is sent again when the connection breaks, and runs at most once all the
+        same: a callee that has it already gives the answer that it kept.
+        """
         peer = self._peer(to)
         at, budget_ms = self._deadline(timeout)
         message = self._message(peer, Kind.PYTHON_CALL, (function, args, kwargs), budget_ms)
         make_way()
         try:
-            answer = self._transport.exchange(peer, message, at)
+            if retries is None:
+                answer = self._transport.exchange(peer, message, at)
+            else:
+                answer = self._insist(peer, message, at, retries)
         except TimeoutError as error:
             if isinstance(error, HoldfastError):
                 raise
+            peer.note(Message(Kind.CANCEL, message.call))
             raise _timed_out(budget_ms) from None
         return self._read(answer)
+
+    def _insist(self, peer: Peer, message: Message, at: float, retries: RetryPolicy) -> Message:
+        """Send a request until it is answered, the policy gives up, or its receiver is gone."""
+        message.once = True
+        self._open_once.add(message.call)
+        tried = 0
+        try:
+            while True:
+                tried += 1
+                try:
+                    return self._transport.exchange(peer, message, at)
+                except PeerLost as error:
+                    delay = retries.delay(tried)
+                    if delay is None:
+                        raise PeerLost(f"{retries.exhausted()} {error}", peer=error.peer) from None
+                    # Another incarnation must not run it: it may have run.
+                    if peer.lost is not None:
+                        raise
+                    wait_s = min(delay, at - self._clock.monotonic())
+                    if wait_s < delay:
+                        raise TimeoutError from None
+                    self._clock.sleep(wait_s)
+        finally:
+            self._open_once.discard(message.call)
+            peer.note(Message(Kind.ACKNOWLEDGE, min(self._open_once, default=message.call + 1)))
 
     def call_async(
         self,
@@ -211,12 +236,17 @@ class Agent:
         # However it ends: a request that was not answered may still arrive, and be counted there.
         creation.add_done_callback(lambda _: self.holdings.settled(ticket.fork))
         info = peer.contact.info
-        return RRef._made(self.holdings, ticket.reference, info, ticket.fork, creation)
+        return RRef._made(
+            self.holdings, ticket.reference, info, ticket.owner, ticket.fork, creation
+        )
 
-    def fetch(self, owner: WorkerInfo, reference: Number, timeout: float | None) -> Any:
-        """Return a copy of a value that lives over there."""
-        kind = Kind.PYTHON_RREF_FETCH_CALL
-        return self._post(self._peer(owner), kind, reference, timeout).wait()
+    def knows(self, incarnation: str) -> bool:
+        """Say whether this life of a worker is, as far as the directory knows, not over."""
+        try:
+            self._directory.find_incarnation(incarnation)
+        except PeerLost:
+            return False
+        return True
 
     def request(self, to: str, kind: Kind, value: Any, timeout: float | None) -> Future[Any]:
         """Send a request of a kind to an incarnation; return the future of its answer."""
@@ -258,7 +288,7 @@ class Agent:
 
     def _deadline(self, timeout: float | None) -> tuple[float, int]:
         seconds = self.timeout_s if timeout is None else timeout
-        at = getattr(self._here, "at", NEVER)
+        at = deadline_here()
         if seconds:
             at = min(at, self._clock.monotonic() + seconds)
         if at == NEVER:
@@ -292,102 +322,10 @@ class Agent:
         if peer is not None:
             peer.lose("Connection closed by peer (it is gone)")
         self.holdings.died(contact.incarnation)
-
-    # Being called.
-
-    def greeted(self, greeting: Greeting) -> None:
-        if self.contact is None or greeting.target != self.contact.incarnation:
-            raise PeerLost("Connection closed by peer (another one has its name now)")
-
-    def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
-        here, budget_ms = self._here, message.budget_ms
-        here.at = self._clock.monotonic() + budget_ms / 1000 if budget_ms else NEVER
-        try:
-            with Unpacking(self.holdings):
-                request = load(message.body, message.buffers)
-            run = self._handlers[message.kind]
-            value = run(caller, request)
-            if isinstance(value, Future):
-                value.add_done_callback(
-                    lambda done: self._answer_later(caller, message, done, later)
-                )
-                return None
-            return self._answer(caller, message, value)
-        except BaseException as error:
-            return self._failure(message, error)
-        finally:
-            here.at = NEVER
-
-    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a function; a future if its answer comes later."""
-        value = function(*args, **kwargs) if kwargs else function(*args)
-        if isinstance(value, Coroutine):
-            return self._loop.run(value)
-        if isinstance(value, Future) and not getattr(function, ASYNC_MARK, False):
-            raise UsageError(f"{function!r:.80} returns a future: mark it with async_execution")
-        return value
-
-    def _run_call(self, caller: Greeting, request: Any) -> Any:
-        return self._run(*request)
-
-    def _run_remote(self, caller: Greeting, request: Any) -> Any:
-        reference, fork, function, args, kwargs = request
-        room = self.holdings.create(Number(*reference), Number(*fork), caller.incarnation)
-        if room is None:
-            return None  # it was here before
-        try:
-            value = self._run(function, args, kwargs)
-        except BaseException as error:
-            room.set_exception(error)
-            return None
-        if not isinstance(value, Future):
-            room.set_result(value)
-            return None
-        value.add_done_callback(lambda done: _copy(done, room))
-        return value.then(lambda done: None)
-
-    def _run_fetch(self, caller: Greeting, request: Any) -> Any:
-        return self.holdings.value(Number(*request))
-
-    def _count(self, kind: Kind) -> Callable[[Greeting, Any], Any]:
-        def run(caller: Greeting, request: Any) -> bool:
-            reference, fork = request
-            user = caller.incarnation
-            return self.holdings.handle(kind, Number(*reference), Number(*fork), user)
-
-        return run
-
-    def _answer(self, caller: Greeting, message: Message, value: Any) -> Message:
-        with Packing(self.holdings, caller.incarnation):
-            body, buffers = dump(value)
-        return Message(Kind.REPLY, message.call, body, buffers)
-
-    def _failure(self, message: Message, error: BaseException) -> Message:
-        body, buffers = dump_error(error, str(self._info))
-        return Message(Kind.FAILURE, message.call, body, buffers)
-
-    def _answer_later(
-        self, caller: Greeting, message: Message, done: Future[Any], later: Later
-    ) -> None:
-        try:
-            answer = self._answer(caller, message, done.value())
-        except BaseException as error:
-            answer = self._failure(message, error)
-        try:
-            later(answer)
-        except OSError as error:
-            _log.debug("an answer came too late: %s", error)
+        self._answerer.died(contact.incarnation)
 
 
 def _timed_out(budget_ms: int) -> CallTimedOut:
     return CallTimedOut(
         f"RPC ran for more than set timeout ({budget_ms} ms) and will now be marked with an error"
     )
-
-
-def _copy(done: Future[Any], room: Future[Any]) -> None:
-    error = done.exception()
-    if error is None:
-        room.set_result(done.value())
-    else:
-        room.set_exception(error)

@@ -17,12 +17,14 @@ from holdfast import env
 from holdfast.clock import Deadline, check_timeout
 from holdfast.errors import UsageError
 from holdfast.rpc import current
-from holdfast.rpc.agent import ASYNC_MARK, Agent, Target
+from holdfast.rpc.agent import Agent, Target
+from holdfast.rpc.answering import ASYNC_MARK
 from holdfast.rpc.directory import Directory
 from holdfast.rpc.future import Future
 from holdfast.rpc.meeting import Meeting, meet
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
+from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
@@ -111,12 +113,14 @@ def rpc_sync(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float | None = None,
+    retries: RetryPolicy | None = None,
 ) -> Any:
     """Call a function at a worker and return what it returns.
 
-    `timeout` in seconds, 0 for none, None for the agent's default.
+    `timeout` in seconds, 0 for none, None for the agent's default. With `retries` the call is sent
+    again when a connection breaks, and still runs at most once.
     """
-    return current.current_agent().call(to, func, args or (), kwargs, timeout)
+    return current.current_agent().call(to, func, args or (), kwargs, timeout, retries)
 
 
 def rpc_async(

@@ -24,14 +24,17 @@ class Loop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._tasks: dict[Future[Any], asyncio.Task[Any] | None] = {}  # of the loop's thread
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run a coroutine; return the future of what it returns."""
         import asyncio  # costs more than all the rest
 
         future: Future[Any] = Future()
+        loop = self._started()
 
         async def wrapped() -> None:
+            self._tasks[future] = asyncio.current_task()
             try:
                 value = await coroutine
             except BaseException as error:
@@ -40,9 +43,23 @@ class Loop:
                     raise
             else:
                 future.set_result(value)
+            finally:
+                self._tasks.pop(future, None)
 
-        asyncio.run_coroutine_threadsafe(wrapped(), self._started())
+        asyncio.run_coroutine_threadsafe(wrapped(), loop)
         return future
+
+    def cancel(self, future: Future[Any]) -> None:
+        """Cancel the coroutine of a future that `run` returned, if it still runs."""
+        loop = self._loop
+
+        def cancel() -> None:
+            task = self._tasks.get(future)
+            if task is not None:
+                task.cancel()
+
+        if loop is not None:
+            loop.call_soon_threadsafe(cancel)
 
     def close(self) -> None:
         """Cancel what runs and end the thread. Idempotent."""

@@ -100,6 +100,11 @@ class Peer:
         if pipe is not None:
             pipe.note(message)
 
+    @property
+    def lost(self) -> PeerLost | None:
+        """Why this incarnation is given up; None while it is not."""
+        return self._lost
+
     def lose(self, why: str) -> PeerLost:
         """Give the peer up: whatever waits for it hears so now. Idempotent."""
         info = self.contact.info

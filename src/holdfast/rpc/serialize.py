@@ -2,8 +2,8 @@
 
 Pickle, protocol 5: what is large lies outside of the pickle, in buffers that are sent from where
 they are and received into the memory that the value keeps. Arrays of numpy do that by themselves;
-tensors of torch are taught to, if torch is loaded. What pickle cannot do (lambdas, closures, classes
-made within functions) is left to cloudpickle.
+tensors of torch are taught to, if torch is loaded. What pickle cannot do (lambdas, closures,
+classes made within functions) is left to cloudpickle.
 
 Only peers that have proved that they hold the job's secret get here: they are the same user's code.
 """

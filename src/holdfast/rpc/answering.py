@@ -1,0 +1,231 @@
+"""The callee's side of an agent: runs what others ask for, and answers.
+
+Guarantees
+    AN-1  Every request is answered once on the connection that brought it, if that is still there.
+    AN-2  A request that may come again runs at most once for each incarnation of its caller.
+    AN-3  A coroutine whose caller has given up is cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from holdfast.clock import Clock
+from holdfast.errors import Overloaded, PeerLost, UsageError
+from holdfast.rpc.future import Future
+from holdfast.rpc.greeting import Greeting
+from holdfast.rpc.holdings import Holdings, Packing, Unpacking
+from holdfast.rpc.loop import Loop
+from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.pipe import NEVER
+from holdfast.rpc.receipts import Receipts, Verdict
+from holdfast.rpc.rref_protocol import Number
+from holdfast.rpc.serialize import dump, dump_error, load
+from holdfast.rpc.server import Later
+
+__all__ = ["ASYNC_MARK", "Answerer", "deadline_here"]
+
+ASYNC_MARK = "_holdfast_async_execution"
+"""Marks a function that returns a future, whose value is the answer."""
+
+_log = logging.getLogger("holdfast.rpc")
+_here = threading.local()
+
+
+def deadline_here() -> float:
+    """Return when the call that this thread runs must be answered; NEVER outside of one."""
+    at: float = getattr(_here, "at", NEVER)
+    return at
+
+
+class Answerer:
+    """Runs the requests that come to one agent."""
+
+    def __init__(
+        self, info: WorkerInfo, incarnation: str, holdings: Holdings, loop: Loop, clock: Clock
+    ) -> None:
+        self._info = info
+        self._incarnation = incarnation
+        self._holdings = holdings
+        self._loop = loop
+        self._clock = clock
+        # Guards what follows.
+        self._lock = threading.Lock()
+        self._receipts = Receipts()
+        self._tasks: dict[tuple[str, int], Future[Any]] = {}
+        self._handlers: dict[Kind, Callable[[Greeting, Any], Any]] = {
+            Kind.PYTHON_CALL: lambda caller, request: self._run(*request),
+            Kind.PYTHON_REMOTE_CALL: self._run_remote,
+            Kind.PYTHON_RREF_FETCH_CALL: self._run_fetch,
+        }
+        for kind in (Kind.RREF_FORK_REQUEST, Kind.RREF_CHILD_ACCEPT, Kind.RREF_USER_DELETE):
+            self._handlers[kind] = self._counting(kind)
+
+    def add_handler(self, kind: Kind, handler: Callable[[Greeting, Any], Any]) -> None:
+        """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
+        self._handlers[kind] = handler
+
+    def greeted(self, greeting: Greeting) -> None:
+        """Refuse who means an earlier one of our name."""
+        if greeting.target != self._incarnation:
+            raise PeerLost("Connection closed by peer (another one has its name now)")
+
+    def died(self, worker: str) -> None:
+        """Forget a caller that is gone."""
+        with self._lock:
+            self._receipts.gone(worker)
+
+    def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
+        """Run a request and return its answer; None if it comes later, or none is due."""
+        if not message.kind.is_request:
+            self._note(caller, message)
+            return None
+        if not message.once:
+            return self._perform(caller, message, later)
+        with self._lock:
+            verdict, kept = self._receipts.arrived(caller.incarnation, message.call, later)
+        match verdict:
+            case Verdict.RUN:
+                answer = self._perform(caller, message, self._answer_all(caller, message))
+                if answer is not None:
+                    self._answer_all(caller, message)(answer)
+                return None
+            case Verdict.ANSWERED:
+                return kept
+            case Verdict.WAIT:
+                return None
+            case Verdict.FULL:
+                return self._failure(
+                    message, Overloaded("too many answers wait to be acknowledged")
+                )
+            case Verdict.FORGOTTEN:
+                return self._failure(message, UsageError("this call was answered long ago"))
+
+    def _answer_all(self, caller: Greeting, message: Message) -> Later:
+        """Return what gives an answer to everybody who asked for this call."""
+
+        def answer(answer: Message) -> None:
+            with self._lock:
+                askers = self._receipts.answered(caller.incarnation, message.call, answer)
+            for asker in askers:
+                _send(asker, answer)
+
+        return answer
+
+    def _note(self, caller: Greeting, message: Message) -> None:
+        match message.kind:
+            case Kind.ACKNOWLEDGE:
+                with self._lock:
+                    self._receipts.acknowledged(caller.incarnation, message.call)
+            case Kind.CANCEL:
+                with self._lock:
+                    task = self._tasks.get((caller.incarnation, message.call))
+                if task is not None:
+                    self._loop.cancel(task)
+            case _:
+                _log.debug("%s sent a %s, which is for nobody", caller.name, message.kind.name)
+
+    def _perform(self, caller: Greeting, message: Message, later: Later) -> Message | None:
+        budget_ms = message.budget_ms
+        _here.at = self._clock.monotonic() + budget_ms / 1000 if budget_ms else NEVER
+        try:
+            with Unpacking(self._holdings):
+                request = load(message.body, message.buffers)
+            handler = self._handlers.get(message.kind)
+            if handler is None:
+                raise UsageError(f"{message.kind.name}: this worker does not serve it")
+            value = handler(caller, request)
+            if isinstance(value, Future):
+                self._when_done(caller, message, value, later)
+                return None
+            return self._answer(caller, message, value)
+        except BaseException as error:
+            return self._failure(message, error)
+        finally:
+            _here.at = NEVER
+
+    # The kinds.
+
+    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a function; a future if its answer comes later."""
+        value = function(*args, **kwargs) if kwargs else function(*args)
+        if isinstance(value, Coroutine):
+            return self._loop.run(value)
+        if isinstance(value, Future) and not getattr(function, ASYNC_MARK, False):
+            raise UsageError(f"{function!r:.80} returns a future: mark it with async_execution")
+        return value
+
+    def _run_remote(self, caller: Greeting, request: Any) -> Any:
+        reference, fork, function, args, kwargs = request
+        room = self._holdings.create(Number(*reference), Number(*fork), caller.incarnation)
+        if room is None:
+            return None  # it was here before
+        try:
+            value = self._run(function, args, kwargs)
+        except BaseException as error:
+            room.set_exception(error)
+            return None
+        if not isinstance(value, Future):
+            room.set_result(value)
+            return None
+        value.add_done_callback(lambda done: _copy(done, room))
+        return value.then(lambda done: None)
+
+    def _run_fetch(self, caller: Greeting, request: Any) -> Any:
+        return self._holdings.value(Number(*request))
+
+    def _counting(self, kind: Kind) -> Callable[[Greeting, Any], Any]:
+        def run(caller: Greeting, request: Any) -> bool:
+            reference, fork = request
+            user = caller.incarnation
+            return self._holdings.handle(kind, Number(*reference), Number(*fork), user)
+
+        return run
+
+    # Answers.
+
+    def _when_done(
+        self, caller: Greeting, message: Message, value: Future[Any], later: Later
+    ) -> None:
+        key = (caller.incarnation, message.call)
+        with self._lock:
+            self._tasks[key] = value
+
+        def done(future: Future[Any]) -> None:
+            with self._lock:
+                self._tasks.pop(key, None)
+            try:
+                answer = self._answer(caller, message, future.value())
+            except BaseException as error:
+                answer = self._failure(message, error)
+            _send(later, answer)
+
+        value.add_done_callback(done)
+
+    def _answer(self, caller: Greeting, message: Message, value: Any) -> Message:
+        with Packing(self._holdings, caller.incarnation):
+            body, buffers = dump(value)
+        return Message(Kind.REPLY, message.call, body, buffers)
+
+    def _failure(self, message: Message, error: BaseException) -> Message:
+        body, buffers = dump_error(error, str(self._info))
+        return Message(Kind.FAILURE, message.call, body, buffers)
+
+
+def _send(later: Later, answer: Message) -> None:
+    try:
+        later(answer)
+    except OSError as error:
+        _log.debug("an answer came too late: %s", error)
+
+
+def _copy(done: Future[Any], room: Future[Any]) -> None:
+    error = done.exception()
+    if error is None:
+        room.set_result(done.value())
+    else:
+        room.set_exception(error)
