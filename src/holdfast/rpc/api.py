@@ -19,6 +19,7 @@ from holdfast.errors import UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.answering import ASYNC_MARK
+from holdfast.rpc.backends import make_transport
 from holdfast.rpc.directory import Directory
 from holdfast.rpc.future import Future
 from holdfast.rpc.meeting import Meeting, meet
@@ -53,6 +54,8 @@ def init_rpc(
     world_size: int | None = None,
     init_method: str | None = None,
     store: Store | None = None,
+    backend: str = "default",
+    options: Mapping[str, Any] | None = None,
     rpc_timeout: float = DEFAULT_TIMEOUT_S,
     timeout: float | None = DEFAULT_TIMEOUT_S,
 ) -> WorkerInfo:
@@ -62,7 +65,10 @@ def init_rpc(
     `file:///path`, `env://`, which is the default: what `holdfast run` gave this process, or
     MASTER_ADDR and MASTER_PORT, RANK and WORLD_SIZE. Without a `world_size` workers come and go as
     they like, and nobody is waited for; without a `rank` a number is given.
+
+    `backend` names what carries the messages (see `register_backend`), `options` are for it.
     """
+    transport = make_transport(backend, options or {})
     deadline = Deadline.after(check_timeout(timeout))
     with ExitStack() as undo:
         meeting: Meeting = meet(
@@ -73,7 +79,7 @@ def init_rpc(
         if number is None:
             number = directory.next_id(deadline.remaining())
         info = WorkerInfo(name, number)
-        agent = Agent(info, directory, meeting.key, timeout_s=rpc_timeout)
+        agent = Agent(info, directory, meeting.key, timeout_s=rpc_timeout, transport=transport)
         undo.callback(agent.close)
         agent.start(meeting.host)
         current.set_agent(agent)

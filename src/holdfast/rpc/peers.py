@@ -100,6 +100,19 @@ class Peer:
         if pipe is not None:
             pipe.note(message)
 
+    def reset(self, why: str) -> None:
+        """Break all connections to the peer, which may well be alive; new ones can be opened."""
+        with self._lock:
+            links, self._links = list(self._links), set()
+            pipe, self._pipe = self._pipe, None
+        self._idle.clear()
+        if pipe is not None:
+            info = self.contact.info
+            error = PeerLost(f"{info}: {why}", peer=info.name, incarnation=self.contact.incarnation)
+            pipe.close(error)
+        for link in links:
+            link.close()
+
     @property
     def lost(self) -> PeerLost | None:
         """Why this incarnation is given up; None while it is not."""

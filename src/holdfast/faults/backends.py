@@ -1,0 +1,69 @@
+"""The backend `faulty`: an agent whose messages go wrong by a plan.
+
+    init_rpc(name, backend="faulty", options={"plan": "drop PYTHON_CALL p=0.01"})
+
+It also takes the options of torch's faulty agent, which are rules of a plan:
+
+    messages_to_fail    kinds whose sending fails at once, `num_fail_sends` times for each message
+    num_fail_sends      how often; 0 if it is not given
+    messages_to_delay   seconds by which a kind is delayed: {"PYTHON_CALL": 1.5}
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.errors import UsageError
+from holdfast.faults.plan import Action, FaultPlan, Rule, parse_plan
+from holdfast.faults.transport import FaultyTransport
+from holdfast.rpc.agent import Direct, Transport
+from holdfast.rpc.backends import register_backend
+from holdfast.rpc.messages import Kind
+
+__all__ = ["make_faulty", "plan_of"]
+
+_KNOWN = frozenset({"plan", "messages_to_fail", "messages_to_delay", "num_fail_sends"})
+
+_log = logging.getLogger("holdfast.faults")
+
+
+def make_faulty(options: Mapping[str, Any]) -> Transport:
+    """Make a transport that fails by the options' plan."""
+    plan = plan_of(options)
+    _log.warning("messages of this process go wrong on purpose: %d rules", len(plan.rules))
+    return FaultyTransport(Direct(), plan)
+
+
+def plan_of(options: Mapping[str, Any]) -> FaultPlan:
+    """Return the plan that the options describe; UsageError names what is wrong."""
+    odd = sorted(set(options) - _KNOWN)
+    if odd:
+        raise UsageError(f"RPC backend faulty: option {odd[0]!r:.60} is unknown")
+    plan = options.get("plan")
+    if isinstance(plan, FaultPlan):
+        return plan
+    rules = list(parse_plan(plan).rules) if isinstance(plan, str) else []
+    each = options.get("num_fail_sends", 0)
+    kinds = frozenset(_kinds("messages_to_fail", options.get("messages_to_fail") or ()))
+    if kinds:
+        rules.append(Rule(action=Action.FAIL, kinds=kinds, each=each))
+    delays: Mapping[str, float] = options.get("messages_to_delay") or {}
+    for kind in _kinds("messages_to_delay", delays):
+        seconds = float(delays[kind.name])
+        rules.append(Rule(action=Action.DELAY, kinds=frozenset({kind}), seconds=seconds))
+    return FaultPlan(0, rules)
+
+
+def _kinds(option: str, names: Iterable[str]) -> list[Kind]:
+    found = []
+    for name in names:
+        if name not in Kind.__members__ or not Kind[name].is_request:
+            known = ", ".join(kind.name for kind in Kind if kind.is_request)
+            raise UsageError(f"{option}: {name!r:.60} is no kind of message; there are {known}")
+        found.append(Kind[name])
+    return found
+
+
+register_backend("faulty", make_faulty)

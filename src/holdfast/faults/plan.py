@@ -1,0 +1,190 @@
+"""What goes wrong, when, and how often: a plan with a seed, and the record of what it did.
+
+A plan is a list of rules. For every message the rules are asked in their order; each that fits
+fires, unless its number of times is used up or its dice say no. The same plan with the same messages
+in the same order fires the same faults.
+
+As text, a rule for each line; `#` begins a comment:
+
+    seed 7
+    fail RREF_FORK_REQUEST,RREF_USER_DELETE each=3     # each message, the first three times
+    delay PYTHON_CALL seconds=1.5
+    drop PYTHON_CALL to=worker1 p=0.01
+    drop reply PYTHON_CALL nth=2                       # the answer to the second one
+    reset running PYTHON_CALL times=5                  # while the callee runs it
+
+Guarantees
+    FP-1  A rule fires only for messages that it names, and never more often than it says.
+    FP-2  What fired is recorded, all of it, and can be counted by action.
+    FP-3  A text that is no plan is a UsageError which names the line.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from holdfast.errors import UsageError
+from holdfast.rpc.messages import Kind
+
+__all__ = ["Action", "FaultPlan", "Fired", "Moment", "Rule", "parse_plan"]
+
+
+class Action(StrEnum):
+    """What is done to a message."""
+
+    FAIL = "fail"
+    """The sender is told at once that it could not be sent."""
+    DROP = "drop"
+    DELAY = "delay"
+    DUPLICATE = "duplicate"
+    REORDER = "reorder"
+    """It is sent after the next one to the same peer."""
+    CORRUPT = "corrupt"
+    """It arrives as something else: the receiver notices, and hangs up."""
+    RESET = "reset"
+    """The connection breaks."""
+    PARTITION = "partition"
+    """It and everything after it to the same peer is dropped, for `seconds`."""
+
+
+class Moment(StrEnum):
+    """When it is done."""
+
+    REQUEST = "request"
+    REPLY = "reply"
+    RUNNING = "running"
+    """After the request has arrived, and before it is answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One kind of fault. Empty `kinds` and `to` mean all.
+
+    `times` bounds how often it fires in all, `each` how often for one and the same message, `nth`
+    lets it fire at the nth message only that fits (from 1), `p` is how likely it fires then.
+    """
+
+    action: Action
+    moment: Moment = Moment.REQUEST
+    kinds: frozenset[Kind] = frozenset()
+    to: frozenset[str] = frozenset()
+    times: int | None = None
+    each: int | None = None
+    nth: int | None = None
+    p: float = 1.0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise UsageError(f"fault {self.action}: p={self.p}: must be from 0 to 1")
+        if not 0 <= self.seconds < float("inf"):
+            raise UsageError(f"fault {self.action}: seconds={self.seconds}: must not be negative")
+        for name in ("times", "each", "nth"):
+            value = getattr(self, name)
+            if value is not None and value < (1 if name == "nth" else 0):
+                raise UsageError(f"fault {self.action}: {name}={value}: is too small")
+        if self.moment is not Moment.REQUEST and self.action is Action.FAIL:
+            raise UsageError("fault fail: only a request can fail at its sender")
+
+    def fits(self, kind: Kind, to: str, moment: Moment) -> bool:
+        """Say whether a message is one of those that are meant."""
+        return (
+            moment is self.moment
+            and (not self.kinds or kind in self.kinds)
+            and (not self.to or to in self.to)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A fault that happened."""
+
+    action: Action
+    kind: Kind
+    to: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Count:
+    seen: int = 0
+    fired: int = 0
+    each: Counter[Hashable] = field(default_factory=Counter)
+
+
+class FaultPlan:
+    """Rules, dice, and a record. Not thread-safe: who asks holds a lock."""
+
+    def __init__(self, seed: int, rules: Iterable[Rule]) -> None:
+        self.seed = seed
+        self.rules = tuple(rules)
+        self.record: list[Fired] = []
+        self._dice = random.Random(seed)  # noqa: S311  # to be repeated, not to be secret
+        self._counts = [_Count() for _ in self.rules]
+
+    def decide(self, kind: Kind, to: str, moment: Moment, message: Hashable) -> list[Fired]:
+        """Return what happens to a message; `message` is the same when it is sent again."""
+        found = []
+        for rule, count in zip(self.rules, self._counts, strict=True):
+            if rule.fits(kind, to, moment) and self._fires(rule, count, message):
+                found.append(Fired(rule.action, kind, to, rule.seconds))
+        self.record += found
+        return found
+
+    def fired(self) -> dict[Action, int]:
+        """Return how often each action has happened."""
+        return dict(Counter(fault.action for fault in self.record))
+
+    def _fires(self, rule: Rule, count: _Count, message: Hashable) -> bool:
+        count.seen += 1
+        lucky = rule.p >= 1 or self._dice.random() < rule.p
+        if not lucky or (rule.nth is not None and count.seen != rule.nth):
+            return False
+        if rule.times is not None and count.fired >= rule.times:
+            return False
+        if rule.each is not None:
+            if count.each[message] >= rule.each:
+                return False
+            count.each[message] += 1
+        count.fired += 1
+        return True
+
+
+_NUMBERS = {"times": int, "each": int, "nth": int, "p": float, "seconds": float}
+
+
+def parse_plan(text: str) -> FaultPlan:
+    """Read a plan; the module's docstring shows how it is written."""
+    seed, rules = 0, []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            if words[0] == "seed":
+                (seed,) = map(int, words[1:])
+            else:
+                rules.append(_parse_rule(words))
+        except (ValueError, KeyError) as error:
+            reason = error if isinstance(error, UsageError) else "is no rule"
+            raise UsageError(f"fault plan, line {number}: {line.strip()!r:.80}: {reason}") from None
+    return FaultPlan(seed, rules)
+
+
+def _parse_rule(words: list[str]) -> Rule:
+    options: dict[str, object] = {"action": Action(words[0])}
+    for word in words[1:]:
+        name, equals, value = word.partition("=")
+        if equals and name == "to":
+            options["to"] = frozenset(value.split(","))
+        elif equals:
+            options[name] = _NUMBERS[name](value)
+        elif word in list(Moment):
+            options["moment"] = Moment(word)
+        else:
+            options["kinds"] = frozenset(Kind[one] for one in word.split(","))
+    return Rule(**options)  # type: ignore[arg-type]
