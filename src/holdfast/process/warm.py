@@ -87,12 +87,7 @@ class Standbys:
 
     def take(self, launch: Launch) -> Standby | None:
         """Return one that can become this worker, or None."""
-        while self._waiting and self._fits(launch):
-            standby = self._waiting.pop(0)
-            if standby.process.reap() is None:
-                return standby
-            standby.close()
-        return None
+        return self._waiting.pop(0) if self._waiting and self._fits(launch) else None
 
     def close(self) -> None:
         """End all of them. Idempotent."""
