@@ -36,6 +36,7 @@ ACTS_THROUGH_OTHERS: dict[str, str] = {
     "store/prefix.py": "acts through the store that it wraps",
     "store/gather.py": "acts through the store that it is given",
     "net/transport.py": "a protocol: it says what others do",
+    "process/memory.py": "reads files, by their paths",
 }
 
 # Banned names: what to use instead, and the files that may. process/child.py and forked.py run in a
@@ -51,7 +52,8 @@ BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "print": ("return it, log it, or emit an event", ("cli/",)),
     "input": ("take it as an argument", ("cli/",)),
     "eval": ("parse it", ()),
-    "exec": ("import it", ("process/child.py",)),  # a worker's script is there to be run
+    # A worker's script is there to be run; a record's __init__ is made of the names of its fields.
+    "exec": ("import it", ("process/child.py", "records.py")),
     # A worker calls the user's function and tells what it returned, as multiprocessing does.
     "pickle": ("use store.wire, or JSON", ("process/child.py", "process/returns.py")),
     "marshal": ("use store.wire, or JSON", ()),
