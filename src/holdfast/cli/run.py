@@ -21,6 +21,7 @@ from holdfast.errors import WorkersFailed
 from holdfast.observe.live import Live, is_for_us
 
 if TYPE_CHECKING:
+    from holdfast.agent.agent import Status
     from holdfast.cli.arguments import Commands
 
 __all__ = ["add_command"]
@@ -59,6 +60,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.dry_run:
         say(json.dumps(describe(found), indent=2))
         return 0
+    from holdfast.agent.machine import State
     from holdfast.cli.run_view import view
     from holdfast.launch.launcher import run_job
 
@@ -66,12 +68,18 @@ def _run(given: argparse.Namespace) -> int:
     host = os.uname().nodename
     terminal = is_for_us(sys.stderr, variables)
     live = Live(sys.stderr, terminal=terminal, color=not variables.get("NO_COLOR"))
+
+    def show(status: Status) -> None:
+        # Without a terminal the end is told by the exit code, and by the report of a failure.
+        if terminal or status.state not in (State.GATHERING, State.ENDED):
+            live.show(view(status, host, found.config.max_restarts))
+
     try:
         with live:
             run_job(
                 found.config,
                 found.entrypoint,
-                show=lambda status: live.show(view(status, host, found.config.max_restarts)),
+                show=show,
             )
     except WorkersFailed as error:
         _print_report(str(error))

@@ -266,6 +266,8 @@ def _check_script(path: str) -> None:
         raise UsageError(f"script {path!r}: no such file (the folder is {os.getcwd()})")
     if not os.access(path, os.R_OK):
         raise UsageError(f"script {path!r}: it may not be read")
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "__main__.py")):
+        raise UsageError(f"script {path!r}: is a folder, and has no __main__.py")
 
 
 def _check_module(name: str, python_path: str) -> None:

@@ -24,13 +24,13 @@ import random
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, StoreUnavailable, UsageError
 from holdfast.ids import NodeId, new_token
 from holdfast.net.address import Address, is_loopback, parse_address
+from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Rendezvous, StoreRendezvous
 from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.parameters import RendezvousParameters
@@ -252,7 +252,11 @@ def _opened(
     from holdfast.store.open import open_store
 
     store = undo.enter_context(open_store(url))
-    store.get(Keys(parameters.run).round, timeout=parameters.join_s)
+    try:
+        store.get(Keys(parameters.run).round, timeout=parameters.join_s)
+    except StoreUnavailable as error:
+        text = f"rendezvous endpoint {parameters.endpoint!r:.200} ({parameters.backend}): {error}"
+        raise StoreUnavailable(text, step=error.step, address=error.address) from None
     return _Place(store, towards)
 
 
