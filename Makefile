@@ -26,7 +26,7 @@ help:
 	@echo "make lint          ruff, the layers and the documents"
 	@echo "make format        let ruff lay out the code"
 	@echo "make types         mypy, strict"
-	@echo "make sim SEEDS=n   n simulated stores and n clusters, with fresh seeds"
+	@echo "make sim SEEDS=n   n simulated stores, n clusters, n jobs, with fresh seeds"
 	@echo "make bench         measure, beside torch's store"
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
 	@echo "make docs          write what is generated, and check all documents"
@@ -63,6 +63,7 @@ docs: .venv/.demo
 sim: .venv/.test
 	$(BIN)/python -m holdfast.testing.storesim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
 	$(BIN)/python -m holdfast.testing.cluster --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
+	$(BIN)/python -m holdfast.testing.agentsim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
 
 bench: .venv/.test
 	$(BIN)/python -m bench $(ARGS)

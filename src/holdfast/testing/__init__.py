@@ -15,4 +15,8 @@ In reading order:
     clusterjudge.py  do the nodes of a run keep their word, at every step?
     clusternodes.py  these nodes as programs of that network, with clocks that go wrong
     cluster.py     many of them together, judged over many seeds
+    agentjudge.py  do the agents of a job keep their word, at every step?
+    agentworkers.py  workers that are played: they fail, end late, or cannot be killed
+    agentnodes.py  agents on such nodes: the product's machine over a simulated rendezvous
+    agentsim.py    many of them together, judged over many seeds
 """
