@@ -7,8 +7,8 @@ its first worker: there are well over a hundred of these classes. Here `__init__
 and the other methods are functions that all classes share. What comes of it is a dataclass like any
 other (`fields`, `replace`, `match`, pickling), and its instances are made a little faster, too.
 
-All fields of such a class are arguments of `__init__`: no `field(init=False)`, no InitVar. Classes
-of other kinds are left to the library.
+All fields of such a class are arguments of `__init__`: no `field(init=False)`, no InitVar. Its
+subclasses are made here, too. Classes of other kinds are left to the library.
 """
 
 from __future__ import annotations
