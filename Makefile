@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cover lint format types docs sim bench bench-rendezvous clean
+.PHONY: help demo test cover lint format types docs sim chaos bench bench-rendezvous clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -27,6 +27,7 @@ help:
 	@echo "make format        let ruff lay out the code"
 	@echo "make types         mypy, strict"
 	@echo "make sim SEEDS=n   n simulated stores, n clusters, n jobs, with fresh seeds"
+	@echo "make chaos KILLS=n n workers of real jobs are killed, and agents too"
 	@echo "make bench         measure, beside torch's store"
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
 	@echo "make docs          write what is generated, and check all documents"
@@ -64,6 +65,12 @@ sim: .venv/.test
 	$(BIN)/python -m holdfast.testing.storesim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
 	$(BIN)/python -m holdfast.testing.cluster --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
 	$(BIN)/python -m holdfast.testing.agentsim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
+
+# How many workers `make chaos` kills; for ten of them, three agents.
+KILLS ?= 200
+
+chaos: .venv/.demo
+	$(BIN)/python -m holdfast.testing.chaos --kills $(KILLS) $(ARGS)
 
 bench: .venv/.test
 	$(BIN)/python -m bench $(ARGS)

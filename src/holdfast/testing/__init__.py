@@ -19,4 +19,10 @@ In reading order:
     agentworkers.py  workers that are played: they fail, end late, or cannot be killed
     agentnodes.py  agents on such nodes: the product's machine over a simulated rendezvous
     agentsim.py    many of them together, judged over many seeds
+    chaosplan.py   kills of workers and agents of real jobs, drawn from a seed
+    chaosworker.py a worker to be killed, which says where it is
+    chaosagent.py  an agent to be killed, which can be stopped in any phase of its life
+    chaosrig.py    the agents of one job, what they say, and a census of what they leave
+    chaosjudge.py  did the job keep its word?
+    chaos.py       many of these jobs, by a command
 """
