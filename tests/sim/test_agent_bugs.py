@@ -47,7 +47,7 @@ def overdraw(patch: pytest.MonkeyPatch) -> None:
 # Failures of earlier systems.
 
 
-@bug("S6", 60)
+@bug("S6", 20)
 def the_budget_is_kept_by_each_agent(patch: pytest.MonkeyPatch) -> None:  # E6
     overdraw(patch)
     own: dict[Agent, int] = {}
@@ -60,7 +60,7 @@ def the_budget_is_kept_by_each_agent(patch: pytest.MonkeyPatch) -> None:  # E6
     patch.setattr(Agent, "counted", counted)
 
 
-@bug("told before it is counted", 40)
+@bug("told before it is counted", 10)
 def a_failure_is_counted_after_it_was_told(patch: pytest.MonkeyPatch) -> None:  # E6, AG-4
     real = Agent._failed
 
@@ -71,7 +71,7 @@ def a_failure_is_counted_after_it_was_told(patch: pytest.MonkeyPatch) -> None:  
     patch.setattr(Agent, "_failed", failed)
 
 
-@bug("S5", 60)
+@bug("S5", 40)
 def each_agent_restarts_for_itself(patch: pytest.MonkeyPatch) -> None:  # E7, AG-2
     owing: set[Agent] = set()
     real, real_joined = Agent.peer_told, Agent.joined
@@ -91,7 +91,7 @@ def each_agent_restarts_for_itself(patch: pytest.MonkeyPatch) -> None:  # E7, AG
     patch.setattr(Agent, "joined", joined)
 
 
-@bug("L4", 60)
+@bug("L4", 20)
 def an_unkillable_worker_is_waited_for(patch: pytest.MonkeyPatch) -> None:  # E8, AG-6
     real = Agent.group_ended
 
@@ -108,7 +108,7 @@ def workers_start_beside_an_unkillable_one(patch: pytest.MonkeyPatch) -> None:  
     patch.setattr(Agent, "group_ended", lambda self, abandoned, now: real(self, (), now))
 
 
-@bug("E9", 80)
+@bug("E9", 100)
 def a_failure_is_told_when_the_last_worker_ended(patch: pytest.MonkeyPatch) -> None:  # E9
     real, real_ended = Agent._failed, Agent.group_ended
 
@@ -140,7 +140,7 @@ def workers_start_before_the_last_ones_ended(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Agent, "_over", over)
 
 
-@bug("S5", 60)
+@bug("S5", 20)
 def a_new_round_is_asked_for_whenever_one_begins(patch: pytest.MonkeyPatch) -> None:  # AG-2
     real = Agent.joined
 
@@ -152,12 +152,12 @@ def a_new_round_is_asked_for_whenever_one_begins(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Agent, "joined", joined)
 
 
-@bug("S6", 400)
+@bug("S6", 100)
 def nobody_looks_whether_the_account_is_overdrawn(patch: pytest.MonkeyPatch) -> None:  # AG-3
     overdraw(patch)
 
 
-@bug("S4", 20)
+@bug("S4", 10)
 def a_signal_closes_the_run(patch: pytest.MonkeyPatch) -> None:  # AG-5
     real = Agent.signalled
 
@@ -181,7 +181,7 @@ def the_exit_barrier_fails_the_job(patch: pytest.MonkeyPatch) -> None:  # AG-7
     patch.setattr(Agent, "met", met)
 
 
-@bug("E9", 100)
+@bug("E9", 120)
 def a_node_that_is_done_does_not_work_again(patch: pytest.MonkeyPatch) -> None:  # AG-7
     real = Agent._over
 
@@ -192,7 +192,7 @@ def a_node_that_is_done_does_not_work_again(patch: pytest.MonkeyPatch) -> None: 
     patch.setattr(Agent, "_over", over)
 
 
-@bug("S4", 60)
+@bug("S4", 40)
 def a_node_that_is_done_closes_the_run(patch: pytest.MonkeyPatch) -> None:  # AG-7
     real = Agent._finished
 
@@ -203,7 +203,7 @@ def a_node_that_is_done_closes_the_run(patch: pytest.MonkeyPatch) -> None:  # AG
     patch.setattr(Agent, "_finished", finished)
 
 
-@bug("L4", 60)
+@bug("L4", 100)
 def an_agent_forgets_to_end(patch: pytest.MonkeyPatch) -> None:  # AG-8
     real = Agent._gather
 
@@ -219,7 +219,7 @@ def an_agent_forgets_to_end(patch: pytest.MonkeyPatch) -> None:  # AG-8
 # The outcome.
 
 
-@bug("P4", 200)
+@bug("P4", 80)
 def nobody_waits_for_what_the_others_know(patch: pytest.MonkeyPatch) -> None:  # P4
     patch.setattr(Agent, "_gather", lambda self, now: self._finish_failed())
 

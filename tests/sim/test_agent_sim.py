@@ -16,7 +16,7 @@ HASHES = (
     "for seed in range(10): print(seed, run_seed(seed, traced=True).trace_hash())"
 )
 
-SHARES = 4
+SHARES = 2
 
 
 @pytest.mark.parametrize("share", range(SHARES))

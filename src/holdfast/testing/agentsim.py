@@ -122,12 +122,12 @@ def draw_plan(seed: int) -> AgentPlan:
         tuple(
             (rng.uniform(0.0, until), rng.choice(names)) for _ in range(rng.choice((0, 0, 1, 2)))
         ),
-        rng.choice((None, None, 1, 2)),
+        rng.choice((None, 1, 1, 2)),
     )
 
 
 def _draw_manners(rng: random.Random, until: float, nodes: int) -> AgentManners:
-    least_s = rng.uniform(0.5, 8.0)
+    least_s = rng.uniform(0.5, 5.0)
     drift_s = rng.choice((0.5, 4.0, 12.0))
     return AgentManners(
         until=until,
@@ -139,7 +139,7 @@ def _draw_manners(rng: random.Random, until: float, nodes: int) -> AgentManners:
             exit_barrier_s=rng.choice((2.0, 30.0)),
         ),
         workers=tuple(rng.randint(1, 3) for _ in range(nodes)),
-        work_s=rng.choice((None, (least_s, least_s + drift_s))),
+        work_s=None if rng.random() < 0.4 else (least_s, least_s + drift_s),
         collateral=rng.choice((0.0, 0.5, 1.0)),
         slow=rng.choice((0.0, 0.3)),
         stuck=rng.choice((0.0, 0.0, 0.0, 0.1)),
