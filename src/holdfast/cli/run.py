@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import env
 from holdfast.cli.arguments import one_line
-from holdfast.cli.output import say
+from holdfast.cli.output import complain, say
 from holdfast.cli.run_flags import add_flags, read_flags
 from holdfast.errors import WorkersFailed
 from holdfast.observe.live import Live, is_for_us
@@ -56,7 +56,7 @@ def _run(given: argparse.Namespace) -> int:
     variables = env.variables()
     found = resolve(read_flags(given, variables), given.command, variables)
     for warning in found.warnings:
-        print(f"holdfast: {one_line(warning)}", file=sys.stderr)
+        complain(f"holdfast: {one_line(warning)}")
     if given.dry_run:
         say(json.dumps(describe(found), indent=2))
         return 0
@@ -101,4 +101,4 @@ def _log_to_stderr(variables: Mapping[str, str], *, events: bool) -> None:
 def _print_report(text: str) -> None:
     """Print the report as it stands, but for what would play with the terminal."""
     for line in text.splitlines():
-        print(one_line(line), file=sys.stderr)
+        complain(one_line(line))
