@@ -20,7 +20,7 @@ START ?=
 ARGS ?=
 
 help:
-	@echo "make demo          four nodes meet, one is killed, a spare takes its place"
+	@echo "make demo          a job loses a worker, then a node, and its result is right"
 	@echo "make test          every test (installs torch and etcd; ARGS=... goes to pytest)"
 	@echo "make cover         branch coverage of the pure files: all of it"
 	@echo "make lint          ruff, the layers and the documents"
