@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cover lint format types docs sim bench bench-rendezvous clean
+.PHONY: help demo test cover lint format types docs sim chaos bench bench-rendezvous clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -20,13 +20,14 @@ START ?=
 ARGS ?=
 
 help:
-	@echo "make demo          four nodes meet, one is killed, a spare takes its place"
+	@echo "make demo          a job loses a worker, then a node, and its result is right"
 	@echo "make test          every test (installs torch and etcd; ARGS=... goes to pytest)"
 	@echo "make cover         branch coverage of the pure files: all of it"
 	@echo "make lint          ruff, the layers and the documents"
 	@echo "make format        let ruff lay out the code"
 	@echo "make types         mypy, strict"
-	@echo "make sim SEEDS=n   n simulated stores and n clusters, with fresh seeds"
+	@echo "make sim SEEDS=n   n simulated stores, n clusters, n jobs, with fresh seeds"
+	@echo "make chaos KILLS=n n workers of real jobs are killed, and agents too"
 	@echo "make bench         measure, beside torch's store"
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
 	@echo "make docs          write what is generated, and check all documents"
@@ -63,6 +64,13 @@ docs: .venv/.demo
 sim: .venv/.test
 	$(BIN)/python -m holdfast.testing.storesim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
 	$(BIN)/python -m holdfast.testing.cluster --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
+	$(BIN)/python -m holdfast.testing.agentsim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
+
+# How many workers `make chaos` kills; for ten of them, three agents.
+KILLS ?= 200
+
+chaos: .venv/.demo
+	$(BIN)/python -m holdfast.testing.chaos --kills $(KILLS) $(ARGS)
 
 bench: .venv/.test
 	$(BIN)/python -m bench $(ARGS)

@@ -2,13 +2,15 @@
 
 Run it with `make demo`. Two nodes (two processes here) with two workers each add up the squares of
 the first eight million numbers, in forty parts; who finishes a part leaves its sum in a folder.
-Then things go wrong: one worker is killed with SIGKILL, and a while later the agent of a whole
-node. Each time the workers that are left start again, share the parts that are missing among as
-many as they are now, and in the end the sum is compared with what the formula says.
+The parts are given out in three portions, and in between things go wrong: one worker is killed with
+SIGKILL, and later the agent of a whole node. Each time the workers that are left start again, share
+the parts that are missing among as many as they are now, and in the end the sum is compared with
+what the formula says.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -41,17 +43,31 @@ def say(who: str, text: str) -> None:
 def add_squares(folder: str) -> int:
     """Do this worker's share of the parts that are still missing; return how many it did."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    Path(folder, f"pid-{rank}").write_text(str(os.getpid()))
+    leave(Path(folder, f"pid-{rank}"), os.getpid())
     mine = [part for part in range(rank, PARTS, world_size) if not sum_of(folder, part).exists()]
     for part in mine:
-        draft = Path(folder, f"draft-{part}-{os.getpid()}")
-        draft.write_text(str(sum(number * number for number in range(part, NUMBERS, PARTS))))
-        draft.rename(sum_of(folder, part))
+        wait_for(functools.partial(is_given, folder, part))
+        leave(sum_of(folder, part), sum(number**2 for number in range(part, NUMBERS, PARTS)))
     return len(mine)
 
 
 def sum_of(folder: str, part: int) -> Path:
     return Path(folder, f"sum-{part}")
+
+
+def is_given(folder: str, part: int) -> bool:
+    return part < number_in(Path(folder, "given"))
+
+
+def leave(file: Path, number: int) -> None:
+    """Write a number for others, whole or not at all."""
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    draft.write_text(str(number))
+    draft.rename(file)
+
+
+def number_in(file: Path) -> int:
+    return int(file.read_text()) if file.exists() else 0
 
 
 # A node: an agent that supervises its workers.
@@ -68,22 +84,29 @@ def node(me: str, endpoint: str, folder: str) -> int:
         max_restarts=1,
     )
     try:
-        run_job(config, Function(add_squares, (folder,)), show=lambda status: tell(me, status))
+        run_job(config, Function(add_squares, (folder,)), show=Teller(me))
     except HoldfastError as error:
         say(me, f"ends: {error}")
         return 1
     return 0
 
 
-def tell(me: str, status: Status) -> None:
-    """Say what this node does."""
-    if status.state is State.RUNNING and status.membership is not None:
-        ranks = [str(one.rank) for one in status.membership.ranks()]
-        world_size = status.membership.ranks()[0].world_size
-        text = f"workers {' and '.join(ranks)} of {world_size} run"
-        say(me, f"{text} in round {status.membership.here.number}")
-    elif status.state is not State.JOINING:  # that was said: it is why the workers were stopped
-        say(me, f"{status.state}: {status.reason}")
+class Teller:
+    """Say what this node does, once for each state that it comes to."""
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._state = State.JOINING
+
+    def __call__(self, status: Status) -> None:
+        state, self._state = self._state, status.state
+        if status.state is State.RUNNING and status.membership is not None:
+            ranks = [str(one.rank) for one in status.membership.ranks()]
+            world_size = status.membership.ranks()[0].world_size
+            text = f"workers {' and '.join(ranks)} of {world_size} run"
+            say(self._me, f"{text} in round {status.membership.here.number}")
+        elif status.state not in (state, State.JOINING):  # it joins for the reason it has stopped
+            say(self._me, f"{status.state}: {status.reason}")
 
 
 # The one who starts them, and does them harm.
@@ -98,18 +121,21 @@ def main() -> int:
             for name in ("node 1", "node 2")
         ]
         try:
-            wait_for(lambda: done(folder) >= 6)
-            victim = int(Path(folder, "pid-3").read_text())
-            say("", f"{done(folder)} parts are done; worker 3 is killed, process {victim}")
+            pids = [Path(folder, f"pid-{rank}") for rank in range(4)]
+            wait_for(lambda: all(map(number_in, pids)))
+            give(folder, 16)
+            victim = number_in(pids[3])
+            say("", f"16 of {PARTS} parts are done; worker 3 is killed, process {victim}")
             os.kill(victim, signal.SIGKILL)
-            wait_for(
-                lambda: done(folder) >= 16 and Path(folder, "pid-3").read_text() != str(victim)
-            )
-            say("", f"{done(folder)} parts are done; node 2 is killed, process {nodes[1].pid}")
-            workers = [int(Path(folder, f"pid-{rank}").read_text()) for rank in (2, 3)]
+            wait_for(lambda: number_in(pids[3]) != victim)
+            give(folder, 28)
+            say("", f"28 of {PARTS} parts are done; node 2 is killed, process {nodes[1].pid}")
+            first, _, *lost = map(number_in, pids)
             nodes[1].kill()
-            wait_for(lambda: not any(alive(pid) for pid in workers))
+            wait_for(lambda: not any(map(alive, lost)))
             say("", "its workers are gone with it")
+            wait_for(lambda: number_in(pids[0]) != first)
+            give(folder, PARTS)
             code = nodes[0].wait(timeout=60)
         finally:
             for process in nodes:
@@ -121,12 +147,10 @@ def main() -> int:
     return 0 if total == right and code == 0 else 1
 
 
-def started_anew(folder: str, victim: int) -> bool:
-    return Path(folder, "pid-3").read_text() not in ("", str(victim))
-
-
-def done(folder: str) -> int:
-    return sum(sum_of(folder, part).exists() for part in range(PARTS))
+def give(folder: str, parts: int) -> None:
+    """Let the workers have the parts up to this one, and wait until they are done."""
+    leave(Path(folder, "given"), parts)
+    wait_for(lambda: all(sum_of(folder, part).exists() for part in range(parts)))
 
 
 def alive(pid: int) -> bool:

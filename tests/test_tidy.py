@@ -36,6 +36,8 @@ ACTS_THROUGH_OTHERS: dict[str, str] = {
     "store/prefix.py": "acts through the store that it wraps",
     "store/gather.py": "acts through the store that it is given",
     "net/transport.py": "a protocol: it says what others do",
+    "process/memory.py": "reads files, by their paths",
+    "process/worker.py": "runs child.py",
 }
 
 # Banned names: what to use instead, and the files that may. process/child.py and forked.py run in a
@@ -51,7 +53,8 @@ BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "print": ("return it, log it, or emit an event", ("cli/",)),
     "input": ("take it as an argument", ("cli/",)),
     "eval": ("parse it", ()),
-    "exec": ("import it", ("process/child.py",)),  # a worker's script is there to be run
+    # A worker's script is there to be run; a record's __init__ is made of the names of its fields.
+    "exec": ("import it", ("process/child.py", "process/worker.py", "records.py")),
     # A worker calls the user's function and tells what it returned, as multiprocessing does.
     "pickle": ("use store.wire, or JSON", ("process/child.py", "process/returns.py")),
     "marshal": ("use store.wire, or JSON", ()),
@@ -71,7 +74,8 @@ VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc",
 
 SCRIPTS: dict[str, str] = {
     "store/etcd/guard.py": "watches over one command; it must start within milliseconds",
-    "process/child.py": "what runs first in a worker, before anything of holdfast can be imported",
+    "process/child.py": "what runs in a worker before anything of holdfast can be imported",
+    "process/worker.py": "the first lines of a worker: they run child.py",
 }
 
 # The mirror of source and tests.
@@ -79,6 +83,7 @@ SCRIPTS: dict[str, str] = {
 # Modules that another test file tests, because alone they do nothing that is worth a test.
 TESTED_BY: dict[str, str] = {
     "__main__.py": "tests/unit/cli/test_main.py",
+    "process/worker.py": "tests/unit/process/test_child.py",
 }
 
 # What `import holdfast` must not pull in: it is paid by every worker of every job.

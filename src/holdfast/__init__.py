@@ -3,6 +3,7 @@
 Layout, in reading order (◦ = pure); imports point up in this list, never down
     errors.py ◦  every error, by who must act
     ids.py ◦     names of things
+    records.py ◦ dataclasses that are made quickly
     clock.py     the only reader of clocks
     env.py       the only reader of the environment
     observe/     events, recorder, metrics, sinks

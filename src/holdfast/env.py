@@ -37,12 +37,13 @@ import difflib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn, SupportsIndex
 
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 __all__ = [
     "GROUP",

@@ -138,6 +138,15 @@ def test_output_that_cannot_be_written(shell: Shell) -> None:
     assert shell("holdfast store get k >&-; echo $?") == "0\n"
 
 
+def test_who_cannot_hear_complaints_still_gets_the_exit_code(shell: Shell) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    assert shell("holdfast store wait no --timeout 0.1 2> /dev/full; echo $?") == "75\n"
+    assert shell("holdfast store wait no --timeout 0.1 2>&-; echo $?") == "75\n"
+    assert shell("holdfast run --no-python sh -c 'exit 3' 2> /dev/full; echo $?") == "3\n"
+    assert shell("holdfast run --no-python sh -c 'exit 3' 2>&-; echo $?") == "3\n"
+
+
 def test_a_watch_shows_what_is_and_what_comes(variables: dict[str, str]) -> None:
     with served(variables) as (_, with_store):
 

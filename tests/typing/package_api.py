@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import assert_type
+from pathlib import Path
+from typing import Any, assert_type
 
 import holdfast
 from holdfast.errors import LeaseLost
 from holdfast.net.secret import Secret, new_secret
+from holdfast.process.streams import LogOptions
 from holdfast.store.ops import Change, Lease
 from holdfast.store.server import StoreServer
 from holdfast.store.store import Store
@@ -61,10 +63,34 @@ def recorded(rank: int, *, name: str = "") -> float:
     return 1.0
 
 
-def launching() -> int:
+def training(epochs: int) -> float:
+    with holdfast.expires(after=60, scope="epoch"):
+        pass
+    with holdfast.expires(0.5):
+        return float(epochs)
+
+
+def configuring() -> holdfast.LaunchConfig:
+    assert_type(holdfast.LaunchConfig(1, 1, 4).max_restarts, int)
+    return holdfast.LaunchConfig(
+        min_nodes=2,
+        max_nodes=4,
+        nproc_per_node=8,
+        run_id="job7",
+        rdzv_endpoint="node0:29400",
+        rdzv_configs={"last_call_timeout": 1, "is_host": "true"},
+        restart_window_s=60,
+        warm=("torch",),
+        secret_file=Path("job.secret"),
+        logs=LogOptions(log_dir=Path("logs")),
+    )
+
+
+def launching(config: holdfast.LaunchConfig) -> int:
     assert_type(recorded(1, name="n"), float)
     try:
-        recorded(0)
+        assert_type(holdfast.elastic_launch(config, training)(3), dict[int, Any])
+        holdfast.elastic_launch(config, "./train.sh")("--epochs", "3")
     except holdfast.WorkersFailed as error:
         assert_type(error.failures[0].traceback, str)
         assert_type(error.failures[0].exit.code, int)
@@ -81,4 +107,10 @@ def mistakes(store: holdfast.Store) -> None:
     holdfast.all_gather(store, "hosts", 0, 2, "text")  # type: ignore[arg-type]
     holdfast.LeaseKeeper(store)  # type: ignore[call-arg]
     recorded("text")  # type: ignore[arg-type]
+    holdfast.LaunchConfig(1, 1)  # type: ignore[call-arg]
+    holdfast.LaunchConfig(1, 1, 4, "job7")  # type: ignore[call-arg]
+    holdfast.LaunchConfig(1, 1, "4")  # type: ignore[arg-type]
+    holdfast.LaunchConfig(1, 1, 4).run_id = "job7"  # type: ignore[misc]
+    holdfast.elastic_launch(training)  # type: ignore[call-arg, arg-type]
+    holdfast.expires("60")  # type: ignore[arg-type]
     holdfast.stroe  # type: ignore[attr-defined]  # noqa: B018

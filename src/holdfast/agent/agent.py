@@ -31,7 +31,14 @@ from holdfast.agent.effects import (
     Start,
     Stop,
 )
-from holdfast.agent.exchange import decode_report, meet_at_exit, publish, swap, watch_reports
+from holdfast.agent.exchange import (
+    decode_report,
+    meet_at_exit,
+    publish,
+    say_done,
+    swap,
+    watch_reports,
+)
 from holdfast.agent.job import Job
 from holdfast.agent.machine import Agent, State
 from holdfast.agent.narrator import Narrator
@@ -260,6 +267,9 @@ class ElasticAgent:
                 here = self._here()
                 self._narrator.finished()
                 self._rendezvous.finish()
+                # By the clerk, who is heard out even if a signal makes us leave at once: the round
+                # goes on without a node that finished, and would wait for its word.
+                self._clerk.do(lambda: self._say_done(here))
                 self._wait(lambda: self._meet(here, timeout_s))
             case Close(reason, failed):
                 self._clerk.do(lambda: self._close_run(reason, failed))
@@ -409,6 +419,12 @@ class ElasticAgent:
             publish(here, effect.failures, effect.final, self._clock.wall(), deadline)
         except HoldfastError as error:  # the others learn of the round's end anyway
             _log.warning("run %s: a failure could not be told: %s", self._job.run_id, error)
+
+    def _say_done(self, here: Round) -> None:
+        try:
+            say_done(here, Deadline.after(STORE_WITHIN_S, self._clock))
+        except HoldfastError as error:  # the others wait in vain, but not for ever
+            _log.warning("run %s: our end could not be told: %s", self._job.run_id, error)
 
     def _count(self) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from signal import Signals
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from holdfast.process.logs import AttemptLogs, Place, RunLogs
 from holdfast.process.numa import cpus_for
 from holdfast.process.returns import read_return
 from holdfast.process.spec import Entrypoint, Function, GroupEnded, Launch
+from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Round
 from holdfast.store.c10d.server import C10dDoor
 

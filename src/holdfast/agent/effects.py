@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from signal import Signals
 from typing import TypeAlias
 
 from holdfast.agent.outcome import Outcome
 from holdfast.process.failure import Failure
+from holdfast.records import dataclass
 
 __all__ = [
     "Close",

@@ -14,12 +14,13 @@ Guarantees
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.agent.roles import WorkerRanks
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 __all__ = [
     "GIVEN",

@@ -3,7 +3,7 @@
     node/R        what node R says of its workers (`NodeInfo`), written when the round begins
     door          whether node 0 serves torch's store protocol in this round: 1 or 0
     ROUND/failed/R   which workers of node R have failed so far (on the board)
-    ROUND/done/R     node R is in the exit barrier (on the board)
+    ROUND/done/R     the workers of node R are done (on the board)
 
 The first two are in the round's own store, which ends with the round. Reports outlive it, since
 they are about its end: they are on the run's board, below the number of the round.
@@ -21,7 +21,7 @@ from holdfast.process.failure import Failure, load_json
 from holdfast.rendezvous.handler import Round
 from holdfast.store.store import Watch
 
-__all__ = ["decode_report", "meet_at_exit", "publish", "swap", "watch_reports"]
+__all__ = ["decode_report", "meet_at_exit", "publish", "say_done", "swap", "watch_reports"]
 
 SLICE_S = 1.0
 """How often a wait for other nodes looks whether it still makes sense."""
@@ -86,14 +86,17 @@ def decode_report(data: bytes, wall: float) -> tuple[tuple[Failure, ...], bool]:
     return tuple(Failure.from_json(one, wall) for one in told), final
 
 
-def meet_at_exit(here: Round, stopped: Callable[[], bool], deadline: Deadline) -> None:
-    """Wait until the workers of every node of the round are done, or until `stopped()`.
+def say_done(here: Round, deadline: Deadline) -> None:
+    """Tell the other nodes that our workers are done: whatever becomes of us, do not wait."""
+    here.board.set(f"{here.number}/done/{here.rank}", b"", timeout=deadline.remaining())
 
-    TimeoutExpired names the nodes that are not.
+
+def meet_at_exit(here: Round, stopped: Callable[[], bool], deadline: Deadline) -> None:
+    """Wait until every node of the round has said that it is done, or until `stopped()`.
+
+    TimeoutExpired names the nodes that have not.
     """
-    done = f"{here.number}/done/"
-    here.board.set(f"{done}{here.rank}", b"", timeout=SLICE_S + (deadline.remaining() or 0.0))
-    keys = [f"{done}{rank}" for rank in range(here.world_size)]
+    keys = [f"{here.number}/done/{rank}" for rank in range(here.world_size)]
     while not stopped():
         try:
             here.board.wait(keys, timeout=deadline.sooner(SLICE_S).remaining())

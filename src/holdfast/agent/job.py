@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from signal import Signals
 
 from holdfast.agent.machine import Terms
 from holdfast.agent.roles import NodeInfo
 from holdfast.process.spec import Entrypoint
+from holdfast.records import dataclass
 
 __all__ = ["Job"]
 

@@ -34,7 +34,6 @@ Guarantees
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from signal import Signals
 
@@ -54,6 +53,7 @@ from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import HoldfastError, RendezvousClosed, WorkersStuck
 from holdfast.process.failure import Failure, WorkerExited, first_cause
+from holdfast.records import dataclass
 
 __all__ = ["Agent", "State", "Terms"]
 
@@ -180,7 +180,6 @@ class Agent:
             return
         verdict = self._terms.budget.decide(count, times, wall)
         self._restart, self._verdict = verdict.restart, verdict.reason
-        self.reason = f"{self.reason}; {verdict.reason}"
         if not verdict.restart:  # also if a signal came meanwhile: the account is the job's
             self._close_run(f"{self._cause()}; {verdict.reason}", failed=True)
         self._proceed(now)
@@ -344,9 +343,9 @@ class Agent:
             self._say_all()  # somebody may be gathering
             self._join(after.why)
         elif self._restart:
-            cause = self._cause()
+            why = f"{self._cause()}; {self._verdict}"
             self._forget_failures()  # they are forgiven: whatever ends the run is not them
-            self._join(cause)
+            self._join(why)
         elif self._restart is False:
             self._gather_all(f"{self._cause()}; {self._verdict}", now)
 

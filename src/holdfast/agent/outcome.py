@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.process.failure import Failure
+from holdfast.records import dataclass
 
 __all__ = ["Ending", "Outcome"]
 

@@ -19,9 +19,9 @@ Guarantees
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 __all__ = ["RestartBudget", "Verdict", "parse_restarts"]
 

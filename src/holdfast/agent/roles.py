@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from holdfast.errors import PeerViolation, UsageError
+from holdfast.records import dataclass
 
 __all__ = ["ROLE_MAX", "WORKERS_MAX", "NodeInfo", "WorkerRanks", "assign", "decode_node"]
 

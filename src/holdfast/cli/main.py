@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from holdfast import __version__
 from holdfast.cli.arguments import Parser, one_line
 from holdfast.cli.exits import BUG, INTERRUPTED, NO_OUTPUT, exit_code
-from holdfast.cli.output import OutputFailed, flush
+from holdfast.cli.output import OutputFailed, complain, drop, flush
 from holdfast.errors import HoldfastError
 
 __all__ = ["main", "parser"]
@@ -20,8 +20,7 @@ _COMMANDS = ("run", "store", "doctor")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. Raises SystemExit for --help and the like."""
-    if sys.stdout is None:  # closed by who started us: its number must not go to a socket
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for as long as the process lives
+    _open_what_is_closed()
     try:
         try:
             words = sys.argv[1:] if argv is None else argv
@@ -31,19 +30,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             flush()  # here, where failing has an exit code
     except HoldfastError as error:
-        _complain(str(error))
+        complain(f"holdfast: {one_line(str(error))}")
         return exit_code(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OutputFailed as error:
-        _drop_output()
+        drop(sys.stdout)
         if isinstance(error.cause, BrokenPipeError):  # who reads us has enough
             return 0
-        _complain(str(error))
+        complain(f"holdfast: {one_line(str(error))}")
         return NO_OUTPUT
     except Exception:
-        traceback.print_exc()
-        _complain("this is a bug in holdfast; please report it with the lines above")
+        complain(traceback.format_exc().rstrip("\n"))
+        complain("holdfast: this is a bug in holdfast; please report it with the lines above")
         return BUG
 
 
@@ -74,12 +73,8 @@ def parser(command: str = "") -> Parser:
     return top
 
 
-def _complain(text: str) -> None:
-    print(f"holdfast: {one_line(text)}", file=sys.stderr)
-
-
-def _drop_output() -> None:
-    """Lead output nowhere: what is still buffered would fail once more when Python ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+def _open_what_is_closed() -> None:
+    """Lead streams nowhere that whoever started us has closed: no socket must get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # as long as we live

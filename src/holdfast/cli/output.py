@@ -1,15 +1,18 @@
-"""Standard output: all that a command prints goes through here.
+"""Standard output and error: all that a command prints goes through here.
 
-So a failure of standard output is told apart from an OSError of anything else, which is a bug.
+So a failure of standard output is told apart from an OSError of anything else, which is a bug; and
+a standard error that nobody can hear changes no exit code.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
-__all__ = ["OutputFailed", "flush", "say", "say_bytes"]
+__all__ = ["OutputFailed", "complain", "drop", "flush", "say", "say_bytes"]
 
 
 class OutputFailed(Exception):
@@ -36,6 +39,21 @@ def flush() -> None:
     """Write out what is buffered."""
     with _writing():
         sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """Print to standard error, if it can be written."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # a terminal that is gone, a full disk
+        drop(sys.stderr)
+
+
+def drop(stream: TextIO) -> None:
+    """Lead a stream nowhere: what is still buffered would fail once more when Python ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 @contextmanager

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from holdfast import env
 from holdfast.cli.arguments import one_line
-from holdfast.cli.output import say
+from holdfast.cli.output import complain, say
 from holdfast.cli.run_flags import add_flags, read_flags
 from holdfast.errors import WorkersFailed
 from holdfast.observe.live import Live, is_for_us
 
 if TYPE_CHECKING:
+    from holdfast.agent.agent import Status
     from holdfast.cli.arguments import Commands
 
 __all__ = ["add_command"]
@@ -55,10 +56,11 @@ def _run(given: argparse.Namespace) -> int:
     variables = env.variables()
     found = resolve(read_flags(given, variables), given.command, variables)
     for warning in found.warnings:
-        print(f"holdfast: {one_line(warning)}", file=sys.stderr)
+        complain(f"holdfast: {one_line(warning)}")
     if given.dry_run:
         say(json.dumps(describe(found), indent=2))
         return 0
+    from holdfast.agent.machine import State
     from holdfast.cli.run_view import view
     from holdfast.launch.launcher import run_job
 
@@ -66,12 +68,18 @@ def _run(given: argparse.Namespace) -> int:
     host = os.uname().nodename
     terminal = is_for_us(sys.stderr, variables)
     live = Live(sys.stderr, terminal=terminal, color=not variables.get("NO_COLOR"))
+
+    def show(status: Status) -> None:
+        # Without a terminal the end is told by the exit code, and by the report of a failure.
+        if terminal or status.state not in (State.GATHERING, State.ENDED):
+            live.show(view(status, host, found.config.max_restarts))
+
     try:
         with live:
             run_job(
                 found.config,
                 found.entrypoint,
-                show=lambda status: live.show(view(status, host, found.config.max_restarts)),
+                show=show,
             )
     except WorkersFailed as error:
         _print_report(str(error))
@@ -93,4 +101,4 @@ def _log_to_stderr(variables: Mapping[str, str], *, events: bool) -> None:
 def _print_report(text: str) -> None:
     """Print the report as it stands, but for what would play with the terminal."""
     for line in text.splitlines():
-        print(one_line(line), file=sys.stderr)
+        complain(one_line(line))

@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from holdfast.records import dataclass
 
 __all__ = ["GROUPS", "Flag", "Text", "add_flags", "flags", "read_flags", "unknown_variables"]
 

@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from holdfast.launch.devices import count_workers
 from holdfast.net.address import is_loopback, parse_address
 from holdfast.process.spec import Entrypoint, Module, Program, Script, StartMethod
 from holdfast.process.streams import LogOptions, parse_filters, parse_ranks, parse_streams
+from holdfast.records import dataclass
 from holdfast.rendezvous.parameters import CONFIG_KEYS, parse_config
 
 __all__ = ["Invocation", "describe", "resolve"]
@@ -128,8 +129,13 @@ def _meeting(flags: _Flags, warnings: list[str]) -> dict[str, Any]:
     if alone and fewest > 1:
         raise UsageError(f"argument --standalone: is for one node, not for {fewest}")
     if alone or (backend == "static" and most == 1 and not endpoint and port is None):
-        # What was said about another backend has no place here.
-        own = {name: value for name, value in config.items() if name in CONFIG_KEYS["c10d"]}
+        # What was said about another backend has no place here; what means nothing to any, nowhere.
+        known = frozenset().union(*CONFIG_KEYS.values())
+        own = {
+            name: value
+            for name, value in config.items()
+            if name in CONFIG_KEYS["c10d"] or name not in known
+        }
         return {
             "min_nodes": 1,
             "max_nodes": 1,

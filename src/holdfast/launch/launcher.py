@@ -192,6 +192,10 @@ class _Launch:
     def _secret_file(self, folder: Path) -> Path | None:
         """Return where workers find the job's secret; never in their environment."""
         given = self._config.secret_file or self._environment.secret_file
+        if given is not None:
+            from holdfast.net.secret import read_secret_file
+
+            read_secret_file(given)  # what is wrong with it is said now, not when nodes meet
         if given is not None or self._environment.secret is None:
             return given
         path = folder / "secret"

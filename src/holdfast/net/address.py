@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 __all__ = ["Address", "Endpoint", "is_loopback", "parse_address", "parse_endpoint"]
 

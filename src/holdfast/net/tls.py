@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import socket
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, PeerViolation, Refused, Step, Unavailable, UsageError
 from holdfast.net.address import Address
+from holdfast.records import dataclass
 
 __all__ = ["ClientTls", "load_client_tls", "refusal"]
 

@@ -10,12 +10,13 @@ cannot forge lines of a log.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum, StrEnum
 from typing import ClassVar, TypeAlias
 
 from holdfast.errors import Step
 from holdfast.ids import CauseId
+from holdfast.records import dataclass
 
 __all__ = [
     "AgentSignalled",

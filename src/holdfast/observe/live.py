@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Self, TextIO
 
 from holdfast import env
+from holdfast.records import dataclass
 
 __all__ = ["JobView", "Live", "NodeView", "is_for_us"]
 

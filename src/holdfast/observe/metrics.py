@@ -16,11 +16,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TypeVar, cast
 
 from holdfast.errors import UsageError
+from holdfast.records import dataclass
 
 __all__ = [
     "OTHER",

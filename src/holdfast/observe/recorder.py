@@ -18,12 +18,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import cast
 
 from holdfast.errors import UsageError
 from holdfast.ids import CauseId
+from holdfast.records import dataclass
 
 __all__ = ["DUMP_VERSION", "HIDDEN", "Record", "Recorder", "from_plain", "load", "to_plain"]
 

@@ -6,7 +6,8 @@ Layout, in reading order (◦ = pure)
     errorfile.py      error files on disk, which nobody trusts; `record`
     memory.py         whether the kernel killed for want of memory
     escalation.py ◦   TERM, grace, KILL, abandon
-    child.py          what runs first in a worker's process (a script, run by path)
+    worker.py         what runs first in a worker's process (a script, run by path)
+    child.py          what that does: makes the process ours, then becomes the program
     forked.py         what runs first in a worker that was forked
     containment.py    nothing survives: process groups, control groups, the reaper
     handle.py         a process that we started: hear of its end, and learn how it ended

@@ -1,8 +1,8 @@
 """What runs first in a worker's process: it makes the process ours, then becomes the program.
 
-    HOLDFAST_WORKER=<order> python -u child.py SCRIPT [ARGUMENT ...]
+    HOLDFAST_WORKER=<order> python -u worker.py SCRIPT [ARGUMENT ...]
 
-A script of its own, run by path, so that a list of processes shows the user's program and its
+A script that runs this file, so that a list of processes shows the user's program and its
 arguments. What to do comes as an order in one variable, which is removed at once. The process is
 tied to its parent's life, enters its control group, and handles signals as a fresh Python does.
 Then a script or module runs in this very interpreter as it would under plain `python -u`; a
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, NoReturn
 
+SCRIPT = os.path.join(os.path.dirname(__file__), "worker.py")
 ORDER = "HOLDFAST_WORKER"
 ERROR_FILE = "error.json"
 STACK_FILE = "stack.txt"

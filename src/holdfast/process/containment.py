@@ -380,7 +380,8 @@ def _find(is_meant: _Test) -> Iterator[dict[int, int]]:
 def _environment_of(pid: int) -> list[bytes]:
     """Return what the process was started with; nothing if it has ended, or is not ours to read."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            return file.read().split(b"\0")
     except OSError:
         return []
 

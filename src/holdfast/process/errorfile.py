@@ -14,7 +14,6 @@ import os
 import stat
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
 from types import NoneType
@@ -38,6 +37,7 @@ from holdfast.process.failure import (
 )
 from holdfast.process.memory import MemoryWatch
 from holdfast.process.spec import Exit, Launch
+from holdfast.records import dataclass
 
 __all__ = [
     "ErrorFile",

@@ -15,9 +15,10 @@ Guarantees
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from signal import Signals
 from typing import TypeAlias
+
+from holdfast.records import dataclass
 
 __all__ = ["KILL_WAIT_S", "Abandon", "Effect", "Escalation", "Kill", "Send"]
 

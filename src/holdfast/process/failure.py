@@ -26,13 +26,14 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import accumulate
 from signal import Signals
 from typing import Any
 
 from holdfast.errors import PeerViolation, WorkerFailure
 from holdfast.process.spec import Exit
+from holdfast.records import dataclass
 
 __all__ = [
     "ErrorReport",

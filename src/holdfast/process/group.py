@@ -13,7 +13,7 @@ import select
 import selectors
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from signal import SIGKILL
 from typing import TypeAlias, assert_never
 
@@ -25,6 +25,7 @@ from holdfast.process.failure import Failure, WorkerExited
 from holdfast.process.logs import AttemptLogs
 from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import Exit, GroupEnded, Launch
+from holdfast.records import dataclass
 
 __all__ = ["WorkerGroup"]
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from holdfast.records import dataclass
 
 __all__ = ["MemoryWatch"]
 

@@ -10,30 +10,9 @@ from signal import Signals
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from holdfast.errors import UsageError
-
-__all__ = ["SignalEvents", "parse_signals"]
+__all__ = ["SignalEvents"]
 
 _log = logging.getLogger("holdfast.process")
-
-_NEVER_CAUGHT = (Signals.SIGKILL, Signals.SIGSTOP)
-
-
-def parse_signals(text: str, where: str = "signals") -> tuple[Signals, ...]:
-    """Read names like "SIGTERM,SIGINT"; UsageError names the one that is none, or not for us."""
-    found: dict[Signals, None] = {}
-    for name in text.split(","):
-        try:
-            one = Signals[name.strip()]
-        except KeyError:
-            raise UsageError(
-                f"{where} {text!r}: {name.strip()!r} is no signal; "
-                "allowed are names like SIGTERM, separated by commas"
-            ) from None
-        if one in _NEVER_CAUGHT:
-            raise UsageError(f"{where} {text!r}: {one.name} cannot be handled by any process")
-        found[one] = None
-    return tuple(found)
 
 
 class SignalEvents:

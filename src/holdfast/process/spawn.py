@@ -93,12 +93,12 @@ class Starter:
             case Function():
                 return self._spawn(entrypoint, launch, order, stdout, stderr)
             case Script(path, args, python):
-                command = [_interpreter(python), "-u", child.__file__, path, *args]
+                command = [_interpreter(python), "-u", child.SCRIPT, path, *args]
             case Module(name, args, python):
-                command = [_interpreter(python), "-u", child.__file__, name, *args]
+                command = [_interpreter(python), "-u", child.SCRIPT, name, *args]
             case Program(path, args):
                 order["program"] = _find_program(path, launch.environment)
-                command = [sys.executable, "-I", "-S", child.__file__, path, *args]
+                command = [sys.executable, "-I", "-S", child.SCRIPT, path, *args]
             case _:
                 assert_never(entrypoint)
         return self._open(command, launch, order, stdout, stderr)
@@ -162,7 +162,7 @@ class Starter:
             inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
             flags = vars(subprocess)["_args_from_interpreter_flags"]()
             name = entrypoint_name(function)
-            command = [sys.executable, "-u", *flags, child.__file__, name]
+            command = [sys.executable, "-u", *flags, child.SCRIPT, name]
             descriptors = (payload.fileno(), *inherited)
             return self._open(command, launch, order, stdout, stderr, descriptors)
 
@@ -266,6 +266,8 @@ def _check_script(path: str) -> None:
         raise UsageError(f"script {path!r}: no such file (the folder is {os.getcwd()})")
     if not os.access(path, os.R_OK):
         raise UsageError(f"script {path!r}: it may not be read")
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "__main__.py")):
+        raise UsageError(f"script {path!r}: is a folder, and has no __main__.py")
 
 
 def _check_module(name: str, python_path: str) -> None:

@@ -6,11 +6,13 @@ Nothing here acts; the values are made by the agent and read by everything in th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 from signal import Signals
 from typing import Any, TypeAlias, assert_never
+
+from holdfast.records import dataclass
 
 __all__ = [
     "Entrypoint",

@@ -8,13 +8,13 @@ silences workers on the console and leaves their files alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, IntFlag
 from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.errors import UsageError
 from holdfast.process.prefix import DEFAULT_PREFIX, check_prefix
+from holdfast.records import dataclass
 
 __all__ = [
     "Destination",

@@ -87,12 +87,7 @@ class Standbys:
 
     def take(self, launch: Launch) -> Standby | None:
         """Return one that can become this worker, or None."""
-        while self._waiting and self._fits(launch):
-            standby = self._waiting.pop(0)
-            if standby.process.reap() is None:
-                return standby
-            standby.close()
-        return None
+        return self._waiting.pop(0) if self._waiting and self._fits(launch) else None
 
     def close(self) -> None:
         """End all of them. Idempotent."""
@@ -142,8 +137,8 @@ def _command(entrypoint: Script | Module | Function) -> tuple[list[str], list[st
     match entrypoint:
         case Script(path, args, python):
             folder = path if os.path.isdir(path) else child.first_path(path)
-            return [python or sys.executable, "-u", child.__file__, path, *args], [folder]
+            return [python or sys.executable, "-u", child.SCRIPT, path, *args], [folder]
         case Module(name, args, python):
-            return [python or sys.executable, "-u", child.__file__, name, *args], [os.getcwd()]
+            return [python or sys.executable, "-u", child.SCRIPT, name, *args], [os.getcwd()]
         case Function():
-            return [sys.executable, "-u", child.__file__, entrypoint_name(entrypoint)], sys.path
+            return [sys.executable, "-u", child.SCRIPT, entrypoint_name(entrypoint)], sys.path

@@ -35,7 +35,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from signal import SIGKILL, Signals, valid_signals
 
@@ -44,6 +44,7 @@ from holdfast.env import current
 from holdfast.errors import Unavailable, UsageError
 from holdfast.ids import CauseId
 from holdfast.observe.events import TimerExpired
+from holdfast.records import dataclass
 
 __all__ = [
     "STRANGERS_MAX",

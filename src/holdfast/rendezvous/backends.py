@@ -24,7 +24,6 @@ import random
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.clock import Deadline
@@ -32,6 +31,7 @@ from holdfast.errors import HoldfastError, StoreUnavailable, UsageError
 from holdfast.ids import NodeId, new_token
 from holdfast.net.address import Address, is_loopback, parse_address
 from holdfast.net.towards import address_towards
+from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Rendezvous, StoreRendezvous
 from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.parameters import RendezvousParameters
@@ -253,7 +253,11 @@ def _opened(
     from holdfast.store.open import open_store
 
     store = undo.enter_context(open_store(url))
-    store.get(Keys(parameters.run).round, timeout=parameters.join_s)
+    try:
+        store.get(Keys(parameters.run).round, timeout=parameters.join_s)
+    except StoreUnavailable as error:
+        text = f"rendezvous endpoint {parameters.endpoint!r:.200} ({parameters.backend}): {error}"
+        raise StoreUnavailable(text, step=error.step, address=error.address) from None
     return _Place(store, towards)
 
 

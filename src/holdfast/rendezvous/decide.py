@@ -27,11 +27,11 @@ Guarantees
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 from holdfast.errors import UsageError
 from holdfast.ids import NodeId
+from holdfast.records import dataclass
 from holdfast.rendezvous.model import Announcement, Phase, Progress, Record, Status, clipped
 from holdfast.rendezvous.ranks import RankPolicy, choose, sticky_ranks
 from holdfast.store.ops import TTL_MAX_S

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from holdfast.records import dataclass
 from holdfast.rendezvous.model import Failures, Progress, Record
 from holdfast.store.ops import AnyOp
 

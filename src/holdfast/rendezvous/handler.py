@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +26,7 @@ from holdfast.errors import (
 from holdfast.ids import RunId
 from holdfast.net.address import Address
 from holdfast.observe.sinks import Sink
+from holdfast.records import dataclass
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import RoundReady
 from holdfast.rendezvous.machine import Node

@@ -15,13 +15,14 @@ extra field, a wrong type or an absurd size is a PeerViolation, never adopted in
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import StrEnum
 from functools import cache
 from typing import Any, Self, TypeVar
 
 from holdfast.errors import PeerViolation
 from holdfast.ids import NodeId, RunId
+from holdfast.records import dataclass
 
 __all__ = [
     "VERSION",

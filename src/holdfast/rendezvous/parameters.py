@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from holdfast.clock import check_timeout
 from holdfast.errors import UsageError
 from holdfast.ids import RunId, run_id
 from holdfast.net.address import parse_address
+from holdfast.records import dataclass
 from holdfast.rendezvous.decide import Rules
 
 __all__ = ["CONFIG_KEYS", "RendezvousParameters", "parse_config"]

@@ -21,11 +21,11 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from holdfast.errors import LeaseLost, PeerViolation, UsageError
 from holdfast.ids import LeaseId
+from holdfast.records import dataclass
 from holdfast.store.keyspace import Keyspace, SavedItem, SavedLease, Snapshot
 from holdfast.store.ops import AnyOp
 from holdfast.store.wire import decode_op, encode_op

@@ -24,11 +24,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, TypeVar, assert_never, cast
 
 from holdfast.errors import Fenced, InternalError, LeaseLost, UsageError
 from holdfast.ids import LeaseId
+from holdfast.records import dataclass
 from holdfast.store.ops import (
     INT_MAX,
     INT_MIN,

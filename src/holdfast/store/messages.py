@@ -14,12 +14,12 @@ Each message is one frame: a kind byte and fixed fields; the codec is as strict 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias, assert_never
 
 from holdfast.errors import PeerViolation
 from holdfast.ids import SessionId
+from holdfast.records import dataclass
 from holdfast.store.ops import AnyOp, Change, Entry, check_key, check_prefix
 from holdfast.store.wire import Reader, decode_op, encode_op, put_entries, put_maybe, put_text
 

@@ -8,11 +8,11 @@ means. `Op[R]` carries the type of its result, so `perform(Add("n", 1))` is an `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from holdfast.errors import UsageError
 from holdfast.ids import LeaseId
+from holdfast.records import dataclass
 
 __all__ = [
     "INT_MAX",

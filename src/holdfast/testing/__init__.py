@@ -15,4 +15,14 @@ In reading order:
     clusterjudge.py  do the nodes of a run keep their word, at every step?
     clusternodes.py  these nodes as programs of that network, with clocks that go wrong
     cluster.py     many of them together, judged over many seeds
+    agentjudge.py  do the agents of a job keep their word, at every step?
+    agentworkers.py  workers that are played: they fail, end late, or cannot be killed
+    agentnodes.py  agents on such nodes: the product's machine over a simulated rendezvous
+    agentsim.py    many of them together, judged over many seeds
+    chaosplan.py   kills of workers and agents of real jobs, drawn from a seed
+    chaosworker.py a worker to be killed, which says where it is
+    chaosagent.py  an agent to be killed, which can be stopped in any phase of its life
+    chaosrig.py    the agents of one job, what they say, and a census of what they leave
+    chaosjudge.py  did the job keep its word?
+    chaos.py       many of these jobs, by a command
 """

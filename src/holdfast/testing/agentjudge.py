@@ -48,6 +48,8 @@ class AgentJudge(Judge):
         self.outcomes: dict[NodeId, Outcome] = {}
         self.on_failure: Callable[[int], None] = lambda number: None
         """Called when a worker of a round has failed."""
+        self.on_counted: Callable[[], None] = lambda: None
+        """Called when a failure has been counted."""
         self.causes: dict[int, list[tuple[float, int]]] = {}
         """For each round, when which rank failed of its own accord."""
         self.calm_since: float | None = None
@@ -60,6 +62,11 @@ class AgentJudge(Judge):
         self._departed: Counter[NodeId] = Counter()
         self._knocked: set[int] = set()
         self._gone_at = -LATE_S
+
+    @property
+    def counted(self) -> frozenset[int]:
+        """The rounds whose failure is in the account."""
+        return frozenset(self._counted)
 
     # What workers do.
 
@@ -180,5 +187,6 @@ class AgentJudge(Judge):
 
     def _failures_changed(self, old: Any, new: Any) -> None:
         super()._failures_changed(old, new)
+        self.on_counted()
         if len(self._counted) > self.max_restarts + 1:
             self._fail(f"S6: {len(self._counted)} failures, {self.max_restarts} may be restarted")

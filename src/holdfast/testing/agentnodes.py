@@ -1,4 +1,4 @@
-"""Agents of a simulated cluster: the product's own machine, and workers that are played.
+"""Agents of a simulated cluster: the product's own machine over a simulated node.
 
 `AgentUser` is a shell around `agent/machine.py` as `agent/agent.py` is, over a simulated node
 instead of a rendezvous with threads: errands to the store one after the other, waits for a round
@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from signal import Signals
 from types import SimpleNamespace
 from typing import Any, assert_never
@@ -29,7 +28,7 @@ from holdfast.agent.effects import (
 )
 from holdfast.agent.exchange import decode_report, publish
 from holdfast.agent.machine import Agent as Machine
-from holdfast.agent.machine import State, Terms
+from holdfast.agent.machine import State
 from holdfast.agent.outcome import Outcome
 from holdfast.clock import Deadline
 from holdfast.errors import (
@@ -42,8 +41,7 @@ from holdfast.errors import (
     TimeoutExpired,
     UsageError,
 )
-from holdfast.process.failure import Failure, WorkerExited
-from holdfast.process.spec import Exit
+from holdfast.process.failure import WorkerExited
 from holdfast.rendezvous.effects import (
     Closed,
     Counted,
@@ -58,136 +56,17 @@ from holdfast.rendezvous.effects import (
 from holdfast.rendezvous.model import Record
 from holdfast.store.ops import AnyOp, Guarded, Set, Wait
 from holdfast.testing.agentjudge import AgentJudge
+from holdfast.testing.agentworkers import AgentManners, Workers
 from holdfast.testing.clusternodes import Agent, Manners, NodeProgram
 from holdfast.testing.network import Link, Timer
 from holdfast.testing.storeactors import WatchRecord
 
-__all__ = ["KILL_WAIT_S", "AgentManners", "AgentProgram", "AgentUser"]
+__all__ = ["STORE_WITHIN_S", "AgentProgram", "AgentUser"]
 
-KILL_WAIT_S = 5.0
 SLICE_S = 1.0
 STORE_WITHIN_S = 30.0
 SWAP_WITHIN_S = 60.0
 LAST_WORDS_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class AgentManners(Manners):
-    """How workers behave, and by which terms. `failures` is how many rounds have one that fails."""
-
-    terms: Terms | None = None
-    workers: tuple[int, ...] = (1,)
-    """How many a node has, by its number."""
-    work_s: tuple[float, float] | None = None
-    """How long a worker takes to be done, at least and at most; None: for ever."""
-    collateral: float = 0.0
-    """How likely a worker fails after another one did, of its own accord."""
-    slow: float = 0.0
-    """How likely a worker ends only when it is killed."""
-    stuck: float = 0.0
-    """How likely a worker cannot be killed."""
-    cannot_start: float = 0.0
-    """How likely the workers of a node cannot be started."""
-    clocks_differ: bool = False
-
-
-class Workers:
-    """The workers of one attempt."""
-
-    def __init__(self, user: AgentUser, record: Record, first: int, world: int, own: int) -> None:
-        self._user = user
-        self._number = record.number
-        self._first = first
-        self.alive = set(range(own))
-        self._ends: dict[int, Timer] = {}
-        self._stopping_by: float | None = None
-        self._silent = False
-        manners = user.manners
-        fate = random.Random(f"round {user.seed} {record.number}")
-        fails = fate.random() < manners.failures and user.now() < manners.until
-        victims = {fate.randrange(world)} if fails else set()
-        if fate.random() < 0.3 and fails:
-            victims.add(fate.randrange(world))
-        after = fate.uniform(0.2, 6.0)
-        mine = random.Random(f"workers {user.seed} {user.id} {record.number}")
-        self._slow = {rank for rank in self.alive if mine.random() < manners.slow}
-        self._stuck = {rank for rank in self.alive if mine.random() < manners.stuck}
-        self._raised: dict[int, float] = {}
-        lag_s = fate.choice((0.0, 1.5))
-        for local in range(own):
-            if first + local in victims:
-                at = after + mine.uniform(0.0, fate.choice((0.01, 0.2)))
-                user.host.call_later(at, self._raise, local)
-                self._end_later(local, at + mine.uniform(0.0, lag_s), 1)
-            elif fails and mine.random() < manners.collateral:
-                self._end_later(local, after + mine.uniform(0.3, 5.0), 1)
-            elif manners.work_s is not None:
-                self._end_later(local, mine.uniform(*manners.work_s), 0)
-
-    def stop(self, grace_s: float) -> None:
-        """Begin to stop them; a shorter grace wins."""
-        user = self._user
-        by = user.now() + grace_s
-        if self._stopping_by is not None and by >= self._stopping_by:
-            return
-        self._stopping_by = by
-        rng = random.Random(f"stop {user.seed} {user.id} {self._number} {by}")
-        for local in sorted(self.alive - self._stuck):
-            self._ends.pop(local).cancel() if local in self._ends else None
-            delay = grace_s if local in self._slow else min(grace_s, rng.uniform(0.0, 0.3))
-            self._end_later(local, delay, -9 if local in self._slow else -15)
-        if self._stuck & self.alive:
-            user.host.call_later(grace_s + KILL_WAIT_S, self._abandon)
-
-    def kill(self) -> None:
-        """Kill them all, and say no more."""
-        self._silent = True
-        self._user.judge.workers_died(self._user.id, len(self.alive - self._stuck))
-        self.alive &= self._stuck
-
-    def _end_later(self, local: int, delay: float, code: int) -> None:
-        self._ends[local] = self._user.host.call_later(delay, self._end, local, code)
-
-    def _raise(self, local: int) -> None:
-        """Fail; the process needs some time to end."""
-        if local in self.alive:
-            self._raised[local] = self._user.now()
-
-    def _end(self, local: int, code: int) -> None:
-        user = self._user
-        if self._silent or local not in self.alive:
-            return
-        self.alive.discard(local)
-        user.judge.workers_died(user.id, 1)
-        asked, failure = self._stopping_by is not None, None
-        rank = self._first + local
-        raised_at = self._raised.get(local, user.now())
-        if code > 0 or local in self._raised:
-            failure = Failure(
-                rank=rank,
-                local_rank=local,
-                role="",
-                host=user.host.name,
-                pid=rank,
-                exit=Exit(code),
-                at=user.wall() - user.now() + raised_at,
-                message="boom",
-            )
-            user.judge.worker_failed(self._number, rank, raised_at)
-        elif code == 0:
-            user.judge.worker_done(self._number)
-        user.turn(
-            lambda: user.machine.worker_exited(
-                WorkerExited(local, rank, Exit(code), failure, asked), user.local()
-            )
-        )
-        if not self.alive:
-            user.group_ended(self, ())
-
-    def _abandon(self) -> None:
-        if not self._silent:
-            self._silent = True
-            self._user.group_ended(self, tuple(sorted(self.alive)))
 
 
 class AgentUser(Agent):
@@ -451,6 +330,15 @@ class AgentUser(Agent):
             return
         self.judge.started(self.id, place, own, world)
         self._workers = Workers(self, self._here(), first, world, own)
+
+    @property
+    def counting(self) -> bool:
+        """Whether it waits for the account."""
+        return self._counted is not None
+
+    def worker_exited(self, told: WorkerExited) -> None:
+        """Hear that a worker has ended."""
+        self.turn(lambda: self.machine.worker_exited(told, self.local()))
 
     def group_ended(self, workers: Workers, abandoned: tuple[int, ...]) -> None:
         """Hear that no more comes of the workers."""

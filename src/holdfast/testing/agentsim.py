@@ -30,13 +30,8 @@ from holdfast.ids import RunId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.model import Keys, Status
 from holdfast.testing.agentjudge import AgentJudge
-from holdfast.testing.agentnodes import (
-    KILL_WAIT_S,
-    STORE_WITHIN_S,
-    AgentManners,
-    AgentProgram,
-    AgentUser,
-)
+from holdfast.testing.agentnodes import STORE_WITHIN_S, AgentProgram, AgentUser
+from holdfast.testing.agentworkers import KILL_WAIT_S, AgentManners
 from holdfast.testing.cluster import NOTICE_S
 from holdfast.testing.clusternodes import ClusterServer, NodePlan
 from holdfast.testing.faultplan import (
@@ -71,9 +66,12 @@ class AgentPlan:
     rules: Rules
     manners: AgentManners
     signals: tuple[tuple[float, str], ...]
+    ambush: int | None
+    """The agent that counts the failure of this number dies at that moment."""
 
     def __str__(self) -> str:
         lines = [f"{len(self.nodes)} nodes, {self.rules}", str(self.manners)]
+        lines += [f"the agent that counts failure {self.ambush} dies"] * (self.ambush is not None)
         lines += [f"at {at:.3f} s a signal to {name}" for at, name in self.signals]
         return "\n".join([*lines, *map(str, self.nodes), str(self.faults)])
 
@@ -117,35 +115,36 @@ def draw_plan(seed: int) -> AgentPlan:
     )
     until = faulty_s + rng.uniform(20.0, 40.0)
     return AgentPlan(
-        quiet if rng.random() < 0.3 else faults,
+        quiet if rng.random() < 0.4 else faults,
         tuple(_draw_node(rng, name, faulty_s) for name in names),
         rules,
         _draw_manners(rng, until, len(names)),
         tuple(
             (rng.uniform(0.0, until), rng.choice(names)) for _ in range(rng.choice((0, 0, 1, 2)))
         ),
+        rng.choice((None, 1, 1, 2)),
     )
 
 
 def _draw_manners(rng: random.Random, until: float, nodes: int) -> AgentManners:
-    least_s = rng.uniform(2.0, 12.0)
+    least_s = rng.uniform(0.5, 5.0)
     drift_s = rng.choice((0.5, 4.0, 12.0))
     return AgentManners(
         until=until,
         stop_s=0.0,
-        failures=rng.choice((0.0, 0.5, 0.8, 1.0)),
+        failures=rng.choice((0.0, 0.5, 1.0, 1.0)),
         terms=Terms(
-            budget=RestartBudget(rng.choice((0, 1, 2, 3, 10))),
-            grace_s=rng.choice((1.0, 4.0)),
-            exit_barrier_s=rng.choice((5.0, 30.0)),
+            budget=RestartBudget(rng.choice((0, 0, 1, 1, 2, 10))),
+            grace_s=rng.choice((1.0, 1.0, 4.0)),
+            exit_barrier_s=rng.choice((2.0, 30.0)),
         ),
         workers=tuple(rng.randint(1, 3) for _ in range(nodes)),
-        work_s=rng.choice((None, (least_s, least_s + drift_s))),
+        work_s=None if rng.random() < 0.4 else (least_s, least_s + drift_s),
         collateral=rng.choice((0.0, 0.5, 1.0)),
         slow=rng.choice((0.0, 0.3)),
         stuck=rng.choice((0.0, 0.0, 0.0, 0.1)),
         cannot_start=rng.choice((0.0, 0.0, 0.0, 0.0, 0.05)),
-        clocks_differ=rng.random() < 0.3,
+        clocks_differ=rng.random() < 0.2,
     )
 
 
@@ -191,6 +190,7 @@ class AgentCluster:
             max_restarts=plan.terms.budget.max_restarts,
         )
         self.judge.on_failure = self._check_told
+        self.judge.on_counted = self._ambush
         prompt = plan.terms.grace_s < GATHER_S
         self.judge.causes_known = prompt and not plan.manners.clocks_differ
         self.network.add(
@@ -216,6 +216,14 @@ class AgentCluster:
         for user in self.users():
             if user.host.name == name:
                 user.signal()
+
+    def _ambush(self) -> None:
+        """Let who counts a failure die before it can act on what comes of it."""
+        if len(self.judge.counted) == self.plan.ambush and self.sim.now < self.plan.faults.calm_at:
+            for user in self.users():
+                if user.counting:
+                    self.judge.counts["ambushes"] += 1
+                    self.network.schedule(Crash(self.sim.now, user.host.name))
 
     def _check_told(self, number: int) -> None:
         """Look, some time after a failure in peace, whether workers of its round go on (E9)."""

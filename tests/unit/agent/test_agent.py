@@ -187,6 +187,23 @@ def test_a_node_that_is_done_works_again_after_a_failure_elsewhere(troupe: Troup
     assert a.ended().ending is b.ended().ending is Ending.SUCCEEDED
 
 
+def test_a_node_that_is_done_and_told_to_stop_keeps_nobody_waiting(troupe: Troupe) -> None:
+    waits, let_go = threading.Event(), threading.Event()
+
+    def barrier(here: Round, stopped: Callable[[], bool], deadline: Deadline) -> None:
+        waits.set()
+        let_go.wait(SOON_S)
+
+    a, b = troupe.add("a", TWO, exit_barrier=barrier), troupe.add("b", TWO)
+    a.next_group().done()
+    assert waits.wait(SOON_S)
+    a.agent._signalled(SIGTERM)
+    assert a.ended().ending is Ending.SIGNALLED
+    let_go.set()
+    b.next_group().done()
+    assert b.ended().reason == "all workers are done"
+
+
 @pytest.fixture
 def logged() -> Iterator[queue.SimpleQueue[logging.LogRecord]]:
     """What agents log, as it comes."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from io import RawIOBase, TextIOWrapper
+from pathlib import Path
 from typing import IO, cast
 
 import pytest
 
-from holdfast.cli.output import OutputFailed, flush, say, say_bytes
+from holdfast.cli.output import OutputFailed, complain, drop, flush, say, say_bytes
 
 
 class Full(RawIOBase):
@@ -47,3 +48,22 @@ def test_a_full_disk(act: Callable[[], None]) -> None:
     raw.full = False
     out.close()
     assert sys.stdout is not out
+
+
+def test_complaints_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("it is full")
+    assert capsys.readouterr() == ("", "it is full\n")
+
+
+def test_a_complaint_that_nobody_can_hear_is_dropped() -> None:
+    with open("/dev/full", "w") as err, redirect_stderr(err):
+        complain("one")
+        complain("two")  # the stream leads nowhere by now
+
+
+def test_what_is_still_buffered_is_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with file.open("w") as out:
+        out.write("buffered")
+        drop(out)
+    assert file.read_text() == ""

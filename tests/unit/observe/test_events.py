@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError, dataclass, field
+from dataclasses import FrozenInstanceError, field
 from typing import get_args
 
 import pytest
@@ -35,6 +35,7 @@ from holdfast.observe.events import (
     WorkersStopping,
     printable,
 )
+from holdfast.records import dataclass
 
 CAUSE = CauseId("start")
 

@@ -384,7 +384,7 @@ def test_a_worker_whose_parent_is_gone_already_runs_nothing(folder: Path) -> Non
     (folder / "run.py").write_text("open('ran', 'w')")
     order = {"kind": "script", "parent": "1" if os.getpid() != 1 else "2", "folder": str(folder)}
     done = subprocess.run(
-        [sys.executable, "-u", child.__file__, "run.py"],
+        [sys.executable, "-u", child.SCRIPT, "run.py"],
         env={**os.environ, child.ORDER: child.write_order(order)},
         check=False,
         timeout=TIMEOUT_S,

@@ -12,8 +12,7 @@ from signal import Signals
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.process.signals import SignalEvents, parse_signals
+from holdfast.process.signals import SignalEvents
 
 
 @pytest.fixture(autouse=True)
@@ -23,27 +22,6 @@ def default_handlers() -> Iterator[None]:
     yield
     for one, handler in earlier.items():
         signal.signal(one, handler)
-
-
-def test_names_are_read_in_order_and_once() -> None:
-    assert parse_signals("SIGTERM, SIGINT,SIGUSR1,SIGTERM") == (
-        Signals.SIGTERM,
-        Signals.SIGINT,
-        Signals.SIGUSR1,
-    )
-
-
-@pytest.mark.parametrize("text", ["SIGNONE", "TERM", "15", "", "SIGTERM,", "sigterm"])
-def test_what_is_no_signal_is_named(text: str) -> None:
-    bad = text.rpartition(",")[2]
-    with pytest.raises(UsageError, match=rf"--signals-to-handle .*: {bad!r} is no signal"):
-        parse_signals(text, "--signals-to-handle")
-
-
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
-def test_signals_that_nobody_can_handle_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} cannot be handled"):
-        parse_signals(f"SIGTERM,{name}")
 
 
 def test_signals_become_events_until_the_end() -> None:

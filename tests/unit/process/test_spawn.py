@@ -66,7 +66,11 @@ def speak() -> None:
 def end_late() -> None:
     import atexit
 
-    threading.Thread(target=lambda: print("thread", flush=True)).start()
+    def outlast() -> None:
+        threading.Event().wait(0.2)
+        print("thread", flush=True)
+
+    threading.Thread(target=outlast).start()
     atexit.register(print, "at exit")
 
 
@@ -190,6 +194,7 @@ def test_functions_of_the_main_module_work(tmp_path: Path, method: StartMethod) 
         f"    function = Function(work, (queue, 'and ',), StartMethod({method.value!r}))\n"
         "    launch = Launch(entrypoint=function, local_rank=0, rank=0, role='',\n"
         "                    environment=dict(os.environ), folder=Path(sys.argv[1]))\n"
+        "    print('begun')\n"
         "    starter = Starter()\n"
         "    worker = starter.start(launch, None, None)\n"
         "    select.select([worker.fileno()], [], [], 50)\n"
@@ -200,12 +205,13 @@ def test_functions_of_the_main_module_work(tmp_path: Path, method: StartMethod) 
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, "-W", "error", str(tmp_path / "main.py"), str(folder)],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
     )
-    assert done.stdout == "exit code 0 queued and beside\n", done.stderr
+    assert done.stdout == "begun\nexit code 0 queued and beside\n", done.stderr
     assert done.stderr == ""
 
 

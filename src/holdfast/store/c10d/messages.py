@@ -7,8 +7,9 @@ mean. Keys are raw bytes: torch's client puts "/" before every key of its user. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from holdfast.records import dataclass
 
 __all__ = [
     "Add",

@@ -10,13 +10,13 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
 from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation, Refused, StoreUnavailable, UsageError
 from holdfast.net.address import Address
+from holdfast.records import dataclass
 from holdfast.store.etcd.client import EtcdClient, Lane, not_etcd
 from holdfast.store.etcd.http import Lost, NotSent, Request
 from holdfast.store.etcd.reply import Reply

@@ -16,13 +16,13 @@ import contextlib
 import select
 import socket
 import ssl
-from dataclasses import dataclass
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, PeerViolation, Refused, Unavailable
 from holdfast.net.address import Address
 from holdfast.net.tcp import open_socket
 from holdfast.net.tls import ClientTls, refusal
+from holdfast.records import dataclass
 from holdfast.store.etcd.reply import Reply, ReplyParser
 
 __all__ = ["HttpConnection", "Lost", "NoAnswer", "NotSent", "Request"]

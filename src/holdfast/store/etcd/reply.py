@@ -7,11 +7,11 @@ a cap, is a PeerViolation.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, assert_never
 
 from holdfast.errors import PeerViolation
+from holdfast.records import dataclass
 
 __all__ = ["BODY_BYTES_MAX", "HEAD_BYTES_MAX", "Reply", "ReplyParser", "parse_object"]
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
 from typing import Any
@@ -27,6 +26,7 @@ from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation, Refused, UsageError
 from holdfast.ids import LeaseId
 from holdfast.net.address import Address
+from holdfast.records import dataclass
 from holdfast.store.etcd.client import ATTEMPT_S, EtcdClient, Lane, not_etcd
 from holdfast.store.etcd.gateway import decoding
 from holdfast.store.etcd.http import HttpConnection, Lost, NotSent, Request

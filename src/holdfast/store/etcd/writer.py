@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, LeaseLost, StoreUnavailable, TimeoutExpired
 from holdfast.ids import new_token
+from holdfast.records import dataclass
 from holdfast.store.etcd.client import Lane, Marker, Retries
 from holdfast.store.etcd.gateway import (
     Gateway,

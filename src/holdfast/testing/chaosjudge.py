@@ -1,0 +1,240 @@
+"""Did a job keep its word while it was being killed? What was seen, and what must be true of it.
+
+    S1    the ranks of every round are 0 to n-1, each once
+    S4    who leaves, or is killed, does not end the job for the others while enough are left
+    S5    one blow, one new round
+    S6    the restarts that workers are told of are the failures of the job so far
+    AG-1  no worker starts before the earlier ones of its node, and their daemons, have ended
+    P1    nothing of a dead agent is left: no process, folder, pipe or control group
+    P4    the first cause is named, and the exit codes are right
+    E2    when the store's host is gone, everybody ends, and says so by the exit code
+    END   the job's result is right
+
+A run in which a fault did not strike as planned proves nothing: it is invalid, and never passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from holdfast.testing.chaosplan import Kill, Murder, Phase, Role, Storm
+from holdfast.testing.chaosworker import TOTAL
+
+__all__ = [
+    "Fall",
+    "Final",
+    "MurderRecord",
+    "Record",
+    "Start",
+    "StormRecord",
+    "Verdict",
+    "judge_murder",
+    "judge_storm",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A worker began, and said what it was told."""
+
+    round: int
+    rank: int
+    world: int
+    restarts: int
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """An agent told of a failed worker."""
+
+    round: int
+    rank: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """How an agent ended: its exit code, what it named as first cause, what it left open."""
+
+    code: int
+    text: str = ""
+    first_cause: int | None = None
+    leaks: tuple[str, ...] = ()
+
+    @property
+    def shell_code(self) -> int:
+        """The code that a shell gives."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+
+@dataclass(slots=True)
+class Record:
+    """What was seen of a job."""
+
+    rounds: list[int] = field(default_factory=list)
+    """The rounds in which an agent has started workers."""
+    starts: list[Start] = field(default_factory=list)
+    falls: list[Fall] = field(default_factory=list)
+    done: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By round, what each rank had computed."""
+    left: list[str] = field(default_factory=list)
+    """What was still there some time after an agent's end."""
+    trouble: str = ""
+    """What came instead of something that was awaited, with the stacks of the agents."""
+
+
+@dataclass(slots=True)
+class StormRecord(Record):
+    """What was seen of a storm."""
+
+    struck: list[tuple[Kill, int]] = field(default_factory=list)
+    """The blows that found all their victims alive, and in which round."""
+    reasons: list[tuple[int, str]] = field(default_factory=list)
+    """Why agents stopped or restarted their workers, with the round."""
+    finals: list[Final] = field(default_factory=list)
+    recoveries_s: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class MurderRecord(Record):
+    """What was seen of a murder."""
+
+    struck: bool = False
+    """Whether the victim was alive, and in its phase, when it was killed."""
+    finals: dict[Role, Final] = field(default_factory=dict)
+    settled_s: float | None = None
+    """How long after the victim's end everything of it was gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which promises were broken, and why the run does not count, if it does not."""
+
+    broken: tuple[str, ...]
+    invalid: tuple[str, ...] = ()
+
+
+def judge_storm(storm: Storm, record: StormRecord) -> Verdict:
+    """Judge one storm."""
+    missed = len(storm.kills) - len(record.struck)
+    struck = tuple(kill for kill, _ in record.struck)
+    invalid = []
+    if struck != storm.kills:
+        invalid.append(f"{missed} of {len(storm.kills)} blows did not strike as planned")
+    if record.trouble:
+        return Verdict((record.trouble,), tuple(invalid))
+    broken = [*_broken_starts(record), *_leftovers(record)]
+    rounds = [number for _, number in record.struck]
+    first = min(record.rounds, default=0)
+    if rounds != list(range(first, first + len(rounds))):
+        broken.append(f"S5: blows fell in the rounds {rounds}: not one new round for each")
+    last = first + len(storm.kills) - (0 if storm.survives else 1)
+    if sorted(record.rounds) != list(range(first, last + 1)):
+        broken.append(f"S5: rounds {record.rounds} came of {len(rounds)} blows")
+    for start in record.starts:
+        if start.restarts != start.round - first:
+            broken.append(f"S6: {start}, in the round after {start.round - first} failures")
+        if start.world != storm.world:
+            broken.append(f"S1: {start}, in a world of {storm.world}")
+    for kill, number in record.struck:
+        broken += _misnamed(kill, number, record)
+    return Verdict((*broken, *_storm_end(storm, record)), tuple(invalid))
+
+
+def _misnamed(kill: Kill, number: int, record: StormRecord) -> Iterable[str]:
+    """Check that a blow, and nothing else, is named as what ended its round."""
+    falls = [fall for fall in record.falls if fall.round == number]
+    if not falls:
+        yield f"P4: nobody told of the failure in round {number} ({kill})"
+    for fall in falls:
+        if fall.rank not in kill.ranks or fall.code != kill.how.code:
+            yield f"P4: {fall} is not the blow: {kill}"
+    names = tuple(f"rank {rank} " for rank in kill.ranks)
+    for at, reason in record.reasons:
+        if at == number and not any(name in reason for name in names):
+            yield f"P4: round {number} ended by {kill}, an agent says: {reason}"
+
+
+def _storm_end(storm: Storm, record: StormRecord) -> Iterable[str]:
+    for final in record.finals:
+        if final.leaks:
+            yield f"P1: an agent left {', '.join(final.leaks)}"
+    codes = [final.shell_code for final in record.finals]
+    if storm.survives:
+        if codes != [0] * storm.agents:
+            yield f"END: the agents ended with {codes}: {[one.text for one in record.finals]}"
+        yield from _wrong_result(record.done)
+        return
+    kill = storm.kills[-1]
+    expected = kill.how.code if kill.how.code >= 0 else 128 - kill.how.code
+    if codes != [expected] * storm.agents:
+        yield f"P4: the agents ended with {codes}, not {expected} as after {kill}"
+    for final in record.finals:
+        if final.first_cause not in kill.ranks:
+            yield f"P4: an agent names rank {final.first_cause} for {kill}: {final.text}"
+
+
+def judge_murder(murder: Murder, record: MurderRecord) -> Verdict:
+    """Judge one murder."""
+    invalid = () if record.struck else (f"{murder}: the victim was not there to be killed",)
+    if record.trouble:
+        return Verdict((f"{murder}: {record.trouble}",), invalid)
+    broken = [*_broken_starts(record), *_leftovers(record)]
+    if record.settled_s is None:
+        broken.append("P1: something of the victim never went away")
+    codes = {role: final.shell_code for role, final in record.finals.items()}
+    if codes.get(murder.role) != 128 + murder.signal:
+        broken.append(f"P4: the victim ended with {codes.get(murder.role)}")
+    for role in Role:
+        if role is murder.role:
+            continue
+        final, well = record.finals[role], _ends_well(murder, role)
+        if well is not None and well is not (final.code == 0):
+            promise = "S4" if well else "E2"
+            broken.append(f"{promise}: the {role} ended with {final.code} ({final.text})")
+        if final.leaks:
+            broken.append(f"P1: the {role} left {', '.join(final.leaks)}")
+    if any(_ends_well(murder, role) for role in Role if role is not murder.role):
+        broken += _wrong_result(record.done)
+    return Verdict(tuple(f"{murder}: {one}" for one in broken), invalid)
+
+
+def _ends_well(murder: Murder, role: Role) -> bool | None:
+    """Say whether an agent that was not killed must end well, must not, or may either way."""
+    if murder.role is not Role.HOST or not murder.sudden:
+        return True
+    match murder.phase:
+        case Phase.LEAVING:
+            # The run is over. The spare may have heard of it before the store was gone.
+            return None if role is Role.SPARE else True
+        case Phase.FINISHED:
+            return role is Role.MEMBER  # its part is done
+        case _:
+            return False
+
+
+def _broken_starts(record: Record) -> Iterable[str]:
+    """Check the ranks of every round, and that it began when the last one had ended."""
+    by_round: dict[int, list[Start]] = {}
+    for start in record.starts:
+        by_round.setdefault(start.round, []).append(start)
+        if not start.alone:
+            yield f"AG-1: an earlier worker of the node still ran: {start}"
+    for number, starts in sorted(by_round.items()):
+        ranks, worlds = [start.rank for start in starts], {start.world for start in starts}
+        # A round may end before all of its workers have begun.
+        if len(worlds) > 1 or len(set(ranks)) < len(ranks) or max(ranks) >= max(worlds):
+            yield f"S1: ranks {sorted(ranks)} of worlds {worlds} in round {number}"
+
+
+def _wrong_result(done: Mapping[int, Mapping[int, int]]) -> Iterable[str]:
+    values = done[max(done)] if done else {}
+    if sum(values.values()) != TOTAL:
+        yield f"END: the parts {dict(values)} do not add up to {TOTAL}"
+
+
+def _leftovers(record: Record) -> Iterable[str]:
+    if record.left:
+        yield f"P1: left behind: {'; '.join(record.left)}"

@@ -1,0 +1,140 @@
+"""The judge of simulated remote references: it sees all workers at once, and what they promised.
+
+`rrefsim.py` lists the promises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.rpc.rref_protocol import ForkState, Number, References, Send, Ticket
+
+__all__ = ["Handle", "Judge"]
+
+_FAILURES_MAX = 20
+
+
+@dataclass(eq=False, slots=True)
+class Handle:
+    """A reference as a user has it in his hands; no fork if the value is this worker's."""
+
+    reference: Number
+    owner: str
+    fork: Number | None
+
+
+class Judged(Protocol):
+    """A worker, as the judge sees it."""
+
+    me: str
+    alive: bool
+    references: References
+    values: set[Number]
+    handles: list[Handle]
+    unsent: int
+
+
+class Scene(Protocol):
+    """A run, as the judge sees it."""
+
+    def living(self) -> Sequence[Judged]: ...
+
+    def is_known(self, worker: str) -> bool: ...
+
+
+class Judge:
+    """Checks each step of a run."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.failures: list[str] = []
+        self.counts: Counter[str] = Counter(
+            values=0, freed=0, taken=0, found=0, refused=0, deaths=0
+        )
+        self._first: dict[Number, Number] = {}  # value that is asked for → its maker's fork
+        self._created: set[Number] = set()
+        self._givers: dict[Number, tuple[str, Number | None]] = {}
+
+    def fail(self, what: str) -> None:
+        """Write down a promise that was broken."""
+        if len(self.failures) < _FAILURES_MAX:
+            self.failures.append(what)
+
+    # What happens.
+
+    def made(self, ticket: Ticket) -> None:
+        """See that a value is asked for."""
+        self._first[ticket.reference] = ticket.fork
+
+    def created(self, reference: Number) -> None:
+        """See that a value is made."""
+        if reference in self._created:
+            self.fail(f"S1: {reference} is made twice")
+        self._created.add(reference)
+
+    def given(self, ticket: Ticket, giver: str, handle: Handle) -> None:
+        """See that a reference is passed on."""
+        self._givers[ticket.fork] = (giver, handle.fork)
+
+    def freed(self, owner: Judged, reference: Number, was_here: bool) -> None:
+        """See that an owner lets a value go, or stops waiting for it."""
+        self.counts["freed"] += was_here
+        if any(one.reference == reference and one.fork is None for one in owner.handles):
+            self.fail(f"S1: {owner.me} frees {reference}, which it holds")
+        for worker in self._scene.living():
+            if owner.references.is_dead(worker.me):
+                continue
+            for handle in worker.handles:
+                fork = handle.fork
+                if handle.reference != reference or fork is None:
+                    continue
+                if fork == self._first.get(reference) and reference not in self._created:
+                    continue  # it is counted when the request comes
+                if worker.references.state_of(fork) is ForkState.CONFIRMED:
+                    self.fail(f"S1: {owner.me} frees {reference}, {worker.me} holds {fork}")
+
+    def found(self, worker: Judged, handle: Handle, answer: str) -> None:
+        """See what came of looking for a value."""
+        self.counts["found"] += answer == "here"
+        if not self._scene.is_known(handle.owner) or not self._scene.is_known(worker.me):
+            return
+        fork = handle.fork
+        if fork is None or worker.references.state_of(fork) is ForkState.CONFIRMED:
+            missing = answer == "not yet" and handle.reference in self._created
+            if answer == "freed" or missing:
+                self.fail(f"S2: {worker.me} holds {handle.reference} and finds: {answer}")
+
+    def refused(self, worker: Judged, sent: Send) -> None:
+        """See that an owner does not count a fork."""
+        self.counts["refused"] += 1
+        fork: Number | None = sent.fork
+        hands = [worker.me]
+        while fork in self._givers:
+            giver, fork = self._givers[fork]
+            hands.append(giver)
+        if all(self._scene.is_known(one) for one in hands):
+            self.fail(f"S3: {sent.fork} is refused, and all live: {hands}")
+
+    def check(self, worker: Judged) -> None:
+        """Look at a worker after a step."""
+        for wrong in worker.references.check_invariants():
+            self.fail(f"S4: {worker.me}: {wrong}")
+
+    # The end.
+
+    def left(self) -> list[str]:
+        """Return what is left, worker by worker."""
+        return [
+            f"{worker.me}: {worker.references.counts()}, {len(worker.values)} values, "
+            f"{worker.unsent} unsent"
+            for worker in self._scene.living()
+            if any(worker.references.counts().values()) or worker.values or worker.unsent
+        ]
+
+    def ended(self) -> None:
+        """See that a run is over: nothing may be left."""
+        for line in self.left():
+            self.fail(f"L1: {line}")

@@ -1,0 +1,34 @@
+"""The demonstration happens as it is told: a worker dies, a node dies, and the sum is right."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.reporting import TIMEOUT_S
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
+
+
+def test_the_demonstration_tells_its_story() -> None:
+    done = subprocess.run(
+        [sys.executable, str(DEMO)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+
+    def places(pattern: str) -> list[int]:
+        return [index for index, line in enumerate(lines) if re.search(pattern, line)]
+
+    [worker], [node] = places("worker 3 is killed"), places("node 2 is killed")
+    [gone], [total] = places("its workers are gone with it"), places("the sum is .* right$")
+    assert worker < node < gone < total == len(lines) - 1
+    # Four workers before the harm and again after it; two once there is one node left.
+    first, second = places(r"workers . and . of 4 run"), places(r"workers 0 and 1 of 2 run")
+    assert len([index for index in first if index < worker]) >= 2
+    assert len([index for index in first if worker < index < node]) == 2
+    assert [index for index in second if index > node]
+    assert all(worker < index for index in places(r"rank 3 on \S+ failed \(killed by SIGKILL\)"))
+    assert [index for index in places(r"round \d+ is over: \S+ is gone") if index > node]

@@ -1,0 +1,59 @@
+"""The page that says which of our tests stands for which of torch's is complete and true."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "seeds.md"
+E2E = Path("tests/e2e")
+NUMBERS = {"The launcher": 13, "The agent": 62}
+"""How many tests torch has for each."""
+
+LATER = ("comes with RPC",)
+_ROW = re.compile(r"^\| `(test_[^`]*)` \| (.*) \|$", re.MULTILINE)
+_OURS = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+
+
+def rows() -> dict[str, list[tuple[str, str]]]:
+    """Read the tables: by section, the names on the left, each alone, and what is on the right."""
+    sections = re.split(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {
+        title: [(name, ours) for names, ours in _ROW.findall(text) for name in expand(names)]
+        for title, text in zip(sections[::2], sections[1::2], strict=True)
+    }
+
+
+def expand(names: str) -> list[str]:
+    """Return `a_{x,y}` as a_x and a_y."""
+    head, _, rest = names.partition("{")
+    return [head + tail for tail in rest.rstrip("}").split(",")] if rest else [head]
+
+
+def functions_of(path: Path) -> set[str]:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_test_of_torch_is_there_once() -> None:
+    found = {title: [name for name, _ in table] for title, table in rows().items()}
+    assert {title: len(set(names)) for title, names in found.items()} == NUMBERS
+    assert {title: len(names) for title, names in found.items()} == NUMBERS
+
+
+def test_every_test_of_torch_has_one_of_ours_or_a_time_when_it_comes() -> None:
+    table = [row for found in rows().values() for row in found]
+    assert [name for name, ours in table if not _OURS.search(ours) and ours not in LATER] == []
+
+
+def test_every_test_of_ours_exists() -> None:
+    named = set(_OURS.findall(PAGE.read_text(encoding="utf-8")))
+    missing = []
+    for file, test in sorted(named):
+        path = Path(file) if "/" in file else E2E / file
+        if not (ROOT / path).is_file() or test not in functions_of(path):
+            missing.append(f"{path}::{test}")
+    assert missing == []
+    assert len(named) > 30

@@ -1,0 +1,114 @@
+"""The run of a simulated job, its bounds, and its command line. The seeds are run in tests/sim."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from holdfast.agent.machine import Agent, Terms
+from holdfast.agent.policy import RestartBudget
+from holdfast.rendezvous.decide import Rules
+from holdfast.testing.agentsim import AgentCluster, AgentPlan, draw_plan, main, run_seed
+from holdfast.testing.agentworkers import AgentManners
+from holdfast.testing.clusternodes import NodePlan
+from holdfast.testing.faultplan import Crash, FaultPlan
+
+TERMS = Terms(budget=RestartBudget(1), grace_s=1.0, exit_barrier_s=30.0)
+CALM = FaultPlan(delay_s=0.0, calm_at=0.0)
+MANNERS = AgentManners(
+    until=10.0, stop_s=0.0, failures=0.0, terms=TERMS, workers=(2, 1, 1), work_s=(3.0, 6.0)
+)
+PLAN = AgentPlan(
+    CALM,
+    tuple(NodePlan(f"n{one}", 0.0, None, 0.0, 1.0) for one in range(3)),
+    Rules(min_nodes=2, max_nodes=3, join_s=8.0, last_call_s=0.3, keep_alive_s=1.0, lease_s=3.0),
+    MANNERS,
+    (),
+    None,
+)
+
+
+def ran(plan: AgentPlan) -> tuple[Counter[str], list[str]]:
+    cluster = AgentCluster(1, plan)
+    cluster.run()
+    assert cluster.users() == []
+    return cluster.judge.counts, cluster.journal.failures
+
+
+def test_a_calm_job_succeeds_on_every_node() -> None:
+    counts, broken = ran(PLAN)
+    assert broken == []
+    assert (counts["succeeded"], counts["rounds"], counts["attempts"]) == (3, 1, 3)
+
+
+def test_a_job_without_an_end_is_ended_by_signals() -> None:
+    counts, broken = ran(replace(PLAN, manners=replace(MANNERS, work_s=None)))
+    assert (counts["signalled"], broken) == (3, [])
+
+
+def test_a_job_that_fails_each_time_uses_its_budget_and_no_more() -> None:
+    counts, broken = ran(replace(PLAN, manners=replace(MANNERS, failures=1.0, until=60.0)))
+    assert broken == []
+    assert (counts["failures counted"], counts["rounds"], counts["failed"]) == (2, 2, 3)
+    assert counts["causes judged"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "how"),
+    [({"stuck": 1.0}, "broken"), ({"cannot_start": 1.0}, "broken"), ({"slow": 1.0}, "failed")],
+)
+def test_workers_misbehave(changes: dict[str, float], how: str) -> None:
+    manners = replace(MANNERS, failures=1.0, until=60.0, **changes)  # type: ignore[arg-type]
+    counts, broken = ran(replace(PLAN, manners=manners))
+    assert broken == []
+    assert counts[how]
+
+
+def test_nodes_die_and_are_signalled() -> None:
+    faults = FaultPlan(incidents=(Crash(2.0, "n0"),), calm_at=4.0)
+    manners = replace(MANNERS, work_s=(8.0, 9.0))
+    counts, broken = ran(replace(PLAN, faults=faults, manners=manners))
+    assert (counts["rounds"], counts["succeeded"], broken) == (2, 2, [])
+    counts, broken = ran(replace(PLAN, signals=((1.5, "n1"),), manners=manners))
+    assert (counts["signalled"], counts["succeeded"], broken) == (1, 2, [])
+
+
+def test_who_counts_a_failure_may_die_at_that_moment() -> None:
+    manners = replace(
+        MANNERS, failures=1.0, until=60.0, terms=replace(TERMS, budget=RestartBudget(0))
+    )
+    faults = FaultPlan(delay_s=0.0, calm_at=20.0)
+    counts, broken = ran(replace(PLAN, faults=faults, manners=manners, ambush=1))
+    assert broken == []
+    assert (counts["ambushes"], counts["attempts"]) == (1, 3)  # nobody started again
+
+
+def test_what_does_not_come_in_time_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Agent, "met", lambda self, number, trouble, now: None)
+    cluster = AgentCluster(1, PLAN)
+    cluster.run()
+    assert "L4: not within" in cluster.journal.failures[0]
+
+
+def test_an_exception_of_a_machine_is_found_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: Agent) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Agent, "start", start)
+    assert "RuntimeError: a bug" in run_seed(1).failures[0]
+
+
+def test_plans_differ_between_seeds_and_not_between_draws() -> None:
+    assert draw_plan(1) == draw_plan(1)
+    plans = [draw_plan(seed) for seed in range(200)]
+    assert len({str(plan) for plan in plans}) == 200
+    assert {len(plan.nodes) for plan in plans} == {2, 3, 4, 5, 6}
+    assert any("a signal to" in str(plan) for plan in plans)
+    assert any("dies" in str(plan) for plan in plans)
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "1"]) == 0
+    assert "0 broken promises" in capsys.readouterr().out

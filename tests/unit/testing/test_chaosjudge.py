@@ -1,0 +1,227 @@
+"""The judge of chaos: a run that went well is passed, and everything that can go wrong is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from signal import Signals
+
+import pytest
+
+from holdfast.testing.chaosjudge import (
+    Fall,
+    Final,
+    MurderRecord,
+    Start,
+    StormRecord,
+    Verdict,
+    judge_murder,
+    judge_storm,
+)
+from holdfast.testing.chaosplan import How, Kill, Murder, Phase, Role, Storm, When
+from holdfast.testing.chaosworker import share
+
+KILLS = (Kill(How.KILL, When.WORK, (1,)), Kill(How.EXIT, When.END, (2, 3)))
+LONG, SHORT = Storm(2, KILLS, 10), Storm(2, KILLS, 1)
+WHY = "rank 1 on here failed (killed by SIGKILL)"
+FINE = Verdict(())
+
+
+def good_storm(*, survives: bool = True) -> StormRecord:
+    rounds = [1, 2, 3] if survives else [1, 2]
+    last = Final(0) if survives else Final(3, "WorkersFailed", first_cause=2)
+    return StormRecord(
+        rounds=rounds,
+        starts=[Start(one, rank, 4, one - 1, True) for one in rounds for rank in range(4)],
+        falls=[Fall(1, 1, -9), Fall(2, 3, 3)],
+        done={
+            2: {0: share(0, 4), 1: share(1, 4)},
+            **({3: {rank: share(rank, 4) for rank in range(4)}} if survives else {}),
+        },
+        struck=[(KILLS[0], 1), (KILLS[1], 2)],
+        reasons=[(1, WHY), (1, WHY), (2, "rank 2 on here failed (exit code 3)")],
+        finals=[last, last],
+    )
+
+
+def test_storms_that_go_well() -> None:
+    assert judge_storm(LONG, good_storm()) == FINE
+    assert judge_storm(SHORT, good_storm(survives=False)) == FINE
+
+
+def test_a_start_killed_before_it_could_speak_is_no_fault() -> None:
+    record = good_storm()
+    record.starts = record.starts[3:]
+    assert judge_storm(LONG, record) == FINE
+
+
+def test_a_blow_that_did_not_strike_makes_a_storm_invalid() -> None:
+    record = good_storm()
+    del record.struck[1]
+    assert judge_storm(LONG, record).invalid == ("1 of 2 blows did not strike as planned",)
+
+
+def test_a_hang_is_told() -> None:
+    assert judge_storm(LONG, StormRecord(trouble="stacks")).broken == ("stacks",)
+    murder = Murder(Phase.RUNNING, Signals.SIGTERM, Role.MEMBER)
+    verdict = judge_murder(murder, MurderRecord(trouble="stacks"))
+    assert verdict.broken == ("SIGTERM to the member, running: stacks",)
+    assert len(verdict.invalid) == 1
+
+
+def check(promise: str, storm: Storm, record: StormRecord) -> None:
+    broken = judge_storm(storm, record).broken
+    assert broken
+    assert all(one.startswith(promise) for one in broken), broken
+
+
+def test_s1_ranks() -> None:
+    record = good_storm()
+    record.starts[5] = replace(record.starts[5], rank=0)
+    check("S1", LONG, record)
+    record.starts[5] = replace(record.starts[5], rank=4)
+    check("S1", LONG, record)
+    record.starts[5] = replace(record.starts[5], rank=1, world=5)
+    check("S1", LONG, record)
+
+
+def test_s5_one_round_for_each_blow() -> None:
+    record = good_storm()
+    record.rounds = [1, 2, 3, 4]
+    check("S5", LONG, record)
+    record.rounds = [1, 2]
+    check("S5", LONG, record)
+
+
+def test_s6_the_count_of_restarts() -> None:
+    record = good_storm()
+    record.starts[5] = replace(record.starts[5], restarts=0)
+    check("S6", LONG, record)
+
+
+def test_ag1_attempts_that_overlap() -> None:
+    record = good_storm()
+    record.starts[5] = replace(record.starts[5], alone=False)
+    check("AG-1", LONG, record)
+
+
+@pytest.mark.parametrize("wrong", [Fall(1, 0, -9), Fall(1, 1, -15), Fall(2, 1, 3)])
+def test_p4_the_wrong_one_is_blamed(wrong: Fall) -> None:
+    record = good_storm()
+    record.falls.append(wrong)
+    check("P4", LONG, record)
+
+
+def test_p4_nobody_is_blamed_or_another_reason_is_given() -> None:
+    record = good_storm()
+    del record.falls[0]
+    check("P4", LONG, record)
+    record = good_storm()
+    record.reasons.append((1, "rank 11 on here failed"))
+    check("P4", LONG, record)
+
+
+def test_p4_the_end_of_a_job_that_fails() -> None:
+    record = good_storm(survives=False)
+    record.finals[1] = replace(record.finals[1], first_cause=0)
+    check("P4", SHORT, record)
+    record.finals[1] = replace(record.finals[1], first_cause=3, code=1)
+    check("P4", SHORT, record)
+
+
+def test_p1_leaks() -> None:
+    record = good_storm()
+    record.left = ["process 7"]
+    check("P1", LONG, record)
+    record = good_storm()
+    record.finals[0] = Final(0, leaks=("thread",))
+    check("P1", LONG, record)
+
+
+def test_the_end_of_a_job_that_survives() -> None:
+    record = good_storm()
+    record.finals[0] = Final(1)
+    check("END", LONG, record)
+    record = good_storm()
+    del record.done[3][0]
+    check("END", LONG, record)
+
+
+# Murders.
+
+
+def good_murder(murder: Murder, **codes: int) -> MurderRecord:
+    finals = {role: Final(codes.get(role, 0)) for role in Role}
+    finals[murder.role] = Final(-murder.signal)
+    return MurderRecord(
+        rounds=[1, 2],
+        starts=[Start(1, rank, 4, 0, True) for rank in range(4)],
+        done={2: {rank: share(rank, 4) for rank in range(4)}},
+        struck=True,
+        finals=finals,
+        settled_s=0.1,
+    )
+
+
+MEMBER = Murder(Phase.STOPPING, Signals.SIGTERM, Role.MEMBER)
+HOST = Murder(Phase.STOPPING, Signals.SIGKILL, Role.HOST)
+
+
+def test_murders_that_go_well() -> None:
+    assert judge_murder(MEMBER, good_murder(MEMBER)) == FINE
+    assert judge_murder(HOST, good_murder(HOST, member=1, spare=1)) == FINE
+    polite = replace(HOST, signal=Signals.SIGTERM)
+    record = good_murder(polite)
+    record.finals[Role.HOST] = Final(128 + Signals.SIGTERM)
+    assert judge_murder(polite, record) == FINE
+
+
+def test_a_victim_that_was_not_there_makes_a_murder_invalid() -> None:
+    record = good_murder(MEMBER)
+    record.struck = False
+    verdict = judge_murder(MEMBER, record)
+    assert (len(verdict.invalid), verdict.broken) == (1, ())
+
+
+def broken_by(murder: Murder, record: MurderRecord) -> str:
+    [broken] = judge_murder(murder, record).broken
+    return broken.removeprefix(f"{murder}: ").partition(":")[0]
+
+
+def test_s4_who_is_left_goes_on() -> None:
+    assert broken_by(MEMBER, good_murder(MEMBER, spare=1)) == "S4"
+    record = good_murder(MEMBER)
+    record.done[2][0] = 0
+    assert broken_by(MEMBER, record) == "END"
+    record.done = {}
+    assert broken_by(MEMBER, record) == "END"
+
+
+def test_e2_nobody_ends_well_without_the_store() -> None:
+    assert broken_by(HOST, good_murder(HOST, spare=1)) == "E2"
+    assert broken_by(HOST, good_murder(HOST, member=1)) == "E2"
+
+
+def test_who_was_done_before_the_store_was_gone_ends_well() -> None:
+    finished = replace(HOST, phase=Phase.FINISHED)
+    assert judge_murder(finished, good_murder(finished, spare=1)) == FINE
+    leaving = replace(HOST, phase=Phase.LEAVING)
+    for code in (0, 1):
+        assert judge_murder(leaving, good_murder(leaving, spare=code)) == FINE
+
+
+def test_p4_the_victims_exit_code() -> None:
+    record = good_murder(MEMBER)
+    record.finals[Role.MEMBER] = Final(0)
+    assert broken_by(MEMBER, record) == "P4"
+
+
+def test_p1_what_is_left_of_a_murder() -> None:
+    record = good_murder(MEMBER)
+    record.left = ["process 7"]
+    assert broken_by(MEMBER, record) == "P1"
+    record = good_murder(MEMBER)
+    record.settled_s = None
+    assert broken_by(MEMBER, record) == "P1"
+    record = good_murder(MEMBER)
+    record.finals[Role.HOST] = Final(0, leaks=("thread",))
+    assert broken_by(MEMBER, record) == "P1"
