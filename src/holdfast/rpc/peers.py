@@ -175,6 +175,8 @@ class Peer:
         except TimeoutError:
             raise
         except (OSError, HoldfastError) as error:
+            if at != NEVER and self._clock.monotonic() >= at:
+                raise TimeoutError from None  # the caller's time, whatever it was spent on
             raise self._lost or PeerLost(
                 f"{contact.info}: Connection closed by peer ({error})",
                 peer=contact.info.name,
