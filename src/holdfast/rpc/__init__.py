@@ -1,3 +1,105 @@
-"""RPC."""
+"""RPC between named workers: calls, futures, and references to values that live elsewhere.
+
+    from holdfast import rpc
+
+    rpc.init_rpc("worker0", rank=0, world_size=2)
+    rpc.rpc_sync("worker1", operator.add, args=(1, 2))
+    rpc.shutdown()
+
+Layout, in reading order (◦ = pure)
+    messages.py ◦       the kinds of messages
+    codec.py ◦          messages as bytes
+    names.py ◦          workers by name and number
+    greeting.py ◦       the first words on a connection
+    retry.py ◦          trying again: how often, after how long
+    receipts.py ◦       what may be asked again runs once
+    rref_protocol.py ◦  counting references: when a value may go
+    serialize.py        values as bytes
+    link.py             one connection
+    way.py              making way before blocking
+    future.py           a value to come
+    pipe.py             many calls at once over one link
+    errands.py          things to be done later
+    loop.py             coroutines of those who are called
+    peers.py            the caller's side of one worker
+    server.py           the callee's side: accepts, reads, runs
+    passing.py          references within messages
+    rref.py             references as users see them
+    holdings.py         the references of an agent
+    answering.py        runs what others ask for
+    directory.py        who is where
+    agent.py            everything together
+    backends.py         what carries messages, by name
+    meeting.py          where the workers of a job meet
+    current.py          the current agent of this process
+    api.py              the functions of this package
+
+The names below are imported when they are first used.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.rpc.agent import Agent
+    from holdfast.rpc.api import (
+        async_execution,
+        get_worker_info,
+        init_rpc,
+        remote,
+        rpc_async,
+        rpc_sync,
+        shutdown,
+    )
+    from holdfast.rpc.backends import register_backend
+    from holdfast.rpc.future import Future, collect_all, wait_all
+    from holdfast.rpc.names import WorkerInfo
+    from holdfast.rpc.retry import RetryPolicy
+    from holdfast.rpc.rref import RRef
+
+__all__ = [
+    "Agent",
+    "Future",
+    "RRef",
+    "RetryPolicy",
+    "WorkerInfo",
+    "async_execution",
+    "collect_all",
+    "get_worker_info",
+    "init_rpc",
+    "register_backend",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+    "wait_all",
+]
+
+_HOMES = {
+    "Agent": "agent",
+    "Future": "future",
+    "RRef": "rref",
+    "RetryPolicy": "retry",
+    "WorkerInfo": "names",
+    "collect_all": "future",
+    "register_backend": "backends",
+    "wait_all": "future",
+}
+
+
+if not TYPE_CHECKING:  # or type checkers would believe in any name
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'holdfast.rpc' has no attribute {name!r}")
+        import importlib
+
+        home = importlib.import_module(f"holdfast.rpc.{_HOMES.get(name, 'api')}")
+        value = getattr(home, name)
+        globals()[name] = value  # so that this is asked once
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
