@@ -36,11 +36,16 @@ class FaultyTransport:
 
     def __init__(self, transport: Transport, plan: FaultPlan, clock: Clock = SYSTEM_CLOCK) -> None:
         self._transport = transport
-        self._plan = plan
+        self.plan = plan
         self._clock = clock
         self._errands = Errands("holdfast-faults", clock)
         self._lock = threading.Lock()
         self._cut_until: dict[str, float] = {}
+
+    def fired(self) -> dict[Action, int]:
+        """Return how often each action has happened."""
+        with self._lock:
+            return self.plan.fired()
 
     def close(self) -> None:
         """Do nothing more."""
@@ -70,9 +75,9 @@ class FaultyTransport:
         key = (message.kind, name, zlib.crc32(message.body))
         with self._lock:
             cut = self._clock.monotonic() < self._cut_until.get(name, 0.0)
-            faults = self._plan.decide(message.kind, name, Moment.REQUEST, key)
-            replies = self._plan.decide(message.kind, name, Moment.REPLY, key)
-            running = self._plan.decide(message.kind, name, Moment.RUNNING, key)
+            faults = self.plan.decide(message.kind, name, Moment.REQUEST, key)
+            replies = self.plan.decide(message.kind, name, Moment.REPLY, key)
+            running = self.plan.decide(message.kind, name, Moment.RUNNING, key)
         for fault in faults:
             if fault.action is Action.PARTITION:
                 with self._lock:

@@ -52,6 +52,10 @@ class Transport(Protocol):
         """Send a request whose answer `reply` hears; return what a waiter can drive."""
         ...
 
+    def close(self) -> None:
+        """End what it has begun. Idempotent."""
+        ...
+
 
 class Direct:
     """Carries requests as they are."""
@@ -61,6 +65,9 @@ class Direct:
 
     def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
         return peer.post(message, reply, at)
+
+    def close(self) -> None:
+        pass
 
 
 class Directory(Protocol):
@@ -136,6 +143,11 @@ class Agent:
         """Who this agent is."""
         return self._info
 
+    @property
+    def transport(self) -> Transport:
+        """What carries its messages."""
+        return self._transport
+
     def find(self, target: Target) -> Contact:
         """Return where a worker is."""
         return self._directory.find(target)
@@ -143,6 +155,7 @@ class Agent:
     def close(self) -> None:
         """End everything."""
         self._server.close()
+        self._transport.close()
         self._loop.close()
         self._errands.close()
         for peer in list(self._peers.values()):
@@ -192,22 +205,32 @@ class Agent:
         try:
             while True:
                 tried += 1
+                now = self._clock.monotonic()
+                until = at if retries.try_s is None else min(at, now + retries.try_s)
                 try:
-                    return self._transport.exchange(peer, message, at)
-                except PeerLost as error:
-                    delay = retries.delay(tried)
-                    if delay is None:
-                        raise PeerLost(f"{retries.exhausted()} {error}", peer=error.peer) from None
-                    # Another incarnation must not run it: it may have run.
-                    if peer.lost is not None:
-                        raise
-                    wait_s = min(delay, at - self._clock.monotonic())
-                    if wait_s < delay:
-                        raise TimeoutError from None
-                    self._clock.sleep(wait_s)
+                    return self._transport.exchange(peer, message, until)
+                except (PeerLost, TimeoutError) as error:
+                    self._wait_to_retry(peer, at, retries.delay(tried), error, retries)
         finally:
             self._open_once.discard(message.call)
             peer.note(Message(Kind.ACKNOWLEDGE, min(self._open_once, default=message.call + 1)))
+
+    def _wait_to_retry(
+        self,
+        peer: Peer,
+        at: float,
+        delay: float | None,
+        error: PeerLost | TimeoutError,
+        retries: RetryPolicy,
+    ) -> None:
+        """Wait before the next try; raise if there will be none."""
+        if delay is None:
+            raise PeerLost(f"{retries.exhausted()} {error}", peer=peer.contact.info.name) from None
+        if peer.lost is not None:  # another incarnation must not run it: it may have run
+            raise peer.lost from None
+        if self._clock.monotonic() + delay >= at:
+            raise TimeoutError from None
+        self._clock.sleep(delay)
 
     def call_async(
         self,

@@ -11,11 +11,16 @@ __all__ = ["RetryPolicy"]
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Try again after `delay_s`, then after `backoff` times that, at most `max_retries` times."""
+    """Try again after `delay_s`, then after `backoff` times that, at most `max_retries` times.
+
+    A try counts as failed when its connection breaks, or after `try_s` seconds if that is given: a
+    message that is lost on a connection which holds is noticed by nothing else.
+    """
 
     max_retries: int = 5
     delay_s: float = 1.0
     backoff: float = 1.5
+    try_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.max_retries >= 0:
@@ -24,6 +29,8 @@ class RetryPolicy:
             raise UsageError("maxRetries cannot be exponentially decaying.")
         if not self.delay_s >= 0:
             raise UsageError("rpcRetryDuration cannot be negative.")
+        if self.try_s is not None and not self.try_s > 0:
+            raise UsageError(f"try_s {self.try_s!r:.40}: must be more than 0 seconds, or None")
 
     def delay(self, tried: int) -> float | None:
         """Return how long to wait after so many tries, the first included; None to give up."""
