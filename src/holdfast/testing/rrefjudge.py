@@ -15,6 +15,7 @@ from holdfast.rpc.rref_protocol import ForkState, Number, References, Send, Tick
 __all__ = ["Handle", "Judge"]
 
 _FAILURES_MAX = 20
+_CHECK_EVERY = 8
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +55,7 @@ class Judge:
         self.counts: Counter[str] = Counter(
             values=0, freed=0, taken=0, found=0, refused=0, deaths=0
         )
+        self._steps = 0
         self._first: dict[Number, Number] = {}  # value that is asked for → its maker's fork
         self._created: set[Number] = set()
         self._givers: dict[Number, tuple[str, Number | None]] = {}
@@ -74,6 +76,10 @@ class Judge:
         if reference in self._created:
             self.fail(f"S1: {reference} is made twice")
         self._created.add(reference)
+
+    def was_created(self, reference: Number) -> bool:
+        """Say whether a value that was asked for has been made."""
+        return reference in self._created
 
     def given(self, ticket: Ticket, giver: str, handle: Handle) -> None:
         """See that a reference is passed on."""
@@ -102,10 +108,9 @@ class Judge:
         if not self._scene.is_known(handle.owner) or not self._scene.is_known(worker.me):
             return
         fork = handle.fork
-        if fork is None or worker.references.state_of(fork) is ForkState.CONFIRMED:
-            missing = answer == "not yet" and handle.reference in self._created
-            if answer == "freed" or missing:
-                self.fail(f"S2: {worker.me} holds {handle.reference} and finds: {answer}")
+        counted = fork is None or worker.references.state_of(fork) is ForkState.CONFIRMED
+        if counted and answer in {"freed", "missing"}:
+            self.fail(f"S2: {worker.me} holds {handle.reference} and finds: {answer}")
 
     def refused(self, worker: Judged, sent: Send) -> None:
         """See that an owner does not count a fork."""
@@ -119,9 +124,17 @@ class Judge:
             self.fail(f"S3: {sent.fork} is refused, and all live: {hands}")
 
     def check(self, worker: Judged) -> None:
-        """Look at a worker after a step."""
+        """Look at a worker after a step: at every so many, since that takes as long as a step."""
+        self._steps += 1
+        if self._steps % _CHECK_EVERY == 0:
+            self._check(worker)
+
+    def _check(self, worker: Judged) -> None:
         for wrong in worker.references.check_invariants():
             self.fail(f"S4: {worker.me}: {wrong}")
+        for handle in worker.handles:
+            if handle.fork is not None and worker.references.state_of(handle.fork) is None:
+                self.fail(f"S4: {worker.me}: {handle.fork} is held and not known")
 
     # The end.
 
@@ -136,5 +149,7 @@ class Judge:
 
     def ended(self) -> None:
         """See that a run is over: nothing may be left."""
+        for worker in self._scene.living():
+            self._check(worker)
         for line in self.left():
             self.fail(f"L1: {line}")

@@ -56,6 +56,8 @@ _MODULE = "holdfast.testing.rrefsim"
 _LEAST = {"values": 5, "freed": 5}
 _SIZES = (2, 3, 3, 3, 4, 4, 5, 6, 8)  # most bugs need few workers
 
+_GIFT = Kind.PYTHON_CALL
+
 ANSWER_S = 0.5
 """How long a worker waits for an answer before it tries again."""
 RETRY = RetryPolicy(max_retries=5, delay_s=0.1, backoff=1.5)
@@ -71,12 +73,14 @@ class RRefPlan:
     workers: int
     every_s: float
     """How often a worker does something, on average."""
+    ambushes: frozenset[int]
+    """Who passes on the nth gift of the run dies right after it."""
     remembered: int
 
     def __str__(self) -> str:
         return (
             f"{self.workers} workers, each does something every {self.every_s:.2f} s and "
-            f"remembers {self.remembered}\n{self.faults}"
+            f"remembers {self.remembered}; givers die after {sorted(self.ambushes)}\n{self.faults}"
         )
 
 
@@ -103,7 +107,9 @@ def draw_plan(seed: int) -> RRefPlan:
         incidents=tuple(incidents),
         calm_at=work_s,
     )
-    return RRefPlan(faults, len(names), rng.choice((0.1, 0.2, 0.4)), 1 << 16)
+    every_s = rng.choice((0.1, 0.2, 0.4))
+    ambushes = frozenset(rng.randint(1, 15) for _ in range(rng.choice((0, 1, 2))))
+    return RRefPlan(faults, len(names), every_s, ambushes, 1 << 16)
 
 
 class Frame(NamedTuple):
@@ -132,6 +138,8 @@ class Worker:
         self.values: set[Number] = set()
         self.handles: list[Handle] = []
         self.unsent = 0
+        self.strangers = frozenset(sim.left)
+        """Those who were gone before this one came: it never hears of them."""
         self._calls: dict[int, Heard] = {}
         self._call = 0
 
@@ -192,8 +200,10 @@ class Worker:
         sim.judge.given(ticket, self.me, handle)
         if sim.strikes(Fault.RESET):
             self.perform(references.not_given(ticket))
+        elif handle.fork is not None and sim.ambush(self):
+            sim.sim.call_later(sim.rng.random(), sim.send, Frame(self.me, to, 0, _GIFT, ticket))
         else:
-            self.insist(to, Kind.PYTHON_CALL, ticket, lambda _: None)
+            self.insist(to, _GIFT, ticket, lambda _: None)
 
     def _fetch(self, handle: Handle) -> None:
         sim = self.sim
@@ -212,7 +222,9 @@ class Worker:
     def _look(self, reference: Number) -> str:
         if reference in self.values:
             return "here"
-        return "freed" if self.references.was_freed(reference) else "not yet"
+        if self.references.was_freed(reference):
+            return "freed"
+        return "missing" if self.sim.judge.was_created(reference) else "not yet"
 
     # What the machine wants.
 
@@ -294,7 +306,7 @@ class Worker:
     def _answer(self, frame: Frame) -> Any:
         references = self.references
         match frame.kind:
-            case Kind.PYTHON_CALL:
+            case Kind.PYTHON_CALL:  # a gift
                 self._take(frame.body)
                 return True
             case Kind.PYTHON_RREF_FETCH_CALL:
@@ -342,7 +354,9 @@ class RRefSim:
         self.dropping = False
         self.workers: dict[str, Worker] = {}
         self._names: dict[str, str] = {}  # worker → its life now
-        self._left: set[str] = set()
+        self.left: set[str] = set()
+        """Those who are gone, for all that the directory knows."""
+        self._gifts = 0
         for number in range(plan.workers):
             self._join(f"w{number}")
         for incident in plan.faults.incidents:
@@ -375,12 +389,12 @@ class RRefSim:
 
     def known_to(self, worker: Worker) -> list[str]:
         """Return those that a worker may name: it has not heard of their end."""
-        gone = worker.references.is_dead
-        return [other for other in self._names.values() if not gone(other)]
+        gone, strangers = worker.references.is_dead, worker.strangers
+        return [one for one in self._names.values() if one not in strangers and not gone(one)]
 
     def is_known(self, worker: str) -> bool:
         """Say whether a life is, for all that the directory knows, not over."""
-        return worker not in self._left
+        return worker not in self.left
 
     def later(self, worker: Worker, delay: float, act: Callable[..., None], *args: Any) -> None:
         """Let a worker do something later in its life; late if it stands still then."""
@@ -401,21 +415,28 @@ class RRefSim:
         self._names[name] = life
         self.later(worker, self.rng.random() * self.plan.every_s, worker.act)
 
+    def ambush(self, worker: Worker) -> bool:
+        """Strike a user who passes on a reference, if it is time: what it gave arrives late."""
+        self._gifts += 1
+        struck = self._gifts in self.plan.ambushes and worker.me not in self.left
+        if struck:
+            self._crash(Crash(self.sim.now, worker.me.partition(".")[0]))
+        return struck
+
     def _pause(self, pause: Pause) -> None:
         self.workers[self._names[pause.host]].paused_until = pause.until
 
     def _crash(self, crash: Crash) -> None:
         life = self._names[crash.host]
         worker = self.workers[life]
-        if not worker.alive or life in self._left:
+        if not worker.alive or life in self.left:
             return
         self.faults[Fault.SILENT_CRASH if crash.silent else Fault.CRASH] += 1
         # A lease may end before its worker does: it is cut off, and will know it soon.
         lives_on = self.rng.choice((0.0, 0.0, self.rng.random()))
-        heard_within = 6.0 if crash.silent else 0.6
+        heard_within = 6.0 if crash.silent else self.rng.choice((0.01, 0.6))
         self.sim.call_later(lives_on, self._end, worker)
-        if lives_on:
-            self._left.add(life)
+        self.left.add(life)
         for other in self.living():
             if other is not worker:
                 after = self.rng.random() * heard_within
@@ -426,7 +447,6 @@ class RRefSim:
     def _end(self, worker: Worker) -> None:
         self.sim.note(worker.me, "dies")
         worker.alive = False
-        self._left.add(worker.me)
         self.judge.counts["deaths"] += 1
 
     # The network.
