@@ -31,8 +31,8 @@ HEADER = struct.Struct("<BBHIQQ")
 HEADER_BYTES = HEADER.size
 BUFFERS_MAX = 1 << 15
 MESSAGE_BYTES_MAX = 1 << 40
-CALL_MAX = (1 << 64) - 1
 BUDGET_MAX_MS = (1 << 32) - 1
+"""Seven weeks; a budget beyond it is cut down to it."""
 
 _ONCE = 1
 _KINDS = {kind.value: kind for kind in Kind}
@@ -51,20 +51,19 @@ class Head(NamedTuple):
 
 def encode_head(message: Message) -> bytes:
     """Return the header and the buffers' lengths: what goes before the body."""
-    buffers = message.buffers
-    size = len(message.body)
+    buffers, size = message.buffers, len(message.body)
+    if len(buffers) > BUFFERS_MAX:
+        raise UsageError(f"{len(buffers)} buffers in one message: at most {BUFFERS_MAX}")
     head = HEADER.pack(
         message.kind,
         _ONCE if message.once else 0,
         len(buffers),
-        message.budget_ms,
+        min(message.budget_ms, BUDGET_MAX_MS),
         message.call,
         size,
     )
     if not buffers:
         return head
-    if len(buffers) > BUFFERS_MAX:
-        raise UsageError(f"{len(buffers)} buffers in one message: at most {BUFFERS_MAX}")
     lengths = [memoryview(buffer).nbytes for buffer in buffers]
     if size + sum(lengths) > MESSAGE_BYTES_MAX:
         raise UsageError(f"message of {size + sum(lengths)} bytes: at most {MESSAGE_BYTES_MAX}")

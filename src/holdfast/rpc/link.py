@@ -3,25 +3,34 @@
 Small messages cost one system call each way. The buffers of a large one are sent from where they
 lie, and received into the memory that their reader keeps.
 
-A link knows no deadline of its own: the socket's timeout is set by who uses it. A link that timed
-out, or failed in any way, is closed, since nobody knows what is still on its way.
+Two ways to use one: `send` and `receive` block, until the limit that `set_limit` sets; `send_some`
+and `advance` never do, and go on where they stopped. A link whose blocking call timed out, or that
+failed in any way, is closed, since nobody knows what is still on its way.
 """
 
 from __future__ import annotations
 
 import mmap
 import socket
+import struct
 from collections.abc import Sequence
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.rpc.codec import HEADER_BYTES, Head, decode_head, decode_lengths, encode_head
 from holdfast.rpc.messages import Buffer, Message
 
-__all__ = ["Link", "LinkClosed"]
+__all__ = ["NEVER", "Link", "LinkClosed", "parts_of", "views_of"]
+
+NEVER = float("inf")
 
 _READ_BYTES = 64 * 1024
+_SMALL_BYTES = _READ_BYTES // 2  # what is smaller is read with what follows it
 _JOIN_BYTES = 4 * 1024  # copying so little costs less than a vector of two
 _VECTOR_MAX = 512  # Linux takes 1,024 pieces in one call
 _MAPPED_BYTES = 1024 * 1024
+_TIMEVAL = struct.Struct("@ll")
+_TIMEVAL_MAX_S = 1e9
+_CLOSE_ENOUGH_S = 0.002
 
 
 class LinkClosed(ConnectionError):
@@ -29,33 +38,52 @@ class LinkClosed(ConnectionError):
 
 
 class Link:
-    """A connection whose handshake is over.
+    """A connection whose handshake is over, over a socket that blocks.
 
     One thread may send while another one receives; not two of a kind.
     """
 
-    def __init__(self, sock: socket.socket, beginning: bytes = b"") -> None:
+    def __init__(
+        self, sock: socket.socket, beginning: bytes = b"", clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        sock.settimeout(None)
         self._sock = sock
+        self._clock = clock
+        self._limit = NEVER
+        self._limit_s = 0.0
+        # What has been read and not been taken yet.
         self._buffer = bytearray(max(_READ_BYTES, len(beginning)))
         self._buffer[: len(beginning)] = beginning
         self._view = memoryview(self._buffer)
         self._start, self._end = 0, len(beginning)
+        # A message of which only a part has come: the sizes that are still to come, the last
+        # first; what is whole; and the one that is read into memory of its own.
+        self._head: Head | None = None
+        self._sizes: list[int] = []
+        self._whole: list[Buffer] = []
+        self._part: memoryview | None = None
+        self._filled = 0
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket."""
+        """Return the descriptor of the socket; -1 when it is closed."""
         return self._sock.fileno()
 
-    def set_timeout(self, seconds: float | None) -> None:
-        """Let a call take at most so long: TimeoutError then."""
-        self._sock.settimeout(seconds)
+    def set_limit(self, at: float) -> None:
+        """Let what blocks raise TimeoutError at this moment of the monotonic clock."""
+        self._limit = at
+        self._tell_limit()
 
     def close(self) -> None:
         """Hang up. From any thread; who waits in `receive` hears of it. Idempotent."""
+        self.shut()
+        self._sock.close()
+
+    def shut(self) -> None:
+        """Hang up, and keep the descriptor: no other connection gets its number yet."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it was over already
-        self._sock.close()
 
     # Out.
 
@@ -70,46 +98,37 @@ class Link:
     def send_all(self, messages: Sequence[Message]) -> None:
         """Send several messages with as few system calls as it takes."""
         parts: list[Buffer] = []
-        small = bytearray()
         for message in messages:
-            small += encode_head(message)
-            if len(message.body) <= _JOIN_BYTES:
-                small += message.body
-            else:
-                parts += (small, message.body)
-                small = bytearray()
-            if message.buffers:
-                parts += (small, *message.buffers)
-                small = bytearray()
-        if parts:
-            self._send_parts([*parts, small])
-        else:
-            self._send_bytes(small)
+            parts_of(message, parts)
+        self._send_parts(parts)
 
-    def _send_bytes(self, data: bytes | bytearray) -> None:
-        try:
-            sent = self._sock.send(data)
-            if sent < len(data):
-                self._sock.sendall(memoryview(data)[sent:])
-        except (BrokenPipeError, ConnectionResetError):
-            raise LinkClosed("Connection reset by peer") from None
-        except OSError as error:
-            raise _closed(error) from None
-
-    def _send_parts(self, parts: list[Buffer]) -> None:
-        views = [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
+    def send_some(self, views: list[memoryview]) -> bool:
+        """Send what the system takes at once, and take it off the list; say whether all went."""
         try:
             while views:
-                sent = self._sock.sendmsg(views[:_VECTOR_MAX])
-                done = 0
-                while done < len(views) and sent >= views[done].nbytes:
-                    sent -= views[done].nbytes
-                    done += 1
-                del views[:done]
-                if sent:
-                    views[0] = views[0][sent:]
-        except (BrokenPipeError, ConnectionResetError):
-            raise LinkClosed("Connection reset by peer") from None
+                _take_off(views, self._sock.sendmsg(views[:_VECTOR_MAX], (), socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise _closed(error) from None
+        return True
+
+    def _send_bytes(self, data: bytes) -> None:
+        try:
+            sent = self._sock.send(data)
+        except OSError as error:
+            raise _closed(error) from None
+        if sent < len(data):
+            self._send_parts([memoryview(data)[sent:]])
+
+    def _send_parts(self, parts: list[Buffer]) -> None:
+        views = views_of(parts)
+        try:
+            while True:
+                _take_off(views, self._sock.sendmsg(views[:_VECTOR_MAX]))
+                if not views:
+                    return
+                self._tell_limit()
         except OSError as error:
             raise _closed(error) from None
 
@@ -117,72 +136,187 @@ class Link:
 
     def receive(self) -> Message:
         """Return the next message. Blocks; LinkClosed at the connection's end."""
-        while self._end - self._start < HEADER_BYTES:
-            self._fill()
-        head = decode_head(self._buffer, self._start)
-        self._start += HEADER_BYTES
-        lengths = decode_lengths(self._take(8 * head.buffers), head) if head.buffers else ()
-        body = self._take(head.body_bytes)
-        buffers = [self._take(length) for length in lengths]
-        return Message(head.kind, head.call, body, buffers, head.budget_ms, head.once)
+        message = self.here()
+        if message is None:
+            self._fetch(0)
+            message = self.here()
+        while message is None:
+            self._tell_limit()
+            self._fetch(0)
+            message = self.here()
+        return message
+
+    def advance(self) -> Message | None:
+        """Return the next message if all of it has come; else read what there is of it."""
+        while True:
+            message = self.here()
+            if message is not None:
+                return message
+            try:
+                self._fetch(socket.MSG_DONTWAIT)
+            except TimeoutError:
+                return None
 
     def ready(self) -> bool:
         """Say whether the next message is small and here already: `receive` will not block."""
         here = self._end - self._start
-        if here < HEADER_BYTES:
+        if here < HEADER_BYTES or self._head is not None:
             return False
-        head: Head = decode_head(self._buffer, self._start)
+        head = decode_head(self._buffer, self._start)
         return head.buffers == 0 and here >= HEADER_BYTES + head.body_bytes
 
-    def _take(self, size: int) -> Buffer:
-        """Return the next bytes, in memory of their own."""
-        start = self._start
-        if size <= self._end - start:
-            self._start = start + size
-            return bytes(self._view[start : start + size])
-        target: Buffer = (
-            bytearray(size) if size < _MAPPED_BYTES else memoryview(mmap.mmap(-1, size))
-        )
-        view = memoryview(target)
-        here = self._end - start
-        view[:here] = self._view[start : self._end]
-        self._start = self._end = 0
-        while here < size:
-            # What is small is read with what follows it.
-            if size - here < _READ_BYTES // 2:
-                self._fill()
-                more = min(size - here, self._end)
-                view[here : here + more] = self._view[:more]
-                self._start = more
+    def here(self) -> Message | None:
+        """Return the next message if it has been read already."""
+        head = self._head
+        if head is None:
+            start = self._start
+            if self._end - start < HEADER_BYTES:
+                return None
+            head = decode_head(self._buffer, start)
+            start += HEADER_BYTES
+            after = start + head.body_bytes
+            if not head.buffers and after <= self._end:
+                self._start = after
+                body = bytes(self._view[start:after])
+                return Message(head.kind, head.call, body, [], head.budget_ms, head.once)
+            self._start = start
+            self._head = head
+            self._sizes = [head.body_bytes]
+            if head.buffers:
+                self._sizes = [8 * head.buffers]
+        if not self._gather(head):
+            return None
+        self._head = None
+        whole, self._whole = self._whole, []
+        return Message(head.kind, head.call, whole[0], whole[1:], head.budget_ms, head.once)
+
+    def _gather(self, head: Head) -> bool:
+        """Take what has come of the parts of a message; say whether that is all of them."""
+        lengths_first = head.buffers > 0 and not self._whole and len(self._sizes) == 1
+        while self._sizes:
+            part = self._take()
+            if part is None:
+                return False
+            if lengths_first:
+                self._sizes = [*reversed(decode_lengths(part, head)), head.body_bytes]
+                lengths_first = False
             else:
-                more = self._receive_into(view[here:])
-            here += more
-        return target
+                self._whole.append(part)
+        return True
 
-    def _fill(self) -> None:
-        """Read what is there, behind what is left."""
-        if self._start == self._end:
+    def _take(self) -> Buffer | None:
+        """Return the next part in memory of its own; None if it has not come yet."""
+        if self._part is None:
+            size, start = self._sizes[-1], self._start
+            here = self._end - start
+            if size <= here:
+                self._sizes.pop()
+                self._start = start + size
+                return bytearray(self._view[start : start + size])
+            if size <= _SMALL_BYTES:
+                return None
+            self._part = memoryview(
+                bytearray(size) if size < _MAPPED_BYTES else mmap.mmap(-1, size)
+            )
+            self._part[:here] = self._view[start : self._end]
+            self._filled = here
             self._start = self._end = 0
-        elif self._start:
-            here = self._end - self._start
-            self._view[:here] = bytes(self._view[self._start : self._end])
-            self._start, self._end = 0, here
-        self._end += self._receive_into(self._view[self._end :])
+            return None
+        if self._filled < self._part.nbytes:
+            return None
+        self._sizes.pop()
+        part, self._part = self._part, None
+        return part
 
-    def _receive_into(self, view: memoryview) -> int:
+    def _fetch(self, flags: int) -> None:
+        """Read once: into the part that is being read, or behind what has not been taken."""
+        part = self._part
+        if part is not None and part.nbytes - self._filled >= _SMALL_BYTES:
+            self._filled += self._receive_into(part[self._filled :], flags)
+            return
+        if self._start:
+            here = self._end - self._start
+            if here:
+                self._view[:here] = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, here
+        self._end += self._receive_into(self._view[self._end :], flags)
+        if part is not None:
+            more = min(part.nbytes - self._filled, self._end)
+            part[self._filled : self._filled + more] = self._view[:more]
+            self._filled += more
+            self._start = more
+
+    def _receive_into(self, view: memoryview, flags: int) -> int:
         try:
-            size = self._sock.recv_into(view)
-        except ConnectionResetError:
-            raise LinkClosed("Connection reset by peer") from None
+            size = self._sock.recv_into(view, 0, flags)
         except OSError as error:
             raise _closed(error) from None
         if not size:
             raise LinkClosed("Connection closed by peer")
         return size
 
+    def _tell_limit(self) -> None:
+        """Tell the system how long a call may take: only if that is new, since it costs one."""
+        at = self._limit
+        if at == NEVER:
+            wanted = 0.0
+            if self._limit_s == wanted:
+                return
+        else:
+            wanted = at - self._clock.monotonic()
+            if wanted <= 0:
+                raise TimeoutError
+            if abs(wanted - self._limit_s) < _CLOSE_ENOUGH_S:
+                return
+        micros = max(1, int(min(wanted, _TIMEVAL_MAX_S) * 1e6)) if wanted else 0  # zero: no limit
+        value = _TIMEVAL.pack(*divmod(micros, 1_000_000))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        self._limit_s = wanted
 
-def _closed(error: OSError) -> Exception:
-    """Return what to raise for an error of the system: a timeout stays one."""
+
+class _Joined(bytearray):
+    """Small parts, joined: ours, unlike any other bytearray that is to be sent."""
+
+    __slots__ = ()
+
+
+def parts_of(message: Message, parts: list[Buffer]) -> None:
+    """Add a message to what is to be sent; what is small is joined to what is small before it."""
+    head, body = encode_head(message), message.body
+    last = parts[-1] if parts else None
+    if type(last) is _Joined:
+        last += head
+    else:
+        last = _Joined(head)
+        parts.append(last)
+    if len(body) <= _JOIN_BYTES:
+        last += body
+    else:
+        parts.append(body)
+    parts += message.buffers
+
+
+def views_of(parts: Sequence[Buffer]) -> list[memoryview]:
+    """Return the bytes of what is to be sent."""
+    return [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
+
+
+def _take_off(views: list[memoryview], sent: int) -> None:
+    """Take off what has been sent."""
+    done = 0
+    while done < len(views) and sent >= views[done].nbytes:
+        sent -= views[done].nbytes
+        done += 1
+    del views[:done]
+    if sent:
+        views[0] = views[0][sent:]
+
+
+def _closed(error: OSError) -> OSError:
+    """Return what to raise for an error of the system."""
     if isinstance(error, (TimeoutError, BlockingIOError)):
-        return error
+        return TimeoutError()
+    if isinstance(error, (BrokenPipeError, ConnectionResetError)):
+        return LinkClosed("Connection reset by peer")
     return LinkClosed(f"Connection closed by peer ({error.strerror or error})")

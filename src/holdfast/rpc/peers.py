@@ -2,6 +2,13 @@
 
 A synchronous call takes an idle link, or opens one, and reads its own answer from it. So as many
 links are open as calls were under way at once, and none is shared while it is used.
+
+Guarantees
+    PE-1  When the peer is given up, everybody who waits for it hears so at once.
+    PE-2  A connection on which something failed is closed and never used again; the next call
+          opens another one, as long as this incarnation is not given up.
+    PE-3  At most LINKS_MAX links are open, and at most IDLE_MAX of them idle; a call that would
+          need more is refused with Overloaded.
 """
 
 from __future__ import annotations
@@ -12,19 +19,20 @@ import threading
 from dataclasses import dataclass
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import HoldfastError, PeerLost, PeerViolation
+from holdfast.errors import HoldfastError, Overloaded, PeerLost, PeerViolation, Unavailable
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
 from holdfast.net.tcp import open_socket, shake_hands
 from holdfast.rpc.greeting import Greeting, Purpose, decode_answer
-from holdfast.rpc.link import Link
+from holdfast.rpc.link import NEVER, Link, LinkClosed
 from holdfast.rpc.messages import Message
 from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.pipe import NEVER, Pipe, Readers, Reply
+from holdfast.rpc.pipe import Pipe, Readers, Reply
 
 __all__ = ["Contact", "Peer"]
 
 IDLE_MAX = 64
+LINKS_MAX = 512
 OPEN_WITHIN_S = 10.0
 
 
@@ -60,18 +68,13 @@ class Peer:
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._pipe: Pipe | None = None
+        self._pipe_link: Link | None = None
         self._lost: PeerLost | None = None
 
     def exchange(self, message: Message, at: float = NEVER) -> Message:
         """Send a request and return its answer. Blocks; TimeoutError at that moment."""
+        link = self._send(message, at)
         try:
-            link = self._idle.pop()
-        except IndexError:
-            link = self._open(Purpose.DIRECT, at)
-        try:
-            if at != NEVER:
-                link.set_timeout(max(0.0001, at - self._clock.monotonic()))
-            link.send(message)
             answer = link.receive()
             if answer.call != message.call:
                 raise PeerViolation(f"{self.contact.info}: an answer to another call came")
@@ -80,10 +83,7 @@ class Peer:
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise self._gone(error) from None
             raise
-        if len(self._idle) < IDLE_MAX and self._lost is None:
-            self._idle.append(link)
-        else:
-            self._discard(link)
+        self._put_back(link)
         return answer
 
     def post(self, message: Message, reply: Reply, at: float = NEVER) -> Pipe:
@@ -95,16 +95,18 @@ class Peer:
         return pipe
 
     def note(self, message: Message) -> None:
-        """Send a message that is not answered."""
+        """Send a message that is not answered. Opens a connection if there is none."""
         pipe = self._pipe
-        if pipe is not None:
+        if pipe is not None and pipe.lost is None:
             pipe.note(message)
+        else:
+            self._put_back(self._send(message, self._clock.monotonic() + OPEN_WITHIN_S))
 
     def reset(self, why: str) -> None:
         """Break all connections to the peer, which may well be alive; new ones can be opened."""
         with self._lock:
             links, self._links = list(self._links), set()
-            pipe, self._pipe = self._pipe, None
+            pipe, self._pipe, self._pipe_link = self._pipe, None, None
         self._idle.clear()
         if pipe is not None:
             info = self.contact.info
@@ -142,6 +144,34 @@ class Peer:
             f"{info}: {error}", peer=info.name, incarnation=self.contact.incarnation
         )
 
+    def _send(self, message: Message, at: float) -> Link:
+        """Send on an idle link, or on a new one; return it.
+
+        Idle links may have ended unseen. A message that could not be sent whole is not run, so it
+        is sent again.
+        """
+        while True:
+            try:
+                link, new = self._idle.pop(), False
+            except IndexError:
+                link, new = self._open(Purpose.DIRECT, at), True
+            try:
+                link.set_limit(at)
+                link.send(message)
+                return link
+            except BaseException as error:
+                self._discard(link)
+                if not isinstance(error, OSError) or isinstance(error, TimeoutError):
+                    raise
+                if new:
+                    raise self._gone(error) from None
+
+    def _put_back(self, link: Link) -> None:
+        if len(self._idle) < IDLE_MAX and self._lost is None:
+            self._idle.append(link)
+        else:
+            self._discard(link)
+
     def _discard(self, link: Link) -> None:
         with self._lock:
             self._links.discard(link)
@@ -149,14 +179,19 @@ class Peer:
 
     def _open_pipe(self, at: float) -> Pipe:
         link = self._open(Purpose.PIPE, at)
+        over: Link | None = link
         with self._lock:
-            if self._pipe is not None and self._pipe.lost is None:
-                pipe = self._pipe  # somebody was faster
+            pipe = self._pipe
+            if pipe is not None and pipe.lost is None:
+                pass  # somebody was faster
             else:
-                pipe = self._pipe = Pipe(link, self._readers, self._gone)
-                link = None  # type: ignore[assignment]
-        if link is not None:
-            self._discard(link)
+                over = self._pipe_link
+                pipe = self._pipe = Pipe(link, self._readers, self._gone, self._clock)
+                self._pipe_link = link
+            if self._lost is not None:
+                pipe.close(self._lost)
+        if over is not None:
+            self._discard(over)
         return pipe
 
     def _open(self, purpose: Purpose, at: float) -> Link:
@@ -165,31 +200,25 @@ class Peer:
             raise self._lost
         deadline = Deadline(None if at == NEVER else at, self._clock).sooner(OPEN_WITHIN_S)
         contact, me = self.contact, self._me
+        if len(self._links) >= LINKS_MAX:
+            raise Overloaded(f"{contact.info}: {LINKS_MAX} calls to it are under way, the most")
         try:
             link = self._connect(deadline)
-            greeting = Greeting(
-                me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose
-            )
+        except (OSError, HoldfastError) as error:
+            raise self._unopened(error, at) from None
+        greeting = Greeting(me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose)
+        try:
+            link.set_limit(NEVER if deadline.at is None else deadline.at)
             link.send(greeting.encode())
             refusal = decode_answer(link.receive())
-        except TimeoutError:
-            raise
-        except (OSError, HoldfastError) as error:
-            if at != NEVER and self._clock.monotonic() >= at:
-                raise TimeoutError from None  # the caller's time, whatever it was spent on
-            raise self._lost or PeerLost(
-                f"{contact.info}: Connection closed by peer ({error})",
-                peer=contact.info.name,
-                incarnation=contact.incarnation,
-            ) from None
-        if refusal:
+            if refusal:
+                raise LinkClosed(refusal)
+            link.set_limit(NEVER)
+        except BaseException as error:
             link.close()
-            raise PeerLost(
-                f"{contact.info}: {refusal}",
-                peer=contact.info.name,
-                incarnation=contact.incarnation,
-            )
-        link.set_timeout(None)
+            if isinstance(error, OSError | HoldfastError):
+                raise self._unopened(error, at) from None
+            raise
         with self._lock:
             if self._lost is None:
                 self._links.add(link)
@@ -197,28 +226,52 @@ class Peer:
         link.close()
         raise self._lost
 
+    def _unopened(self, error: Exception, at: float) -> Exception:
+        """Return what to raise when no connection could be opened."""
+        if self._lost is not None:
+            return self._lost
+        if at <= self._clock.monotonic():
+            return TimeoutError()
+        info, text = self.contact.info, str(error) or "no answer in time"
+        if not isinstance(error, LinkClosed):
+            text = f"Connection closed by peer ({text})"
+        return PeerLost(f"{info}: {text}", peer=info.name, incarnation=self.contact.incarnation)
+
     def _connect(self, deadline: Deadline) -> Link:
         contact = self.contact
         address = Address("unix", 0)
         if contact.unix and contact.machine == self._me.machine:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                sock.settimeout(deadline.remaining())
-                sock.connect(contact.unix)
+                sock.setblocking(False)
+                _connect_unix(sock, contact.unix, deadline)
             except BaseException:
                 sock.close()
                 raise
         else:
             host, _, port = contact.tcp.rpartition(":")
+            if not port:
+                raise Unavailable("it listens for workers of its own host only")
             address = Address(host.strip("[]"), int(port))
             sock = open_socket(address, deadline)
         try:
-            rest = shake_hands(sock, self._key, address, deadline)
-            sock.settimeout(deadline.remaining())
-            return Link(sock, rest)
+            return Link(sock, shake_hands(sock, self._key, address, deadline), self._clock)
         except BaseException:
             sock.close()
             raise
+
+
+def _connect_unix(sock: socket.socket, path: str, deadline: Deadline) -> None:
+    """Connect; waits where too many others do, since the system does not when it has a timeout."""
+    while True:
+        try:
+            sock.connect(path)
+        except BlockingIOError:
+            if deadline.passed():
+                raise TimeoutError from None
+            SYSTEM_CLOCK.sleep(0.005)
+        else:
+            return
 
 
 def machine_id() -> str:

@@ -5,58 +5,85 @@ between threads. When nobody waits, the reader of last resort does (`Readers`), 
 pipes of an agent share, so that callbacks run and deadlines pass without anybody's help.
 
 Sending is put off while something is under way, since its answer will bring somebody here soon:
-what has gathered by then goes out at once. It is never put off for longer than `PUT_OFF_S`, and not
-at all when somebody waits.
+what has gathered by then goes out at once. It is never put off for longer than about `PUT_OFF_S`,
+and not at all when somebody waits.
+
+Nothing here blocks for the peer's sake but `drive`, and that only until its deadline: a peer that
+neither reads nor writes cannot hold up the calls to others.
 
 Guarantees
     PI-1  Every call that was posted is completed exactly once: answered, expired, or lost.
     PI-2  At most one thread reads the link at a time, and at most one writes.
-    PI-3  A message is sent within `PUT_OFF_S` of being posted, if the peer takes it.
+    PI-3  A message is sent soon after being posted (`PUT_OFF_S`), if the peer takes it.
+    PI-4  At most CALLS_MAX calls and BYTES_MAX bytes of requests are under way; what is more is
+          refused with Overloaded. One request may be larger, if it is the only one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
 import threading
 from collections.abc import Callable
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.rpc.link import Link
-from holdfast.rpc.messages import Message
+from holdfast.errors import Overloaded, PeerViolation
+from holdfast.rpc.link import NEVER, Link, parts_of, views_of
+from holdfast.rpc.messages import Buffer, Message
 
-__all__ = ["PUT_OFF_S", "Pipe", "Readers", "Reply"]
+__all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "PUT_OFF_S", "Pipe", "Readers", "Reply"]
 
+CALLS_MAX = 1 << 16
+BYTES_MAX = 1 << 30
 PUT_OFF_S = 0.001
 TICK_S = 0.02
-"""How late a deadline may be noticed."""
+"""How late a deadline may be noticed, or an answer that came by another way."""
 _GATHER_BYTES = 32 * 1024
 _GATHER_MESSAGES = 64
-
-NEVER = float("inf")
+_QUIET_ROUNDS = 20
 
 Reply = Callable[[Message | Exception], None]
-"""Hears the answer, or why there will be none. Must not block."""
+"""Hears the answer, or why there will be none."""
+
+_log = logging.getLogger("holdfast.rpc")
 
 
 class Pipe:
     """The asynchronous calls to one peer."""
 
-    def __init__(self, link: Link, readers: Readers, lost: Callable[[OSError], Exception]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        readers: Readers,
+        lost: Callable[[OSError], Exception],
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        calls_max: int = CALLS_MAX,
+        bytes_max: int = BYTES_MAX,
+    ) -> None:
         self._link = link
         self._readers = readers
         self._lost_error = lost
+        self._clock = clock
+        self._calls_max = calls_max
+        self._bytes_max = bytes_max
+        self._poll = select.poll()
         # Guards what follows; never held while reading, sending or completing.
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[Reply, float]] = {}
+        self._open: dict[int, tuple[Reply, float, int]] = {}
+        self._open_bytes = 0
         self._expire_at = NEVER
-        self._out: list[Message] = []
-        self._out_bytes = 0
+        self._out: list[Buffer] = []
+        self._out_messages = self._out_bytes = 0
         self._sending = False
+        self._unsent: list[memoryview] = []  # belongs to the thread that sends
+        self._blocked = False
         self._lost: Exception | None = None
         # Held by the thread that reads; those that wait meanwhile are told when it stops.
         self._reading = threading.Lock()
+        self._reader = 0
         self._turn = threading.Condition(self._lock)
         self._waiting = 0
 
@@ -65,54 +92,69 @@ class Pipe:
         return self._link.fileno()
 
     def post(self, message: Message, reply: Reply, expire_at: float = NEVER) -> None:
-        """Send a request, soon; `reply` hears what comes of it. Does not block for the answer.
+        """Send a request, soon; `reply` hears what comes of it. Does not block.
 
-        After `expire_at`, on the monotonic clock, it hears TimeoutError.
+        After `expire_at`, on the monotonic clock, it hears TimeoutError. Overloaded if too much is
+        under way.
         """
-        first = at_once = False
+        size = len(message.body)
+        for buffer in message.buffers:
+            size += memoryview(buffer).nbytes
+        at_once = False
         with self._lock:
-            if self._lost is None:
-                first = not self._open
-                self._open[message.call] = (reply, expire_at)
-                self._expire_at = min(self._expire_at, expire_at)
-                self._out.append(message)
-                self._out_bytes += len(message.body)
-                full = len(self._out) >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES
-                at_once = first or full or bool(message.buffers)
-            lost = self._lost
+            lost, first = self._lost, not self._open
+            if lost is None:
+                at_once = self._enter(message, reply, expire_at, size) or first
         if lost is not None:
             reply(lost)
             return
         if at_once:
             self.flush()
-        if first:
-            self._readers.arm(self)
+            if first:
+                self._readers.arm(self)
+        elif self._readers.slow:
+            self._readers.wake()
+
+    def _enter(self, message: Message, reply: Reply, expire_at: float, size: int) -> bool:
+        """Put a request among those under way; say whether to send what has gathered."""
+        open_bytes = self._open_bytes
+        if len(self._open) >= self._calls_max or (
+            open_bytes and open_bytes + size > self._bytes_max
+        ):
+            raise Overloaded(
+                f"{len(self._open)} calls and {open_bytes} bytes are under way to this worker: "
+                f"at most {self._calls_max} and {self._bytes_max}"
+            )
+        parts_of(message, self._out)  # may refuse it
+        known = self._open.get(message.call)
+        if known is not None:  # sent again, under the same number: one answer is for both
+            reply, size = _both(known[0], reply), size + known[2]
+            open_bytes -= known[2]
+        self._open[message.call] = (reply, expire_at, size)
+        self._open_bytes = open_bytes + size
+        self._expire_at = min(self._expire_at, expire_at)
+        self._out_messages += 1
+        self._out_bytes += size
+        return self._out_messages >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES
 
     def note(self, message: Message) -> None:
         """Send a message that is not answered."""
         with self._lock:
             if self._lost is not None:
                 return
-            self._out.append(message)
+            parts_of(message, self._out)
         self.flush()
-
-    def forget(self, call: int) -> Reply | None:
-        """Give up waiting for an answer; return who would have heard it, None if he has."""
-        with self._lock:
-            found = self._open.pop(call, None)
-        return None if found is None else found[0]
 
     def expire(self, now: float) -> None:
         """Tell those whose time is up."""
         if now < self._expire_at:
             return
         with self._lock:
-            late = [call for call, (_, at) in self._open.items() if at <= now]
-            replies = [self._open.pop(call)[0] for call in late]
-            self._expire_at = min((at for _, at in self._open.values()), default=NEVER)
-            self._turn.notify_all()
+            late = [call for call, (_, at, _) in self._open.items() if at <= now]
+            replies = [self._take(call) for call in late]
+            self._expire_at = min((at for _, at, _ in self._open.values()), default=NEVER)
         for reply in replies:
-            reply(TimeoutError())
+            self._tell(reply, TimeoutError())
 
     @property
     def busy(self) -> bool:
@@ -120,61 +162,95 @@ class Pipe:
         return bool(self._open)
 
     @property
+    def under_way(self) -> tuple[int, int]:
+        """How many calls, and how many bytes of requests, are not answered yet."""
+        with self._lock:
+            return len(self._open), self._open_bytes
+
+    @property
     def puts_off(self) -> bool:
-        """Whether messages wait to be sent."""
-        return bool(self._out)
+        """Whether messages wait to be sent, and not for the peer."""
+        return bool(self._out) and not self._blocked
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the peer must read before more can be sent."""
+        return self._blocked
 
     def flush(self) -> None:
-        """Send what is put off. A thread that finds another one sending leaves it to that."""
+        """Send what is put off, as far as the peer takes it at once.
+
+        A thread that finds another one sending leaves it to that.
+        """
         while True:
             with self._lock:
-                if self._sending or not self._out or self._lost is not None:
+                if self._sending or self._lost is not None or not (self._out or self._unsent):
                     return
-                batch, self._out, self._out_bytes = self._out, [], 0
+                out, self._out = self._out, []
+                self._out_messages = self._out_bytes = 0
                 self._sending = True
+            blocked = False
             try:
-                self._link.send_all(batch)
+                self._unsent += views_of(out)
+                blocked = not self._link.send_some(self._unsent)
             except OSError as error:
-                self._lose(error)
+                self._break(error)
             finally:
                 with self._lock:
                     self._sending = False
+                    self._blocked = blocked
+            if blocked:
+                self._readers.arm(self)
+                return
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Read until `done()` or the deadline: who waits works for everybody."""
+        here = threading.get_ident()
         while not done():
             self.flush()
-            if self._reading.acquire(blocking=False):
+            if self._reader == here:  # a callback waits, within our own reading
+                self._read(deadline)
+            elif self._reading.acquire(blocking=False):
+                self._reader = here
                 try:
                     self._readers.disarm(self)
-                    while not done() and not deadline.passed() and self._lost is None:
+                    while not done() and self._lost is None and not deadline.passed():
                         self._read(deadline)
                 finally:
-                    self._reading.release()
-                    self._pass_on()
+                    self._stop_reading()
             else:
                 with self._turn:
-                    if not done() and self._reading.locked():
-                        self._waiting += 1
-                        self._turn.wait(deadline.sooner(0.05).remaining())
-                        self._waiting -= 1
+                    self._waiting += 1  # before looking: who completes something then tells us
+                    if not done() and self._reading.locked() and self._lost is None:
+                        self._turn.wait(deadline.sooner(TICK_S).remaining())
+                    self._waiting -= 1
             if deadline.passed() or self._lost is not None:
                 return
 
     def read_for_others(self) -> None:
         """Read what is there, for those who do not wait. The reader of last resort calls it."""
         self.flush()
-        if self._reading.acquire(blocking=False):
+        if self._reader != threading.get_ident() and self._reading.acquire(blocking=False):
+            self._reader = threading.get_ident()
             try:
-                self._read(Deadline.after(0))
+                self._receive()
             finally:
-                self._reading.release()
-                self._pass_on()
+                self._stop_reading()
 
-    def close(self, error: Exception) -> None:
-        """End it: every open call hears this."""
-        self._lose(error)
-        self._link.close()
+    def close(self, lost: Exception) -> None:
+        """End it: every open call hears this. The link is left to who gave it. Idempotent."""
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = lost
+            replies = [reply for reply, _, _ in self._open.values()]
+            self._open, self._open_bytes = {}, 0
+            self._out, self._unsent = [], []
+            self._turn.notify_all()
+        self._readers.drop(self)
+        self._link.shut()  # wakes who reads it
+        for reply in replies:
+            self._tell(reply, lost)
 
     @property
     def lost(self) -> Exception | None:
@@ -184,50 +260,89 @@ class Pipe:
     # Reading.
 
     def _read(self, deadline: Deadline) -> None:
-        """Read and complete what the link brings at once; wait for the first until the deadline."""
+        """Complete what the link brings; wait for it a while, but not beyond the deadline."""
+        now = self._clock.monotonic()
+        until = min(now + TICK_S, self._expire_at, NEVER if deadline.at is None else deadline.at)
+        if not self._link.ready():
+            fd = self._link.fileno()
+            if fd < 0:
+                return
+            # Also when others may send again, since they leave it to us.
+            self._poll.register(fd, select.POLLIN | (select.POLLOUT if self._blocked else 0))
+            came = self._poll.poll(max(0.0, until - now) * 1000)
+            self.expire(self._clock.monotonic())
+            if not came:
+                return
+            if self._blocked:
+                self.flush()
+        self._receive()
+
+    def _receive(self) -> None:
+        """Read and complete what is there."""
         link = self._link
+        message = self._next(link.advance)
+        while message is not None:
+            self._complete(message)
+            message = self._next(link.here)
+
+    def _next(self, read: Callable[[], Message | None]) -> Message | None:
         try:
-            if not link.ready():
-                wait_s = deadline.remaining()
-                if not select.select([link], [], [], wait_s)[0]:
-                    return
-            while True:
-                self._complete(link.receive())
-                if not link.ready():
-                    return
+            return read()
         except OSError as error:
-            self._lose(error)
+            self._break(error)
+        except PeerViolation as error:
+            self._break(ConnectionError(f"Connection closed by peer ({error})"))
+        except BaseException:  # such as an interrupt: nobody knows how far it got
+            self._break(ConnectionError("Connection closed by peer (reading was interrupted)"))
+            raise
+        return None
 
     def _complete(self, message: Message) -> None:
         with self._lock:
-            found = self._open.pop(message.call, None)
-            if self._waiting:
-                self._turn.notify_all()
-        if found is not None:  # else it has been given up
-            found[0](message)
+            reply = self._take(message.call)
+        if reply is not None:  # else it has been given up
+            self._tell(reply, message)
 
-    def _pass_on(self) -> None:
-        """Let somebody else read: one who waits, or the reader of last resort."""
-        with self._lock:
-            under_way = bool(self._open)
-            if self._waiting:
+    def _take(self, call: int) -> Reply | None:
+        """Take a call out of those under way; with the lock held."""
+        found = self._open.pop(call, None)
+        if found is None:
+            return None
+        self._open_bytes -= found[2]
+        return found[0]
+
+    def _tell(self, reply: Reply | None, answer: Message | Exception) -> None:
+        if reply is not None:
+            try:
+                reply(answer)
+            except Exception:
+                _log.exception("an answer to a call could not be told")
+        if self._waiting:
+            with self._turn:
                 self._turn.notify_all()
-                return
-        if under_way:
-            self.flush()
+
+    def _stop_reading(self) -> None:
+        """Let somebody else read: one who waits, or the reader of last resort."""
+        self._reader = 0
+        self._reading.release()
+        if self._waiting:
+            with self._turn:
+                self._turn.notify_all()
+        if self._open and self._lost is None:
+            # Even if somebody waits: it may be done, and leave without a look at the others.
             self._readers.arm(self)
 
-    def _lose(self, error: Exception) -> None:
-        with self._lock:
-            if self._lost is not None:
-                return
-            self._lost = self._lost_error(error) if isinstance(error, OSError) else error
-            replies, self._open = [reply for reply, _ in self._open.values()], {}
-            self._out = []
-            self._turn.notify_all()
-        self._readers.drop(self)
-        for reply in replies:
-            reply(self._lost)
+    def _break(self, error: OSError) -> None:
+        """Hear that the link is of no use any more."""
+        self.close(self._lost_error(error))
+
+
+def _both(first: Reply, second: Reply) -> Reply:
+    def reply(answer: Message | Exception) -> None:
+        first(answer)
+        second(answer)
+
+    return reply
 
 
 class Readers:
@@ -247,73 +362,97 @@ class Readers:
         self._pipes: dict[int, Pipe] = {}
         self._asleep = True
         self._closing = False
+        self.slow = True
+        """Whether it must be woken for what is put off; read without the lock."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def arm(self, pipe: Pipe) -> None:
         """Read this pipe when something comes, since nobody else does."""
-        fd = pipe.fileno()
         with self._lock:
+            fd = pipe.fileno()
+            if pipe.lost is not None or fd < 0 or self._closing:
+                return  # whoever ended it tells everybody
             known = self._pipes.get(fd) is pipe
             self._pipes[fd] = pipe
             wake, self._asleep = self._asleep, False
-            try:
-                if known:
-                    self._epoll.modify(fd, _ONCE)
-                else:
-                    self._epoll.register(fd, _ONCE)
-            except (OSError, ValueError):
-                return  # closed meanwhile: whoever closed it has told everybody
+            events = _ONCE | select.EPOLLOUT if pipe.blocked else _ONCE
+            if known:
+                self._epoll.modify(fd, events)
+            else:
+                self._epoll.register(fd, events)
         if wake:
             self._poke()
 
     def disarm(self, pipe: Pipe) -> None:
         """Leave this pipe alone: somebody reads it."""
-        with contextlib.suppress(OSError, ValueError):
-            self._epoll.modify(pipe.fileno(), 0)
+        with self._lock:
+            fd = pipe.fileno()
+            if self._pipes.get(fd) is pipe and not self._closing:
+                self._epoll.modify(fd, 0)
 
     def drop(self, pipe: Pipe) -> None:
-        """Forget a pipe that is over."""
+        """Forget a pipe that is over, before its link is closed."""
         with self._lock:
             for fd in [fd for fd, known in self._pipes.items() if known is pipe]:
                 del self._pipes[fd]
                 with contextlib.suppress(OSError, ValueError):
                     self._epoll.unregister(fd)
 
+    def wake(self) -> None:
+        """Look at what is put off."""
+        self.slow = False
+        self._poke()
+
     def close(self) -> None:
-        """End the thread. Pipes must have been closed before."""
-        self._closing = True
+        """End the thread. Pipes must have been closed before. Idempotent."""
+        with self._lock:
+            self._closing = True
         self._poke()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
-            self._epoll.close()
-            self._wake.close()
-            self._woken.close()
 
     def _poke(self) -> None:
         with contextlib.suppress(OSError):
             self._wake.send(b".")
 
     def _run(self) -> None:
-        while not self._closing:
+        try:
+            quiet = 0
+            while not self._closing:
+                quiet = self._round(quiet)
+        finally:
             with self._lock:
-                self._asleep = True  # before looking: what comes after the look wakes us
-            busy = [pipe for pipe in list(self._pipes.values()) if pipe.busy]
+                self._closing = True
+                self._epoll.close()
+            self._wake.close()
+            self._woken.close()
+
+    def _round(self, quiet: int) -> int:
+        """Wait for something to do, and do it; return for how many rounds nothing was put off."""
+        self.slow = True  # before looking: what comes after the look wakes us
+        with self._lock:
+            self._asleep = True
+            busy = [pipe for pipe in self._pipes.values() if pipe.busy]
             if busy:
                 self._asleep = False
-            put_off = any(pipe.puts_off for pipe in busy)
-            patience = None if not busy else PUT_OFF_S if put_off else TICK_S
-            for fd, _ in self._epoll.poll(patience):
-                pipe = self._pipes.get(fd)
-                if pipe is not None:
-                    pipe.read_for_others()
-                else:
-                    with contextlib.suppress(OSError):
-                        self._woken.recv(4096)
-            now = self._clock.monotonic()
-            for pipe in busy:
-                pipe.flush()
-                pipe.expire(now)
+        quiet = 0 if any(pipe.puts_off for pipe in busy) else quiet + 1
+        patience = TICK_S if busy else None
+        if busy and quiet < _QUIET_ROUNDS:
+            self.slow = False
+            patience = PUT_OFF_S
+        for fd, _ in self._epoll.poll(patience):
+            pipe = self._pipes.get(fd)
+            if pipe is not None:
+                pipe.read_for_others()
+            else:
+                with contextlib.suppress(OSError):
+                    self._woken.recv(4096)
+        now = self._clock.monotonic()
+        for pipe in busy:
+            pipe.flush()
+            pipe.expire(now)
+        return quiet
 
 
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT

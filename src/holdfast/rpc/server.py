@@ -30,7 +30,7 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError, PeerViolation
 from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
 from holdfast.rpc.greeting import Greeting, Purpose, decode_greeting, encode_answer
-from holdfast.rpc.link import Link, LinkClosed
+from holdfast.rpc.link import NEVER, Link, LinkClosed
 from holdfast.rpc.messages import Message
 from holdfast.rpc.way import sit
 
@@ -38,6 +38,7 @@ __all__ = ["Handler", "Later", "Server"]
 
 HANDSHAKE_WITHIN_S = 5.0
 STRANGERS_MAX = 256
+ACCEPT_AGAIN_S = 0.05
 TICK_S = 0.002
 _ANSWERS_AT_ONCE = 64
 _QUIET_TICKS = 50
@@ -67,14 +68,24 @@ class Handler(Protocol):
 class Server:
     """Accepts connections at any number of sockets that listen."""
 
-    def __init__(self, name: str, key: Key, handler: Handler) -> None:
+    def __init__(
+        self,
+        name: str,
+        key: Key,
+        handler: Handler,
+        *,
+        handshake_within_s: float = HANDSHAKE_WITHIN_S,
+        strangers_max: int = STRANGERS_MAX,
+    ) -> None:
         self._name = name
         self._key = key
         self._handler = handler
+        self._handshake_within_s = handshake_within_s
+        self._strangers_max = strangers_max
         self._lock = threading.Lock()
         self._listeners: list[socket.socket] = []
-        self._links: set[Link] = set()
-        self._strangers = 0
+        self._strangers: set[socket.socket] = set()
+        self._links: dict[Link, Greeting] = {}
         self._closing = False
         self._watch = _Watch(name)
 
@@ -82,23 +93,30 @@ class Server:
         """Accept what comes at a socket that is bound; it belongs to the server from now on."""
         sock.listen(512)
         self._listeners.append(sock)
-        self._start(f"{self._name}-accept", self._accept, sock)
+        _start(f"{self._name}-accept", self._accept, sock)
+
+    def hang_up(self, incarnation: str) -> None:
+        """End the connections of one caller."""
+        with self._lock:
+            links = [link for link, by in self._links.items() if by.incarnation == incarnation]
+        for link in links:
+            link.shut()
 
     def close(self) -> None:
         """Accept nothing more and hang up on everybody. Idempotent."""
         with self._lock:
             self._closing = True
-            links = list(self._links)
+            links, strangers = list(self._links), list(self._strangers)
         for sock in self._listeners:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes who accepts
             sock.close()
+        for sock in strangers:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
         for link in links:
-            link.close()
+            link.shut()  # who serves it closes it
         self._watch.close()
-
-    def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
-        threading.Thread(target=target, args=args, name=name, daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -108,31 +126,35 @@ class Server:
                 if self._closing:
                     return
                 _log.warning("a connection could not be accepted: %s", error)
+                SYSTEM_CLOCK.sleep(ACCEPT_AGAIN_S)  # as long as descriptors are short, say
                 continue
             with self._lock:
-                full = self._strangers >= STRANGERS_MAX
-                self._strangers += not full
-            if full:
+                refused = self._closing or len(self._strangers) >= self._strangers_max
+                if not refused:
+                    self._strangers.add(sock)
+            if refused or not _start(f"{self._name}-link", self._welcome, sock):
+                self._known(sock)
                 sock.close()
-            else:
-                self._start(f"{self._name}-link", self._welcome, sock)
+
+    def _known(self, sock: socket.socket) -> None:
+        """Count somebody no longer among the strangers."""
+        with self._lock:
+            self._strangers.discard(sock)
 
     def _welcome(self, sock: socket.socket) -> None:
         """Let somebody in who holds the secret, and serve him."""
         try:
-            try:
-                link, greeting = self._admit(sock)
-            finally:
-                with self._lock:
-                    self._strangers -= 1
-        except (HoldfastError, LinkClosed, OSError) as error:
+            link, greeting = self._admit(sock)
+        except Exception as error:  # whatever it is, it ends this connection and no other
             _log.debug("a connection was refused: %s", error)
+            self._known(sock)
             sock.close()
             return
         with self._lock:
-            if not self._closing:
-                self._links.add(link)
+            self._strangers.discard(sock)
             refused = self._closing
+            if not refused:
+                self._links[link] = greeting
         if refused:
             link.close()
         elif greeting.purpose is Purpose.DIRECT:
@@ -144,11 +166,13 @@ class Server:
             _PipeOwner(link, greeting, self._handler, self._watch, self._forget).run()
 
     def _admit(self, sock: socket.socket) -> tuple[Link, Greeting]:
-        limit = Deadline.after(HANDSHAKE_WITHIN_S)
+        limit = Deadline.after(self._handshake_within_s)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         machine = ServerHandshake(self._key, os.urandom(NONCE_BYTES))
         while not machine.done:
+            if limit.passed():
+                raise TimeoutError
             sock.settimeout(max(0.001, limit.remaining() or 0.0))
             data = sock.recv(256)
             if not data:
@@ -161,32 +185,42 @@ class Server:
                 raise
             sock.sendall(answer)
         link = Link(sock, machine.leftover())
-        hello = link.receive()
-        greeting = decode_greeting(hello)
+        link.set_limit(limit.at or NEVER)
+        greeting = decode_greeting(link.receive())
         try:
             self._handler.greeted(greeting)
         except HoldfastError as error:
             link.send(encode_answer(str(error)))
             raise
         link.send(encode_answer(""))
-        link.set_timeout(None)
+        link.set_limit(NEVER)
         return link, greeting
 
     def _serve_direct(self, link: Link, caller: Greeting) -> None:
-        handle, later = self._handler.handle, link.send
+        handle, send, receive = self._handler.handle, link.send, link.receive
         try:
             while True:
                 # Who calls sends nothing more before the answer, so nobody else sends either.
-                answer = handle(caller, link.receive(), later)
+                answer = handle(caller, receive(), send)
                 if answer is not None:
-                    link.send(answer)
-        except (LinkClosed, OSError, PeerViolation) as error:
+                    send(answer)
+        except (OSError, PeerViolation) as error:
             _log.debug("a connection of %s ended: %s", caller.name, error)
 
     def _forget(self, link: Link) -> None:
         with self._lock:
-            self._links.discard(link)
+            self._links.pop(link, None)
         link.close()
+
+
+def _start(name: str, target: Callable[..., None], *args: object) -> bool:
+    """Start a thread; say whether there was one to be had."""
+    try:
+        threading.Thread(target=target, args=args, name=name, daemon=True).start()
+    except RuntimeError as error:
+        _log.warning("a thread could not be started: %s", error)
+        return False
+    return True
 
 
 class _PipeOwner:
@@ -205,7 +239,9 @@ class _PipeOwner:
         self._handler = handler
         self._watch = watch
         self._ended = ended
-        # Guards what follows, and sending.
+        # Held by the thread that sends; taken before the other one, never after it.
+        self._sending = threading.Lock()
+        # Guards what follows; never held while sending, since the watch takes it too.
         self._lock = threading.Lock()
         self._owner: object = None
         self._answers: list[Message] = []
@@ -220,20 +256,15 @@ class _PipeOwner:
     def make_way(self, owner: object) -> None:
         """Give the pipe to another thread, if its owner is still this one."""
         with self._lock:
-            given = self._owner is owner and self._running
-            token = self._claim() if given else None
-        if token is not None:
-            self._go_on(token)
+            if self._owner is owner and self._running:
+                self._give_away()
 
     def look(self, serial: int) -> int:
         """Give the pipe to another thread if the same call still runs; return its number."""
         with self._lock:
-            stuck = self._running and self._serial == serial
-            token = self._claim() if stuck else None
-            now = self._serial
-        if token is not None:
-            self._go_on(token)
-        return now
+            if self._running and self._serial == serial:
+                self._give_away()
+            return self._serial
 
     @property
     def running(self) -> bool:
@@ -245,27 +276,30 @@ class _PipeOwner:
         self._running = False
         return self._owner
 
-    def _go_on(self, token: object) -> None:
-        threading.Thread(
-            target=self._own, args=(token,), name="holdfast-rpc-pipe", daemon=True
-        ).start()
+    def _give_away(self) -> None:
+        before = self._owner
+        if not _start("holdfast-rpc-pipe", self._own, self._claim()):
+            self._owner, self._running = before, True  # he must go on himself
 
     def _own(self, token: object) -> None:
         sit(lambda: self.make_way(token))
         try:
             self._flush()  # what the owner before has gathered must not wait for it
             self._serve(token)
-        except (LinkClosed, OSError, PeerViolation) as error:
+        except (OSError, PeerViolation) as error:
             _log.debug("a connection of %s ended: %s", self._caller.name, error)
+        except Exception:
+            _log.exception("a connection of %s ended", self._caller.name)
+        finally:
+            sit(None)
             with self._lock:
                 last = self._owner is token
             if last:
                 self._watch.remove(self)
                 self._ended(self._link)
-        finally:
-            sit(None)
 
     def _serve(self, token: object) -> None:
+        """Read, run and answer, until another one owns the pipe or the connection ends."""
         link, handle, caller, watch = self._link, self._handler.handle, self._caller, self._watch
         while True:
             message = link.receive()
@@ -287,12 +321,15 @@ class _PipeOwner:
                 return
 
     def _answer(self, message: Message) -> None:
+        """Send an answer that comes later, from any thread."""
         with self._lock:
-            self._link.send(message)
+            self._answers.append(message)
+        self._flush()
 
     def _flush(self) -> None:
-        with self._lock:
-            answers, self._answers = self._answers, []
+        with self._sending:
+            with self._lock:
+                answers, self._answers = self._answers, []
             if answers:
                 self._link.send_all(answers)
 
