@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import CallTimedOut, HoldfastError, PeerLost, UsageError
+from holdfast.errors import HoldfastError, PeerLost, UsageError
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
 from holdfast.rpc.answering import Answerer, deadline_here
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
-from holdfast.rpc.holdings import Holdings, Packing, Unpacking
+from holdfast.rpc.holdings import Holdings, Packing, Unpacking, timed_out
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
@@ -194,7 +194,7 @@ class Agent:
             if isinstance(error, HoldfastError):
                 raise
             peer.note(Message(Kind.CANCEL, message.call))
-            raise _timed_out(budget_ms) from None
+            raise timed_out(budget_ms) from None
         return self._read(answer)
 
     def _insist(self, peer: Peer, message: Message, at: float, retries: RetryPolicy) -> Message:
@@ -297,7 +297,7 @@ class Agent:
                 else:
                     future.set_result(value)
             elif isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError):
-                future.set_exception(_timed_out(budget_ms))
+                future.set_exception(timed_out(budget_ms))
             else:
                 future.set_exception(answer)
 
@@ -346,9 +346,3 @@ class Agent:
             peer.lose("Connection closed by peer (it is gone)")
         self.holdings.died(contact.incarnation)
         self._answerer.died(contact.incarnation)
-
-
-def _timed_out(budget_ms: int) -> CallTimedOut:
-    return CallTimedOut(
-        f"RPC ran for more than set timeout ({budget_ms} ms) and will now be marked with an error"
-    )

@@ -91,7 +91,10 @@ class Future(Generic[T]):
             self._wait(Deadline.after(check_timeout(timeout)))
             if not self._complete:
                 raise TimeoutExpired(f"the future was not complete within {timeout} s")
-        return self.value()
+        try:
+            return self.value()
+        finally:
+            del self  # see value()
 
     result = wait
 
@@ -99,9 +102,14 @@ class Future(Generic[T]):
         """Return the value or raise the error; UsageError if it is not complete."""
         if not self._complete:
             raise UsageError("the future is not complete")
-        if self._error is not None:
-            raise self._error
-        return cast("T", self._value)
+        try:
+            if self._error is not None:
+                raise self._error
+            return cast("T", self._value)
+        finally:
+            # The error keeps this frame, and the future the error: whoever waited, and what he
+            # held, would stay until the garbage collector comes.
+            del self
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for it; return the error, or None if there is a value."""
@@ -162,7 +170,7 @@ class Future(Generic[T]):
     def _call(self, callback: Callable[[Future[T]], object]) -> None:
         try:
             callback(self)
-        except Exception:
+        except (Exception, SystemExit):  # the thread is somebody else's
             _log.exception("a callback of a future failed")
 
     def _wait(self, deadline: Deadline) -> None:

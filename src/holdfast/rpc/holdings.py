@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Self
 
-from holdfast.errors import ReferenceFailed, UsageError
+from holdfast.errors import CallTimedOut, ReferenceFailed, TimeoutExpired, UsageError
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
 from holdfast.rpc.messages import Kind
@@ -25,7 +25,7 @@ from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.rref_protocol import ForkState, Number, Outcome, References, Send, Ticket
 
-__all__ = ["Holdings", "Packing", "Unpacking"]
+__all__ = ["Holdings", "Packing", "Unpacking", "timed_out"]
 
 CONTROL_TIMEOUT_S = 10.0
 OVERTAKEN_S = 60.0
@@ -173,7 +173,7 @@ class Holdings:
     ) -> Any:
         """Return the value of a reference, from wherever it is."""
         if incarnation == self.incarnation:
-            return self.value(reference).wait(timeout)
+            return self._wait_for(self.value(reference), timeout)
         if fork is not None:
             with self._lock:
                 lost = self._references.lost(fork)
@@ -181,6 +181,16 @@ class Holdings:
                 raise ReferenceFailed(f"an RRef to a value at {owner} is useless: {lost}")
         kind = Kind.PYTHON_RREF_FETCH_CALL
         return self.agent.request(incarnation, kind, reference, timeout).wait()
+
+    def _wait_for(self, room: Future[Any], timeout: float | None) -> Any:
+        """Wait for a value of this worker as long as a call would."""
+        seconds = self.agent.timeout_s if timeout is None else timeout
+        try:
+            return room.wait(seconds or None)
+        except TimeoutExpired:
+            if room.done():
+                raise  # that is what its creation raised
+            raise timed_out(int(seconds * 1000)) from None
 
     def dropped(self, reference: Number, fork: Number | None) -> None:
         """Hear that a reference of this worker was dropped. Safe within the garbage collector."""
@@ -323,6 +333,13 @@ class Holdings:
                     return False
                 self._settled.wait(left)
         return True
+
+
+def timed_out(budget_ms: int) -> CallTimedOut:
+    """Return what to raise when a call, or a fetch, has used up its time."""
+    return CallTimedOut(
+        f"RPC ran for more than set timeout ({budget_ms} ms) and will now be marked with an error"
+    )
 
 
 def _once(act: Callable[[], None]) -> Callable[[], None]:
