@@ -114,6 +114,7 @@ class Agent:
         self._server = Server(f"holdfast-rpc-{info.name}", key, self._answerer)
         # Calls that may be sent again and are not answered yet; the callees keep what is newer.
         self._open_once: set[int] = set()
+        self._closed = False
         self.contact: Contact | None = None
 
     def start(self, tcp_host: str = "") -> None:
@@ -153,7 +154,9 @@ class Agent:
         return self._directory.find(target)
 
     def close(self) -> None:
-        """End everything."""
+        """End everything: what is under way fails. Idempotent."""
+        with self._lock:
+            self._closed = True
         self._server.close()
         self._transport.close()
         self._loop.close()
@@ -200,7 +203,9 @@ class Agent:
     def _insist(self, peer: Peer, message: Message, at: float, retries: RetryPolicy) -> Message:
         """Send a request until it is answered, the policy gives up, or its receiver is gone."""
         message.once = True
-        self._open_once.add(message.call)
+        with self._lock:  # a number that is not among the open ones may be acknowledged by others
+            message.call = next(self._numbers)
+            self._open_once.add(message.call)
         tried = 0
         try:
             while True:
@@ -212,8 +217,21 @@ class Agent:
                 except (PeerLost, TimeoutError) as error:
                     self._wait_to_retry(peer, at, retries.delay(tried), error, retries)
         finally:
-            self._open_once.discard(message.call)
-            peer.note(Message(Kind.ACKNOWLEDGE, min(self._open_once, default=message.call + 1)))
+            with self._lock:
+                self._open_once.discard(message.call)
+                below = min(self._open_once, default=message.call + 1)
+            self._note(peer, Message(Kind.ACKNOWLEDGE, below))
+
+    def _note(self, peer: Peer, message: Message) -> None:
+        """Send what is not answered, sometime: nobody waits for it, or is told of its failure."""
+
+        def send() -> None:
+            try:
+                peer.note(message)
+            except (OSError, HoldfastError) as error:
+                _log.debug("a note to %s was not sent: %s", peer.contact.info, error)
+
+        self._errands.do(send)
 
     def _wait_to_retry(
         self,
@@ -303,9 +321,7 @@ class Agent:
 
         try:
             future._driver = self._transport.post(peer, message, hear, at)
-        except TimeoutError as error:
-            hear(error)
-        except PeerLost as error:
+        except (TimeoutError, PeerLost, Overloaded) as error:
             hear(error)
         return future
 
@@ -334,6 +350,8 @@ class Agent:
                 raise UsageError("this agent has not been started")
             with self._lock:
                 peer = self._peers.get(contact.incarnation)
+                if self._closed:
+                    raise PeerLost("Connection closed by peer (this agent has been shut down)")
                 if peer is None:
                     peer = Peer(contact, self.contact, self._key, self._readers, self._clock)
                     self._peers[contact.incarnation] = peer
@@ -346,3 +364,4 @@ class Agent:
             peer.lose("Connection closed by peer (it is gone)")
         self.holdings.died(contact.incarnation)
         self._answerer.died(contact.incarnation)
+        self._server.hang_up(contact.incarnation)

@@ -4,6 +4,7 @@ Guarantees
     AN-1  Every request is answered once on the connection that brought it, if that is still there.
     AN-2  A request that may come again runs at most once for each incarnation of its caller.
     AN-3  A coroutine whose caller has given up is cancelled.
+    AN-4  Nothing is run for a caller that has been given up: what it retries would run twice.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from typing import Any
 
 from holdfast.clock import Clock
@@ -32,14 +34,16 @@ __all__ = ["ASYNC_MARK", "Answerer", "deadline_here"]
 ASYNC_MARK = "_holdfast_async_execution"
 """Marks a function that returns a future, whose value is the answer."""
 
+DEAD_MAX = 4096
+
 _log = logging.getLogger("holdfast.rpc")
-_here = threading.local()
+# A context variable, since the deadline goes on in the coroutines of a call.
+_at: ContextVar[float] = ContextVar("holdfast_rpc_deadline", default=NEVER)
 
 
 def deadline_here() -> float:
-    """Return when the call that this thread runs must be answered; NEVER outside of one."""
-    at: float = getattr(_here, "at", NEVER)
-    return at
+    """Return when the call that runs here must be answered; NEVER outside of one."""
+    return _at.get()
 
 
 class Answerer:
@@ -57,6 +61,7 @@ class Answerer:
         self._lock = threading.Lock()
         self._receipts = Receipts()
         self._tasks: dict[tuple[str, int], Future[Any]] = {}
+        self._dead: dict[str, None] = {}  # the latest ones
         self._handlers: dict[Kind, Callable[[Greeting, Any], Any]] = {
             Kind.PYTHON_CALL: lambda caller, request: self._run(*request),
             Kind.PYTHON_REMOTE_CALL: self._run_remote,
@@ -70,13 +75,18 @@ class Answerer:
         self._handlers[kind] = handler
 
     def greeted(self, greeting: Greeting) -> None:
-        """Refuse who means an earlier one of our name."""
+        """Refuse who means an earlier one of our name, and who has been given up himself."""
         if greeting.target != self._incarnation:
             raise PeerLost("Connection closed by peer (another one has its name now)")
+        if greeting.incarnation in self._dead:
+            raise PeerLost("Connection closed by peer (the caller has been given up)")
 
     def died(self, worker: str) -> None:
-        """Forget a caller that is gone."""
+        """Forget a caller that is gone; should it be there still, it is not heard any more."""
         with self._lock:
+            self._dead[worker] = None
+            while len(self._dead) > DEAD_MAX:
+                del self._dead[next(iter(self._dead))]
             self._receipts.gone(worker)
 
     def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
@@ -84,6 +94,8 @@ class Answerer:
         if not message.kind.is_request:
             self._note(caller, message)
             return None
+        if caller.incarnation in self._dead:
+            return self._failure(message, PeerLost("Connection closed by peer (it was given up)"))
         if not message.once:
             return self._perform(caller, message, later)
         with self._lock:
@@ -131,7 +143,7 @@ class Answerer:
 
     def _perform(self, caller: Greeting, message: Message, later: Later) -> Message | None:
         budget_ms = message.budget_ms
-        _here.at = self._clock.monotonic() + budget_ms / 1000 if budget_ms else NEVER
+        _at.set(self._clock.monotonic() + budget_ms / 1000 if budget_ms else NEVER)
         try:
             with Unpacking(self._holdings):
                 request = load(message.body, message.buffers)
@@ -146,7 +158,7 @@ class Answerer:
         except BaseException as error:
             return self._failure(message, error)
         finally:
-            _here.at = NEVER
+            _at.set(NEVER)
 
     # The kinds.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,10 @@ __all__ = ["Loop"]
 
 
 class Loop:
-    """Runs coroutines. The thread begins with the first one."""
+    """Runs coroutines. The thread begins with the first one.
+
+    A coroutine is run in the context of the thread that gives it (`contextvars`).
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,29 +28,34 @@ class Loop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._tasks: dict[Future[Any], asyncio.Task[Any] | None] = {}  # of the loop's thread
+        self._tasks: dict[Future[Any], asyncio.Task[Any]] = {}  # of the loop's thread
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run a coroutine; return the future of what it returns."""
-        import asyncio  # costs more than all the rest
-
         future: Future[Any] = Future()
-        loop = self._started()
 
-        async def wrapped() -> None:
-            self._tasks[future] = asyncio.current_task()
-            try:
-                value = await coroutine
-            except BaseException as error:
-                future.set_exception(error)
-                if not isinstance(error, Exception | asyncio.CancelledError):
-                    raise
-            else:
+        def begin(loop: asyncio.AbstractEventLoop) -> None:
+            task = loop.create_task(_settled(coroutine))
+            self._tasks[future] = task
+            task.add_done_callback(finish)
+
+        def finish(task: asyncio.Task[Any]) -> None:
+            del self._tasks[future]
+            if task.cancelled():
+                future.set_exception(_cancelled())
+                return
+            value, error = task.result()
+            if error is None:
                 future.set_result(value)
-            finally:
-                self._tasks.pop(future, None)
+            else:
+                future.set_exception(error)
 
-        asyncio.run_coroutine_threadsafe(wrapped(), loop)
+        try:
+            loop = self._started()
+            loop.call_soon_threadsafe(begin, loop)
+        except (UsageError, RuntimeError) as error:
+            coroutine.close()
+            raise UsageError("this agent has been shut down") from error
         return future
 
     def cancel(self, future: Future[Any]) -> None:
@@ -59,7 +68,8 @@ class Loop:
                 task.cancel()
 
         if loop is not None:
-            loop.call_soon_threadsafe(cancel)
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                loop.call_soon_threadsafe(cancel)
 
     def close(self) -> None:
         """Cancel what runs and end the thread. Idempotent."""
@@ -97,3 +107,21 @@ class Loop:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             loop.close()
+
+
+async def _settled(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """Wait for a coroutine; an error of any kind is a result here, and does not end the loop."""
+    import asyncio
+
+    try:
+        return await coroutine, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
+
+
+def _cancelled() -> BaseException:
+    import asyncio
+
+    return asyncio.CancelledError()
