@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import HoldfastError, PeerLost, UsageError
+from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
 from holdfast.rpc.answering import Answerer, deadline_here
