@@ -164,3 +164,24 @@ def process_and_parent() -> tuple[int, int]:
 
 def touch(folder: str) -> None:
     Path(folder, os.environ["RANK"]).touch()
+
+
+# Calls between the workers of a job.
+
+
+def call_worker(message: str) -> str:
+    """Be the master, who calls the worker of another node."""
+    from holdfast import rpc
+
+    rpc.init_rpc("master")
+    answer = rpc.rpc_sync("worker", echo, args=(message,))
+    assert rpc.shutdown() == ()
+    return f"{answer} from worker"
+
+
+def be_called() -> None:
+    """Be the worker that the master calls."""
+    from holdfast import rpc
+
+    rpc.init_rpc("worker")
+    assert rpc.shutdown() == ()

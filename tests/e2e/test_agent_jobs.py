@@ -144,3 +144,13 @@ def test_who_does_not_wait_for_the_others_spoils_nothing(job: Job, tmp_path: Pat
     assert "WorkersFinished" not in [said["event"] for said in late.said]
     door.open()
     assert results | late.returned() == {0: 0, 1: 1}
+
+
+# Calls between workers.
+
+
+def test_workers_of_two_nodes_call_each_other(job: Job) -> None:
+    master = job.start("call_worker", "hello world", role="master")
+    worker = job.start("be_called", role="worker")
+    assert list(master.returned().values()) == ["hello world from worker"]
+    assert list(worker.returned().values()) == [None]

@@ -29,10 +29,10 @@ CONTROL = ["RREF_FORK_REQUEST", "RREF_CHILD_ACCEPT", "RREF_USER_DELETE"]
 RETRYABLE_NAMES = [kind.name for kind in sorted(RETRYABLE)]
 
 
-def refused(text: str, act: Callable[[], Any]) -> None:
+def refused(text: str, act: Callable[..., Any], *args: Any, **more: Any) -> None:
     """Check that this raises a RuntimeError that says so."""
     try:
-        value = act()
+        value = act(*args, **more)
     except RuntimeError as error:
         assert text in str(error), error  # noqa: PT017  # pytest costs workers too much
     else:
@@ -83,7 +83,9 @@ def count_through_failures() -> None:
     assert rref.to_here() == 3
     assert sum_ref.to_here() == 7
     # Not before: a reference whose owner does not know it yet has nothing to delete.
-    wait_until(lambda: rref.confirmed_by_owner() and sum_ref.confirmed_by_owner(), counts)
+    for held in (rref, sum_ref):
+        wait_until(held.confirmed_by_owner, counts)
+    del held
     del rref, sum_ref
     nothing_left()
 
@@ -176,8 +178,8 @@ def creation_fails(worker: str) -> None:
     rref = remote(worker, operator.add, args=(1, 2))
     assert rref._get_future().done()  # the sending failed, and that is known at once
     refused(CREATION, rref.__reduce__)
-    refused(CREATION, lambda: rpc_async(worker, add_to, args=(rref, 1)))
-    refused(CREATION, lambda: rpc_sync(worker, add_to, args=(rref, 1)))
+    refused(CREATION, rpc_async, worker, add_to, args=(rref, 1))
+    refused(CREATION, rpc_sync, worker, add_to, args=(rref, 1))
     refused(CREATION, rref.to_here)
     assert fired() == {(Action.FAIL, "PYTHON_REMOTE_CALL"): 1}
     del rref
@@ -203,9 +205,9 @@ def creation_is_late(worker: str) -> None:
     rref = remote(worker, operator.add, args=(1, 2), timeout=0.001)
     refused(TIMED_OUT, rref._get_future().wait)
     refused(CREATION, rref.to_here)
-    refused(CREATION, lambda: rpc_async(worker, add_to, args=(rref, 1)))
+    refused(CREATION, rpc_async, worker, add_to, args=(rref, 1))
     patient = remote(worker, operator.add, args=(3, 4), timeout=WITHIN_S)
-    refused(TIMED_OUT, lambda: patient.to_here(timeout=0.001))
+    refused(TIMED_OUT, patient.to_here, timeout=0.001)
     assert patient.to_here() == 7
     # Late is not never: the owner has made both, and counts them until they are let go of.
     wait_until(lambda: owners_at(worker) == 2, counts)
@@ -234,7 +236,7 @@ def test_a_creation_at_ourselves_that_is_late(rank: int) -> None:
 def test_a_fetch_that_is_late(rank: int) -> None:
     if rank == 0:
         rref = remote("worker1", operator.add, args=(1, 1))
-        refused(TIMED_OUT, lambda: rref.to_here(timeout=0.01))
+        refused(TIMED_OUT, rref.to_here, timeout=0.01)
         assert rref.to_here() == 2
 
 
@@ -242,14 +244,14 @@ def test_a_fetch_that_is_late(rank: int) -> None:
 
 
 def calls_are_late(to: str, call: Callable[..., Any], post: Callable[..., Any]) -> None:
-    refused(TIMED_OUT, lambda: call(to, timeout=0.1))
+    refused(TIMED_OUT, call, to, timeout=0.1)
     late = post(to, timeout=0.1)
     refused(TIMED_OUT, late.wait)
     assert post(to).wait() == 2  # the default is long enough
     agent = current_agent()
     agent.timeout_s = 0.001
     refused(TIMED_OUT, post(to).wait)
-    refused(TIMED_OUT, lambda: call(to))
+    refused(TIMED_OUT, call, to)
     assert post(to, timeout=0).wait() == 2  # none at all
     assert call(to, timeout=0) == 2
     agent.timeout_s = DEFAULT_TIMEOUT_S
