@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SYSTEM_CLOCK, Clock, check_timeout
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
@@ -196,7 +196,7 @@ class Agent:
         except TimeoutError as error:
             if isinstance(error, HoldfastError):
                 raise
-            peer.note(Message(Kind.CANCEL, message.call))
+            self._note(peer, Message(Kind.CANCEL, message.call))
             raise timed_out(budget_ms) from None
         return self._read(answer)
 
@@ -316,6 +316,7 @@ class Agent:
                     future.set_result(value)
             elif isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError):
                 future.set_exception(timed_out(budget_ms))
+                self._note(peer, Message(Kind.CANCEL, message.call))
             else:
                 future.set_exception(answer)
 
@@ -326,7 +327,7 @@ class Agent:
         return future
 
     def _deadline(self, timeout: float | None) -> tuple[float, int]:
-        seconds = self.timeout_s if timeout is None else timeout
+        seconds = self.timeout_s if timeout is None else check_timeout(timeout)
         at = deadline_here()
         if seconds:
             at = min(at, self._clock.monotonic() + seconds)
