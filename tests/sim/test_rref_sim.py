@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.rpc.rref_protocol import References, _Memory
 from holdfast.testing.rrefsim import draw_plan, run_seed, run_seeds
+from tests.sim.rref_scope import MAKER, OWNER, THIRD, explore
 
 HASHES = (
     "from holdfast.testing.rrefsim import run_seed\n"
@@ -66,3 +68,39 @@ def test_plans_differ_between_seeds_and_not_between_draws() -> None:
     plans = [draw_plan(seed) for seed in range(300)]
     assert len({str(plan) for plan in plans}) == 300
     assert {plan.workers for plan in plans} == {2, 3, 4, 5, 6, 8}
+
+
+# All of a small scope: 66,000 states together.
+
+SCRIPTS = {
+    "passed on": (5142, {OWNER: (), MAKER: ("make", THIRD, "drop"), THIRD: ("drop",)}),
+    "by the owner": (
+        11312,
+        {OWNER: (THIRD, "drop"), MAKER: ("make", OWNER, "drop"), THIRD: ("drop",)},
+    ),
+    "in a circle": (
+        33322,
+        {OWNER: ("drop",), MAKER: ("make", THIRD, "drop"), THIRD: (OWNER, "drop")},
+    ),
+    "to itself": (16477, {OWNER: ("make", OWNER, THIRD, "drop", "drop"), THIRD: ("drop",)}),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_order_of_events_with_one_fault_breaks_a_promise(name: str) -> None:
+    """RR-1, RR-2, RR-3, RR-5 and RR-6, in every state that can be reached."""
+    states, scripts = SCRIPTS[name]
+    visited, ends, wrong = explore(scripts, 200_000)
+    assert not wrong, wrong[0]
+    assert ends > 0
+    assert visited == states
+
+
+def test_the_small_scope_finds_bugs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    states, scripts = SCRIPTS["passed on"]
+    with monkeypatch.context() as patch:
+        patch.setattr(References, "_child_settled", lambda self, child: [])
+        assert "left" in explore(scripts, states)[2][0]
+    with monkeypatch.context() as patch:
+        patch.setattr(_Memory, "__contains__", lambda self, key: False)
+        assert explore(scripts, states)[2]
