@@ -42,6 +42,7 @@ class Loop:
         def finish(task: asyncio.Task[Any]) -> None:
             del self._tasks[future]
             if task.cancelled():
+                coroutine.close()  # it may not have begun
                 future.set_exception(_cancelled())
                 return
             value, error = task.result()

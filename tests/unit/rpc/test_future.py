@@ -1,0 +1,224 @@
+"""Futures: completed once, heard once, waited for by driving or by blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.clock import Deadline
+from holdfast.errors import TimeoutExpired, UsageError
+from holdfast.rpc.future import Future, collect_all, wait_all
+
+SOON = 20.0
+
+
+class Drive:
+    """A driver that does something at each of its turns."""
+
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        self.acts = list(acts)
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        while not done() and self.acts:
+            self.acts.pop(0)()
+
+
+def after(act: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(0.02, act)
+    timer.start()
+    return timer
+
+
+def test_a_value_is_there_for_everybody() -> None:
+    future: Future[int] = Future()
+    assert not future.done()
+    assert repr(future) == "<Future open>"
+    with pytest.raises(UsageError, match="not complete"):
+        future.value()
+    future.set_result(5)
+    assert future.done()
+    assert future.wait() == future.value() == future.result(0) == 5
+    assert future.exception() is None
+    assert repr(future) == "<Future done>"
+
+
+def test_an_error_is_raised_for_everybody() -> None:
+    future: Future[int] = Future()
+    error = KeyError("x")
+    future.set_exception(error)
+    for ask in (future.wait, future.value):
+        with pytest.raises(KeyError):
+            ask()
+    assert future.exception() is error
+    assert repr(future) == "<Future failed>"
+
+
+def test_a_future_is_completed_once() -> None:
+    future: Future[int] = Future()
+    future.set_result(1)
+    with pytest.raises(UsageError, match="complete already"):
+        future.set_result(2)
+    with pytest.raises(UsageError, match="complete already"):
+        future.set_exception(ValueError())
+    assert future.value() == 1
+    with pytest.raises(UsageError, match="must be an exception"):
+        Future[int]().set_exception("no")  # type: ignore[arg-type]
+
+
+def test_of_many_that_complete_it_one_succeeds() -> None:
+    for _ in range(50):
+        future: Future[int] = Future()
+        refused: list[int] = []
+        barrier = threading.Barrier(4)
+
+        def complete(
+            number: int,
+            future: Future[int] = future,
+            refused: list[int] = refused,
+            barrier: threading.Barrier = barrier,
+        ) -> None:
+            barrier.wait()
+            try:
+                future.set_result(number)
+            except UsageError:
+                refused.append(number)
+
+        threads = [threading.Thread(target=complete, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted([*refused, future.value()]) == [0, 1, 2, 3]
+
+
+def test_waiting_blocks_until_somebody_completes_it() -> None:
+    future: Future[str] = Future()
+    waiters = [threading.Thread(target=future.wait) for _ in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    timer = after(lambda: future.set_result("here"))
+    assert future.wait(SOON) == "here"
+    for waiter in (*waiters, timer):
+        waiter.join()
+
+
+def test_waiting_ends_at_its_limit() -> None:
+    future: Future[int] = Future()
+    with pytest.raises(TimeoutExpired, match="within 0.01 s"):
+        future.wait(0.01)
+    with pytest.raises(TimeoutExpired):
+        future.exception(0)
+    with pytest.raises(UsageError):
+        future.wait(-1)
+
+
+def test_who_waits_drives() -> None:
+    future: Future[int] = Future()
+    future._driver = Drive(lambda: None, lambda: future.set_result(3))
+    assert future.wait(SOON) == 3
+
+
+def test_a_driver_that_gives_up_leaves_it_to_others() -> None:
+    future: Future[int] = Future(Drive())
+    timer = after(lambda: future.set_result(3))
+    assert future.wait(SOON) == 3
+    timer.join()
+
+
+def test_callbacks_are_called_once_and_late_ones_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    future: Future[int] = Future()
+    heard: list[object] = []
+
+    def bad(_: Future[int]) -> None:
+        raise ValueError("a bug")
+
+    def leave(_: Future[int]) -> None:
+        raise SystemExit
+
+    for callback in (heard.append, bad, leave, lambda done: heard.append(done.value())):
+        future.add_done_callback(callback)
+    assert heard == []
+    future.set_result(1)
+    assert heard == [future, 1]
+    future.add_done_callback(heard.append)
+    assert heard == [future, 1, future]
+    assert "a bug" in caplog.text
+
+
+def test_then_gives_the_future_of_what_the_callback_returns() -> None:
+    future: Future[int] = Future()
+    doubled = future.then(lambda done: done.value() * 2)
+    failed = doubled.then(lambda done: 1 // (done.value() - 10))
+    future.set_result(5)
+    assert doubled.value() == 10
+    assert isinstance(failed.exception(), ZeroDivisionError)
+    assert future.then(lambda done: done.value()).value() == 5
+    broken: Future[int] = Future()
+    following = broken.then(lambda done: done.value())
+    broken.set_exception(KeyError("x"))
+    assert isinstance(following.exception(), KeyError)
+
+
+def test_what_follows_is_driven_as_the_first_is() -> None:
+    future: Future[int] = Future()
+    future._driver = Drive(lambda: future.set_result(1))
+    assert future.then(lambda done: done.value() + 1).wait(SOON) == 2
+
+
+def test_a_future_can_be_awaited() -> None:
+    async def use(future: Future[int]) -> int:
+        return await future + await future
+
+    async def cancelled(future: Future[int]) -> None:
+        task = asyncio.ensure_future(use(future))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        future.set_result(1)  # after the loop has lost interest
+        await asyncio.sleep(0)
+
+    future: Future[int] = Future()
+    timer = after(lambda: future.set_result(4))
+    assert asyncio.run(use(future)) == 8
+    timer.join()
+    failed: Future[int] = Future()
+    failed.set_exception(KeyError("x"))
+    with pytest.raises(KeyError):
+        asyncio.run(use(failed))
+    asyncio.run(cancelled(Future()))
+
+
+def test_collecting_is_complete_with_the_last_of_them() -> None:
+    futures: list[Future[int]] = [Future() for _ in range(3)]
+    together = collect_all(futures)
+    futures[2].set_result(2)
+    futures[0].set_exception(KeyError("x"))
+    assert not together.done()
+    futures[1].set_result(1)
+    assert together.value() == futures
+    assert collect_all([]).value() == []
+
+
+def test_collecting_drives_all_of_them() -> None:
+    futures: list[Future[int]] = [Future() for _ in range(3)]
+    for number, future in enumerate(futures):
+        future._driver = Drive(lambda f=future, n=number: f.set_result(n))  # type: ignore[misc]
+    assert [each.value() for each in collect_all(futures).wait(SOON)] == [0, 1, 2]
+
+
+def test_waiting_for_all_raises_the_first_error_in_their_order() -> None:
+    futures: list[Future[int]] = [Future() for _ in range(3)]
+    futures[2].set_exception(KeyError("late"))
+    futures[1].set_exception(ValueError("first"))
+    timer = after(lambda: futures[0].set_result(0))
+    with pytest.raises(ValueError, match="first"):
+        wait_all(futures)
+    timer.join()
+    assert wait_all([futures[0], futures[0]]) == [0, 0]
+    assert wait_all([]) == []

@@ -1,0 +1,101 @@
+"""The loop that runs coroutines of those who are called."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.rpc.loop import Loop
+
+SOON = 20.0
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop("test-loop")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def back(value: object) -> object:
+    await asyncio.sleep(0)
+    return value
+
+
+async def fail(error: BaseException) -> None:
+    await asyncio.sleep(0)
+    raise error
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_the_thread_begins_with_the_first_coroutine(loop: Loop) -> None:
+    before = threading.active_count()
+    assert loop.run(back(1)).wait(SOON) == 1
+    assert loop.run(back(2)).wait(SOON) == 2
+    assert threading.active_count() == before + 1
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
+)
+def test_an_error_of_any_kind_is_told_and_does_not_end_the_loop(
+    loop: Loop, error: BaseException
+) -> None:
+    assert type(loop.run(fail(error)).exception(SOON)) is type(error)
+    assert loop.run(back(1)).wait(SOON) == 1
+
+
+def test_a_coroutine_can_be_cancelled_before_its_first_step_and_later(loop: Loop) -> None:
+    for _ in range(100):
+        early = loop.run(forever())
+        loop.cancel(early)
+        assert isinstance(early.exception(SOON), asyncio.CancelledError)
+    started = threading.Event()
+
+    async def start() -> None:
+        started.set()
+        await forever()
+
+    late = loop.run(start())
+    assert started.wait(SOON)
+    loop.cancel(late)
+    assert isinstance(late.exception(SOON), asyncio.CancelledError)
+    loop.cancel(late)  # it is over
+    assert loop.run(back(1)).wait(SOON) == 1
+
+
+def test_a_coroutine_runs_in_the_context_of_who_gives_it(loop: Loop) -> None:
+    variable: ContextVar[int] = ContextVar("variable", default=0)
+
+    async def look() -> int:
+        return variable.get()
+
+    variable.set(5)
+    assert loop.run(look()).wait(SOON) == 5
+
+
+def test_closing_cancels_what_runs(loop: Loop) -> None:
+    future = loop.run(forever())
+    loop.close()
+    assert isinstance(future.exception(SOON), asyncio.CancelledError)
+    loop.close()
+    loop.cancel(future)
+    with pytest.raises(UsageError, match="shut down"):
+        loop.run(back(1))  # and no warning that it was never awaited
+
+
+def test_a_coroutine_may_close_its_own_loop(loop: Loop) -> None:
+    async def close() -> None:
+        loop.close()
+
+    loop.run(close()).exception(SOON)
