@@ -40,30 +40,47 @@ def plan_of(options: Mapping[str, Any]) -> FaultPlan:
     """Return the plan that the options describe; UsageError names what is wrong."""
     odd = sorted(set(options) - _KNOWN)
     if odd:
-        raise UsageError(f"RPC backend faulty: option {odd[0]!r:.60} is unknown")
-    plan = options.get("plan")
-    if isinstance(plan, FaultPlan):
-        return plan
-    rules = list(parse_plan(plan).rules) if isinstance(plan, str) else []
+        known = ", ".join(sorted(_KNOWN))
+        raise UsageError(f"RPC backend faulty: option {odd[0]!r:.60} is unknown; there are {known}")
+    given = options.get("plan") or ""
+    if isinstance(given, FaultPlan):
+        return given
+    if not isinstance(given, str):
+        raise UsageError(f"plan: {given!r:.60}: must be a FaultPlan or its text")
+    plan = parse_plan(given)
+    rules = list(plan.rules)
     each = options.get("num_fail_sends", 0)
-    kinds = frozenset(_kinds("messages_to_fail", options.get("messages_to_fail") or ()))
+    if not isinstance(each, int):
+        raise UsageError(f"num_fail_sends: {each!r:.60}: must be a whole number")
+    to_fail = options.get("messages_to_fail") or ()
+    if isinstance(to_fail, str):
+        raise UsageError("messages_to_fail: must be a list of kinds of messages")
+    kinds = frozenset(_kinds("messages_to_fail", to_fail))
     if kinds:
         rules.append(Rule(action=Action.FAIL, kinds=kinds, each=each))
-    delays: Mapping[str, float] = options.get("messages_to_delay") or {}
+    delays = options.get("messages_to_delay") or {}
+    if not isinstance(delays, Mapping):
+        raise UsageError("messages_to_delay: must be a mapping of kinds to seconds")
     for kind in _kinds("messages_to_delay", delays):
-        seconds = float(delays[kind.name])
+        seconds = _seconds(delays[kind.name])
         rules.append(Rule(action=Action.DELAY, kinds=frozenset({kind}), seconds=seconds))
-    return FaultPlan(0, rules)
+    return FaultPlan(plan.seed, rules)
 
 
-def _kinds(option: str, names: Iterable[str]) -> list[Kind]:
+def _kinds(option: str, names: Iterable[object]) -> list[Kind]:
     found = []
     for name in names:
-        if name not in Kind.__members__ or not Kind[name].is_request:
+        if not isinstance(name, str) or name not in Kind.__members__ or not Kind[name].is_request:
             known = ", ".join(kind.name for kind in Kind if kind.is_request)
             raise UsageError(f"{option}: {name!r:.60} is no kind of message; there are {known}")
         found.append(Kind[name])
     return found
+
+
+def _seconds(given: object) -> float:
+    if not isinstance(given, (int, float)):
+        raise UsageError(f"messages_to_delay: {given!r:.60}: must be seconds")
+    return float(given)
 
 
 register_backend("faulty", make_faulty)

@@ -1,8 +1,8 @@
 """What goes wrong, when, and how often: a plan with a seed, and the record of what it did.
 
 A plan is a list of rules. For every message the rules are asked in their order; each that fits
-fires, unless its number of times is used up or its dice say no. The same plan with the same messages
-in the same order fires the same faults.
+fires, unless its number of times is used up or its dice say no. The same plan with the same
+messages in the same order fires the same faults.
 
 As text, a rule for each line; `#` begins a comment:
 
@@ -13,10 +13,13 @@ As text, a rule for each line; `#` begins a comment:
     drop reply PYTHON_CALL nth=2                       # the answer to the second one
     reset running PYTHON_CALL times=5                  # while the callee runs it
 
+A reply can be dropped, delayed, reset or corrupted; what runs can be reset.
+
 Guarantees
     FP-1  A rule fires only for messages that it names, and never more often than it says.
     FP-2  What fired is recorded, all of it, and can be counted by action.
     FP-3  A text that is no plan is a UsageError which names the line.
+    FP-4  `str(plan)` is a text that makes the same plan.
 """
 
 from __future__ import annotations
@@ -60,6 +63,14 @@ class Moment(StrEnum):
     """After the request has arrived, and before it is answered."""
 
 
+_NUMBERS = {"times": int, "each": int, "nth": int, "p": float, "seconds": float}
+_DEFAULTS = {"times": None, "each": None, "nth": None, "p": 1.0, "seconds": 0.0}
+_AFTERWARDS = {
+    Moment.REPLY: frozenset({Action.DROP, Action.DELAY, Action.RESET, Action.CORRUPT}),
+    Moment.RUNNING: frozenset({Action.RESET}),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One kind of fault. Empty `kinds` and `to` mean all.
@@ -87,8 +98,22 @@ class Rule:
             value = getattr(self, name)
             if value is not None and value < (1 if name == "nth" else 0):
                 raise UsageError(f"fault {self.action}: {name}={value}: is too small")
-        if self.moment is not Moment.REQUEST and self.action is Action.FAIL:
-            raise UsageError("fault fail: only a request can fail at its sender")
+        if self.moment is not Moment.REQUEST and self.action not in _AFTERWARDS[self.moment]:
+            raise UsageError(f"fault {self.action}: cannot happen to a message at: {self.moment}")
+
+    def __str__(self) -> str:
+        words: list[str] = [self.action]
+        if self.moment is not Moment.REQUEST:
+            words.append(self.moment)
+        if self.kinds:
+            words.append(",".join(kind.name for kind in sorted(self.kinds)))
+        if self.to:
+            words.append("to=" + ",".join(sorted(self.to)))
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                words.append(f"{name}={value!r}")
+        return " ".join(words)
 
     def fits(self, kind: Kind, to: str, moment: Moment) -> bool:
         """Say whether a message is one of those that are meant."""
@@ -135,6 +160,20 @@ class FaultPlan:
         self.record += found
         return found
 
+    def __str__(self) -> str:
+        return "".join(f"{line}\n" for line in (f"seed {self.seed}", *self.rules))
+
+    def short_of(self) -> list[Rule]:
+        """Return the rules that have fired less often than they say, or not at all.
+
+        A run in which there are any has not been through what it was to go through.
+        """
+        return [
+            rule
+            for rule, count in zip(self.rules, self._counts, strict=True)
+            if count.fired < (1 if rule.times is None else rule.times)
+        ]
+
     def fired(self) -> dict[Action, int]:
         """Return how often each action has happened."""
         return dict(Counter(fault.action for fault in self.record))
@@ -152,9 +191,6 @@ class FaultPlan:
             count.each[message] += 1
         count.fired += 1
         return True
-
-
-_NUMBERS = {"times": int, "each": int, "nth": int, "p": float, "seconds": float}
 
 
 def parse_plan(text: str) -> FaultPlan:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import threading
 import zlib
-from dataclasses import replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import PeerLost
+from holdfast.errors import HoldfastError, PeerLost
 from holdfast.faults.plan import Action, FaultPlan, Fired, Moment
 from holdfast.rpc.agent import Transport
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
-from holdfast.rpc.messages import Message
+from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.peers import Peer
 from holdfast.rpc.pipe import NEVER, Reply
 
@@ -29,6 +31,10 @@ __all__ = ["FaultyTransport"]
 PATIENCE_S = 60.0
 """How long a request without a deadline waits for an answer that was dropped."""
 REORDER_S = 0.05
+"""How long a message waits for another one that may overtake it."""
+NO_KIND = 255
+"""What the kind of a message becomes when it is corrupted."""
+ON_PURPOSE = "Connection reset by peer (on purpose)"
 
 
 class FaultyTransport:
@@ -39,8 +45,11 @@ class FaultyTransport:
         self.plan = plan
         self._clock = clock
         self._errands = Errands("holdfast-faults", clock)
+        # Guards what follows, by the names of peers.
         self._lock = threading.Lock()
         self._cut_until: dict[str, float] = {}
+        self._held_back: dict[str, list[Callable[[], None]]] = {}
+        self._unanswered: dict[str, set[int]] = {}
 
     def fired(self) -> dict[Action, int]:
         """Return how often each action has happened."""
@@ -50,92 +59,136 @@ class FaultyTransport:
     def close(self) -> None:
         """Do nothing more."""
         self._errands.close()
+        self._transport.close()
 
     def exchange(self, peer: Peer, message: Message, at: float) -> Message:
         """Send a request and return its answer."""
         future: Future[Message] = Future()
-
-        def hear(answer: Message | Exception) -> None:
-            if isinstance(answer, Message):
-                future.set_result(answer)
-            else:
-                future.set_exception(answer)
-
-        future._driver = self.post(peer, message, hear, at)
+        future._driver = self.post(peer, message, _into(future), at)
         left = Deadline(None if at == NEVER else at, self._clock).remaining()
-        error = future.exception(None if left is None else left + PATIENCE_S)
-        if error is not None:
-            raise error
-        return future.value()
+        try:
+            return future.wait(None if left is None else left + PATIENCE_S)
+        finally:
+            del future  # or an error that it keeps would keep it, through this frame
 
     def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
         """Send a request whose answer `reply` hears."""
-        hear = _Once(reply)
-        name = peer.contact.info.name
-        key = (message.kind, name, zlib.crc32(message.body))
-        with self._lock:
-            cut = self._clock.monotonic() < self._cut_until.get(name, 0.0)
-            faults = self.plan.decide(message.kind, name, Moment.REQUEST, key)
-            replies = self.plan.decide(message.kind, name, Moment.REPLY, key)
-            running = self.plan.decide(message.kind, name, Moment.RUNNING, key)
-        for fault in faults:
-            if fault.action is Action.PARTITION:
-                with self._lock:
-                    self._cut_until[name] = self._clock.monotonic() + fault.seconds
-                cut = True
+        name, hear = peer.contact.info.name, _Once(reply)
+        request = _Request(peer, message, (message.kind, name, zlib.crc32(message.body)), at)
+        if self._is_cut(name):
+            self._expire(hear, at)
+            return None
+        faults = self._decide(request, Moment.REQUEST)
         actions = {fault.action for fault in faults}
         if Action.FAIL in actions:
             kind = message.kind.name
             hear(PeerLost(f"Send attempt failed intentionally for {kind}", peer=name))
-            return None
-        heard: Reply = partial(self._answered, replies, hear, at)
-        if cut or Action.DROP in actions:
+        elif Action.PARTITION in actions or Action.DROP in actions:
+            self._cut(name, faults)
             self._expire(hear, at)
-            return None
-        if Action.RESET in actions or Action.CORRUPT in actions:
-            peer.reset("Connection reset by peer (on purpose)")
-            hear(PeerLost("Connection reset by peer (on purpose)", peer=name))
-            return None
-        if Action.DUPLICATE in actions:
-            message = replace(message, once=True)
-            self._send(peer, message, _ignore, at)
+        elif Action.RESET in actions:
+            peer.reset(ON_PURPOSE)
+            hear(PeerLost(ON_PURPOSE, peer=name))
+        elif Action.CORRUPT in actions:
+            garbled = replace(message, kind=NO_KIND)  # type: ignore[arg-type]
+            return self._send(request, garbled, hear, at)
+        else:
+            return self._send_on(request, faults, hear)
+        return None
+
+    def _send_on(self, request: _Request, faults: list[Fired], hear: Reply) -> Driver | None:
+        """Send a request: now, later, or twice."""
+        actions = {fault.action for fault in faults}
         delay = sum(fault.seconds for fault in faults if fault.action is Action.DELAY)
-        if Action.REORDER in actions:
-            delay += REORDER_S
-        if delay:
-            self._expire(hear, at)
-            self._errands.do(partial(self._send_late, peer, message, heard), delay)
+        twice = Action.DUPLICATE in actions
+        if delay or Action.REORDER in actions:
+            self._expire(hear, request.at)
+            # Even if its caller has given up by then: that is what late messages do.
+            late = _Once(partial(self._send_now, replace(request, at=NEVER), twice, hear))
+            if Action.REORDER in actions:
+                with self._lock:
+                    self._held_back.setdefault(request.name, []).append(partial(late, None))
+            self._errands.do(partial(late, None), delay or REORDER_S)
             return None
-        driver = self._send(peer, message, heard, at)
-        if running:
-            peer.reset("Connection reset by peer (on purpose)")
+        driver = self._send_now(request, twice, hear, None)
+        with self._lock:
+            waiting = self._held_back.pop(request.name, [])
+        for send in waiting:
+            self._errands.do(send)
         return driver
 
-    def _send(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
+    def _send_now(self, request: _Request, twice: bool, hear: Reply, _: object) -> Driver | None:
+        message = request.message
+        if twice or message.once:
+            with self._lock:
+                self._unanswered.setdefault(request.name, set()).add(message.call)
+        if twice:  # whoever gets it knows it again by its number
+            message = replace(message, once=True)
+            self._send(request, message, _ignore, request.at)
+        heard = partial(self._answered, request, twice, hear)
+        driver = self._send(request, message, heard, request.at)
+        if self._decide(request, Moment.RUNNING):
+            request.peer.reset(ON_PURPOSE)
+        return driver
+
+    def _send(self, request: _Request, message: Message, reply: Reply, at: float) -> Driver | None:
         try:
-            return self._transport.post(peer, message, reply, at)
-        except (PeerLost, TimeoutError) as error:
+            return self._transport.post(request.peer, message, reply, at)
+        except (HoldfastError, TimeoutError) as error:
             reply(error)
             return None
 
-    def _send_late(self, peer: Peer, message: Message, reply: Reply) -> None:
-        self._send(peer, message, reply, NEVER)
-
     def _answered(
-        self, faults: list[Fired], hear: Reply, at: float, answer: Message | Exception
+        self, request: _Request, twice: bool, hear: Reply, answer: Message | Exception
     ) -> None:
         """Pass an answer on, as the plan says."""
+        if not isinstance(answer, Message):
+            hear(answer)  # nothing has come that anything could happen to
+            return
+        self._acknowledge(request, twice)
+        faults = self._decide(request, Moment.REPLY)
         actions = {fault.action for fault in faults}
         delay = sum(fault.seconds for fault in faults if fault.action is Action.DELAY)
-        if Action.DROP in actions or Action.PARTITION in actions:
-            self._expire(hear, at)
-        elif Action.RESET in actions or Action.CORRUPT in actions:
-            hear(PeerLost("Connection reset by peer (on purpose)"))
+        if Action.DROP in actions:
+            self._expire(hear, request.at)
+        elif actions & {Action.RESET, Action.CORRUPT}:
+            request.peer.reset(ON_PURPOSE)
+            hear(PeerLost(ON_PURPOSE, peer=request.name))
         elif delay:
-            self._expire(hear, at)
+            self._expire(hear, request.at)
             self._errands.do(partial(hear, answer), delay)
         else:
             hear(answer)
+
+    def _acknowledge(self, request: _Request, twice: bool) -> None:
+        """Let the callee forget an answer that it kept only because the request was sent twice."""
+        with self._lock:
+            unanswered = self._unanswered.get(request.name, set())
+            unanswered.discard(request.message.call)
+            below = min(unanswered, default=request.message.call + 1)
+        if twice and not request.message.once:
+            note = Message(Kind.ACKNOWLEDGE, below)
+            self._errands.do(partial(self._note, request.peer, note))
+
+    @staticmethod
+    def _note(peer: Peer, note: Message) -> None:
+        try:
+            peer.note(note)
+        except (OSError, HoldfastError):
+            pass  # the next one says the same
+
+    def _decide(self, request: _Request, moment: Moment) -> list[Fired]:
+        with self._lock:
+            return self.plan.decide(request.message.kind, request.name, moment, request.key)
+
+    def _is_cut(self, name: str) -> bool:
+        with self._lock:
+            return self._clock.monotonic() < self._cut_until.get(name, 0.0)
+
+    def _cut(self, name: str, faults: list[Fired]) -> None:
+        seconds = sum(fault.seconds for fault in faults if fault.action is Action.PARTITION)
+        with self._lock:
+            self._cut_until[name] = self._clock.monotonic() + seconds
 
     def _expire(self, hear: Reply, at: float) -> None:
         """Tell that time is up when it is, if nothing else has been told by then."""
@@ -143,18 +196,42 @@ class FaultyTransport:
         self._errands.do(partial(hear, TimeoutError()), left or 1e-6)
 
 
-class _Once:
-    """Hears the first answer only."""
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request on its way; `key` is the same when it is sent again."""
 
-    def __init__(self, reply: Reply) -> None:
-        self._reply: Reply | None = reply
+    peer: Peer
+    message: Message
+    key: Hashable
+    at: float
+
+    @property
+    def name(self) -> str:
+        return self.peer.contact.info.name
+
+
+def _into(future: Future[Message]) -> Reply:
+    def hear(answer: Message | Exception) -> None:
+        if isinstance(answer, Message):
+            future.set_result(answer)
+        else:
+            future.set_exception(answer)
+
+    return hear
+
+
+class _Once:
+    """Passes the first thing on, and nothing after it."""
+
+    def __init__(self, tell: Callable[[Any], object]) -> None:
+        self._tell: Callable[[Any], object] | None = tell
         self._lock = threading.Lock()
 
-    def __call__(self, answer: Message | Exception) -> None:
+    def __call__(self, what: Any) -> None:
         with self._lock:
-            reply, self._reply = self._reply, None
-        if reply is not None:
-            reply(answer)
+            tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(what)
 
 
 def _ignore(answer: Message | Exception) -> None:

@@ -1,0 +1,244 @@
+"""Each fault, as agents feel it who do not know of it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import CallTimedOut, PeerLost
+from holdfast.faults.plan import Action, parse_plan
+from holdfast.faults.transport import FaultyTransport
+from holdfast.rpc.agent import Agent, Direct
+from holdfast.rpc.receipts import KEPT_MAX
+from holdfast.rpc.retry import RetryPolicy
+from tests.unit.rpc.world import agents
+
+calls: Counter[str] = Counter()
+order: list[str] = []
+came = threading.Event()
+gate = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_yet() -> None:
+    calls.clear()
+    order.clear()
+    came.clear()
+    gate.clear()
+
+
+def count(name: str) -> int:
+    """What the callee runs; it is this process, so that tests see it."""
+    order.append(name)
+    calls[name] += 1
+    return calls[name]
+
+
+def stand(name: str) -> int:
+    came.set()
+    assert gate.wait(20.0)
+    return count(name)
+
+
+def let_go() -> None:
+    gate.set()
+
+
+@contextmanager
+def under(plan: str) -> Iterator[Agent]:
+    """Give an agent whose messages to `w1` go wrong by a plan."""
+    with agents(FaultyTransport(Direct(), parse_plan(plan)), None) as (agent, _):
+        yield agent
+
+
+def fired(agent: Agent) -> dict[Action, int]:
+    assert isinstance(agent.transport, FaultyTransport)
+    return agent.transport.fired()
+
+
+def until(name: str, times: int) -> None:
+    deadline = Deadline.after(20.0)
+    while calls[name] < times:
+        assert not deadline.passed(), calls
+        SYSTEM_CLOCK.sleep(0.002)
+
+
+class TestRequests:
+    def test_none(self) -> None:
+        with under("") as agent:
+            assert agent.call("w1", count, ("a",)) == 1
+            assert agent.call_async("w1", count, ("a",)).wait() == 2
+            assert fired(agent) == {}
+
+    def test_fail(self) -> None:
+        with under("fail PYTHON_CALL each=2") as agent:
+            for _ in range(2):
+                with pytest.raises(PeerLost, match="failed intentionally for PYTHON_CALL"):
+                    agent.call("w1", count, ("a",))
+            assert agent.call("w1", count, ("a",)) == 1
+            failed = agent.call_async("w1", count, ("b",))
+            assert failed.done()
+            assert isinstance(failed.exception(), PeerLost)
+            assert fired(agent) == {Action.FAIL: 3}
+        assert calls == {"a": 1}
+
+    def test_drop(self) -> None:
+        with under("drop PYTHON_CALL nth=1") as agent:
+            with pytest.raises(CallTimedOut, match="RPC ran for more than"):
+                agent.call("w1", count, ("a",), timeout=0.05)
+            assert agent.call("w1", count, ("a",)) == 1
+            assert fired(agent) == {Action.DROP: 1}
+
+    def test_delay(self) -> None:
+        with under("delay PYTHON_CALL seconds=0.05") as agent:
+            with pytest.raises(CallTimedOut):
+                agent.call("w1", count, ("a",), timeout=0.01)
+            until("a", 1)  # it arrives all the same, though nobody waits for it
+            assert agent.call("w1", count, ("b",)) == 1
+            assert agent.call("w1", count, ("b",), timeout=0) == 2
+
+    def test_duplicate(self) -> None:
+        with under("duplicate PYTHON_CALL") as agent:
+            assert [agent.call("w1", count, ("a",)) for _ in range(20)] == [*range(1, 21)]
+            assert fired(agent) == {Action.DUPLICATE: 20}
+        assert calls == {"a": 20}  # each of them once
+
+    def test_duplicates_do_not_fill_the_callees_memory(self) -> None:
+        with under("duplicate PYTHON_CALL") as agent:
+            for _ in range(KEPT_MAX + 100):
+                agent.call("w1", count, ("a",))
+        assert calls == {"a": KEPT_MAX + 100}
+
+    def test_duplicate_and_delay(self) -> None:
+        with under("duplicate PYTHON_CALL\ndelay PYTHON_CALL seconds=0.01") as agent:
+            assert agent.call("w1", count, ("a",)) == 1
+        assert calls == {"a": 1}
+
+    def test_reorder(self) -> None:
+        with under("reorder PYTHON_CALL nth=1") as agent:
+            first = agent.call_async("w1", count, ("first",))
+            assert agent.call("w1", count, ("second",)) == 1
+            assert first.wait() == 1
+        assert order == ["second", "first"]
+
+    def test_reorder_when_nothing_follows(self) -> None:
+        with under("reorder PYTHON_CALL") as agent:
+            assert agent.call("w1", count, ("alone",)) == 1
+
+    @pytest.mark.parametrize("action", ["reset", "corrupt"])
+    def test_a_broken_connection(self, action: str) -> None:
+        with under(f"{action} PYTHON_CALL nth=2") as agent:
+            waiting = agent.call_async("w1", stand, ("waiting",))
+            assert came.wait(20.0)
+            with pytest.raises(PeerLost, match="Connection (closed|reset) by peer"):
+                agent.call("w1", count, ("a",))
+            # It takes others with it, as a connection does; and the next call opens another.
+            with pytest.raises(PeerLost, match="Connection (closed|reset) by peer"):
+                waiting.wait(20.0)
+            assert agent.call("w1", count, ("a",)) == 1
+            let_go()
+            assert list(fired(agent).values()) == [1]
+
+    def test_partition(self) -> None:
+        with under("partition PYTHON_CALL times=1 seconds=0.2") as agent:
+            for _ in range(2):
+                with pytest.raises(CallTimedOut):
+                    agent.call("w1", count, ("a",), timeout=0.02)
+            policy = RetryPolicy(max_retries=50, delay_s=0.01, backoff=1.0, try_s=0.05)
+            assert agent.call("w1", count, ("a",), retries=policy) == 1
+            assert fired(agent) == {Action.PARTITION: 1}
+
+    def test_only_some_peers(self) -> None:
+        transport = FaultyTransport(Direct(), parse_plan("fail to=w1"))
+        with agents(transport, None, None) as (agent, _, _):
+            assert agent.call("w2", count, ("a",)) == 1
+            with pytest.raises(PeerLost):
+                agent.call("w1", count, ("a",))
+
+    def test_calls_to_oneself_go_the_same_way(self) -> None:
+        with under("fail to=w0") as agent, pytest.raises(PeerLost):
+            agent.call("w0", count, ("a",))
+        assert calls == {}
+
+
+class TestReplies:
+    def test_drop(self) -> None:
+        with under("drop reply PYTHON_CALL nth=1") as agent:
+            with pytest.raises(CallTimedOut):
+                agent.call("w1", count, ("a",), timeout=0.2)
+            assert agent.call("w1", count, ("a",)) == 2  # it had run
+
+    def test_delay(self) -> None:
+        with under("delay reply PYTHON_CALL seconds=0.1 nth=1") as agent:
+            late = agent.call_async("w1", count, ("a",))
+            assert agent.call("w1", count, ("b",)) == 1
+            assert not late.done()
+            assert late.wait() == 1
+
+    @pytest.mark.parametrize("action", ["reset", "corrupt"])
+    def test_a_broken_connection(self, action: str) -> None:
+        with under(f"{action} reply PYTHON_CALL nth=1") as agent:
+            with pytest.raises(PeerLost, match="Connection reset by peer"):
+                agent.call("w1", count, ("a",))
+            assert agent.call("w1", count, ("a",)) == 2
+
+    def test_what_never_came_back_is_no_reply(self) -> None:
+        with under("fail PYTHON_CALL times=1\ndrop reply PYTHON_CALL") as agent:
+            with pytest.raises(PeerLost):
+                agent.call("w1", count, ("a",))
+            assert fired(agent) == {Action.FAIL: 1}
+
+
+class TestRunning:
+    def test_a_connection_that_breaks_while_the_callee_runs(self) -> None:
+        with under("reset running PYTHON_CALL nth=1") as agent:
+            with pytest.raises(PeerLost, match="Connection reset by peer"):
+                agent.call("w1", count, ("a",))
+            until("a", 1)  # it has run, and its caller does not know
+            assert agent.call("w1", count, ("a",)) == 2
+
+    def test_a_retry_gets_the_answer_of_the_run(self) -> None:
+        with under("reset running PYTHON_CALL nth=1") as agent:
+            policy = RetryPolicy(max_retries=5, delay_s=0.01)
+            assert agent.call("w1", count, ("a",), retries=policy) == 1
+            assert fired(agent) == {Action.RESET: 1}
+        assert calls == {"a": 1}
+
+
+class TestErrors:
+    def test_an_error_is_not_kept_by_who_raised_it(self) -> None:
+        """What a failed call held is free at once: references are counted by that."""
+        import gc
+        import weakref
+
+        class Held:
+            pass
+
+        gc.disable()
+        try:
+            with under("fail PYTHON_CALL") as agent:
+                held = Held()
+                gone = weakref.ref(held)
+
+                def use(held: Held) -> None:
+                    agent.call("w1", count, ("a",))
+
+                try:
+                    use(held)
+                except PeerLost:
+                    pass
+                del held
+                assert gone() is None
+        finally:
+            gc.enable()
+
+    def test_what_a_late_call_raises_comes_back(self) -> None:
+        with under("delay PYTHON_CALL seconds=0.01") as agent:
+            wrong = agent.call_async("w1", divmod, (1, 0))
+            with pytest.raises(ZeroDivisionError):
+                wrong.wait(20.0)

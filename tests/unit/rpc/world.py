@@ -1,0 +1,52 @@
+"""Several agents in one process, which know each other by a plain table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.errors import PeerLost, UsageError
+from holdfast.net.auth import derive_key
+from holdfast.rpc.agent import Agent, Target, Transport
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.peers import Contact
+
+KEY = derive_key(b"a secret of these tests, 32 bytes", "rpc")
+
+
+class Table:
+    """Who is where, as far as this process goes."""
+
+    def __init__(self) -> None:
+        self.contacts: list[Contact] = []
+
+    def find(self, target: Target) -> Contact:
+        for contact in self.contacts:
+            if target in (contact.info, contact.info.name, contact.info.id):
+                return contact
+        raise UsageError(f"worker {target!r}: unknown")
+
+    def find_incarnation(self, incarnation: str) -> Contact:
+        for contact in self.contacts:
+            if contact.incarnation == incarnation:
+                return contact
+        raise PeerLost("Connection closed by peer (it is gone)", incarnation=incarnation)
+
+
+@contextmanager
+def agents(*transports: Transport | None) -> Iterator[list[Agent]]:
+    """Give agents `w0`, `w1` …, one for each transport; None for the plain one."""
+    table = Table()
+    made = [
+        Agent(WorkerInfo(f"w{number}", number), table, KEY, timeout_s=20.0, transport=transport)
+        for number, transport in enumerate(transports)
+    ]
+    try:
+        for agent in made:
+            agent.start()
+            assert agent.contact is not None
+            table.contacts.append(agent.contact)
+        yield made
+    finally:
+        for agent in made:
+            agent.close()
