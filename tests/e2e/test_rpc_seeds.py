@@ -303,8 +303,8 @@ def test_creations_and_fetches_of_scripts(rank: int) -> None:
         agent._answerer.add_handler(kind, lambda caller, value: sum(value))
     for to in ("worker1", "worker0"):
         if rank == 0:
-            for kind in ("SCRIPT_REMOTE_CALL", "SCRIPT_RREF_FETCH_CALL"):
-                wait_until(lambda: rpc_sync(to, serves, args=(kind,)), lambda: to)  # noqa: B023
+            for name in ("SCRIPT_REMOTE_CALL", "SCRIPT_RREF_FETCH_CALL"):
+                wait_until(lambda: rpc_sync(to, serves, args=(name,)), lambda: to)  # noqa: B023
             first = post_script(agent, Kind.SCRIPT_REMOTE_CALL, to)
             assert first.done()
             refused("intentionally", first.wait)

@@ -110,7 +110,7 @@ class TestChecks:
     @pytest.mark.parametrize("action", list(Action))
     @pytest.mark.parametrize("moment", list(Moment))
     def test_what_can_happen_when(self, action: Action, moment: Moment) -> None:
-        possible = {
+        possible: dict[str, set[str]] = {
             "request": set(Action),
             "reply": {"drop", "delay", "reset", "corrupt"},
             "running": {"reset"},
