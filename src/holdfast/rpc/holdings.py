@@ -278,8 +278,8 @@ class Holdings:
                 retry = self._retry
                 if tried == retry.max_retries + 1:
                     _log.warning("%s to %s: %s", message.kind.name, message.to, retry.exhausted())
-                delay = retry.delay(min(tried, retry.max_retries)) or retry.delay_s
-                self._errands.do(lambda: self.send(message, tried + 1), delay)
+                again = partial(self.send, message, tried + 1)
+                self._errands.do(again, retry.insisting(tried))
 
         try:
             answer = self.agent.request(

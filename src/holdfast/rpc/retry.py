@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from holdfast.errors import UsageError
 
-__all__ = ["RetryPolicy"]
+__all__ = ["DELAY_MAX_S", "RetryPolicy"]
+
+DELAY_MAX_S = 3600.0
+"""No delay is longer, however often it has grown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,11 @@ class RetryPolicy:
     try_s: float | None = None
 
     def __post_init__(self) -> None:
+        if type(self.max_retries) is not int:
+            raise UsageError(f"max_retries {self.max_retries!r:.40}: must be a whole number")
+        for name, value in (("delay_s", self.delay_s), ("backoff", self.backoff)):
+            if type(value) not in (int, float):
+                raise UsageError(f"{name} {value!r:.40}: must be a number")
         if not self.max_retries >= 0:
             raise UsageError("maxRetries cannot be negative.")
         if not self.backoff >= 1:
@@ -34,9 +42,11 @@ class RetryPolicy:
 
     def delay(self, tried: int) -> float | None:
         """Return how long to wait after so many tries, the first included; None to give up."""
-        if tried > self.max_retries:
-            return None
-        return float(self.delay_s * self.backoff ** (tried - 1))
+        return None if tried > self.max_retries else self._grown(tried)
+
+    def insisting(self, tried: int) -> float:
+        """Return how long to wait where giving up is no choice: at last the longest delay."""
+        return self._grown(min(tried, max(1, self.max_retries)))
 
     def exhausted(self) -> str:
         """Return what to say when the last try has failed."""
@@ -44,3 +54,9 @@ class RetryPolicy:
             "The RPC has not succeeded after the specified number of max retries "
             f"({self.max_retries})."
         )
+
+    def _grown(self, tried: int) -> float:
+        try:
+            return min(DELAY_MAX_S, float(self.delay_s * self.backoff ** (tried - 1)))
+        except OverflowError:
+            return DELAY_MAX_S

@@ -275,8 +275,7 @@ class Worker:
                 self.unsent -= 1
                 self.died(to)
             else:
-                delay = RETRY.delay(min(tried, RETRY.max_retries))
-                assert delay is not None
+                delay = RETRY.insisting(tried)
                 self.sim.later(self, delay, self.insist, to, kind, body, answered, tried + 1)
 
         self.request(to, kind, body, heard)

@@ -1,0 +1,42 @@
+"""The kinds of messages: their names, their numbers on the wire, and which are answered."""
+
+from __future__ import annotations
+
+from holdfast.rpc.messages import NO_BUDGET, RETRYABLE, Kind, Message
+
+
+def test_the_ten_kinds_that_faults_are_planned_by() -> None:
+    assert {kind.name: int(kind) for kind in Kind if kind < Kind.REPLY} == {
+        "PYTHON_CALL": 1,
+        "PYTHON_REMOTE_CALL": 2,
+        "PYTHON_RREF_FETCH_CALL": 3,
+        "SCRIPT_CALL": 4,
+        "SCRIPT_REMOTE_CALL": 5,
+        "SCRIPT_RREF_FETCH_CALL": 6,
+        "RREF_FORK_REQUEST": 7,
+        "RREF_CHILD_ACCEPT": 8,
+        "RREF_USER_DELETE": 9,
+        "CLEANUP_AUTOGRAD_CONTEXT_REQ": 10,
+    }
+
+
+def test_requests_are_answered_and_nothing_else_is() -> None:
+    assert {kind for kind in Kind if kind.is_request} == set(list(Kind)[:10])
+    for kind in (Kind.REPLY, Kind.FAILURE, Kind.HELLO, Kind.CANCEL, Kind.ACKNOWLEDGE):
+        assert not kind.is_request
+
+
+def test_four_kinds_are_sent_again_by_themselves() -> None:
+    assert sorted(kind.name for kind in RETRYABLE) == [
+        "CLEANUP_AUTOGRAD_CONTEXT_REQ",
+        "RREF_CHILD_ACCEPT",
+        "RREF_FORK_REQUEST",
+        "RREF_USER_DELETE",
+    ]
+
+
+def test_messages_share_no_buffers() -> None:
+    first, second = Message(Kind.PYTHON_CALL, 1), Message(Kind.PYTHON_CALL, 2)
+    first.buffers.append(b"x")
+    assert second.buffers == []
+    assert (second.budget_ms, second.once, second.body) == (NO_BUDGET, False, b"")
