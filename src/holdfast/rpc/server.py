@@ -343,7 +343,7 @@ class _Watch:
         self._owners: dict[_PipeOwner, int] = {}
         self._awake = threading.Event()
         self._closing = False
-        self._thread: threading.Thread | None = None
+        self._begun = False
         self.asleep = True
         """Whether it must be woken; read without the lock, since being late by a call is fine."""
 
@@ -351,11 +351,8 @@ class _Watch:
         """Watch a pipe."""
         with self._lock:
             self._owners[owner] = 0
-            if self._thread is None and not self._closing:
-                self._thread = threading.Thread(
-                    target=self._run, name=f"{self._name}-watch", daemon=True
-                )
-                self._thread.start()
+            if not self._begun and not self._closing:
+                self._begun = _start(f"{self._name}-watch", self._run)
 
     def remove(self, owner: _PipeOwner) -> None:
         """Watch it no longer."""

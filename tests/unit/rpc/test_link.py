@@ -59,7 +59,12 @@ def test_messages_of_every_size_arrive(ends: Ends, size: int, buffers: tuple[int
         Kind.PYTHON_CALL, 7, rng.randbytes(size), [rng.randbytes(n) for n in buffers], 9, True
     )
     after = Message(Kind.REPLY, 8, b"after")
-    sender = beside(lambda: (here.send(message), here.send_all([after, message, after])))
+
+    def send() -> None:
+        here.send(message)
+        here.send_all([after, message, after])
+
+    sender = beside(send)
     assert same(there.receive(), message)
     assert same(there.receive(), after)
     assert same(there.receive(), message)
@@ -200,6 +205,11 @@ def test_a_limit_holds_for_a_message_that_comes_drop_by_drop(ends: Ends) -> None
     dripping.join()
 
 
+def send_forever(link: Link, message: Message) -> None:
+    while True:
+        link.send(message)
+
+
 def test_a_limit_ends_sending_to_somebody_who_does_not_read(ends: Ends) -> None:
     here, _, _, _ = ends
     for message in (
@@ -208,8 +218,7 @@ def test_a_limit_ends_sending_to_somebody_who_does_not_read(ends: Ends) -> None:
     ):
         here.set_limit(SYSTEM_CLOCK.monotonic() + 0.05)
         with pytest.raises(TimeoutError):
-            while True:
-                here.send(message)
+            send_forever(here, message)
 
 
 def test_the_end_of_the_connection_is_told(ends: Ends) -> None:

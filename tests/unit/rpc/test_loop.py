@@ -91,7 +91,7 @@ def test_closing_cancels_what_runs(loop: Loop) -> None:
     loop.close()
     loop.cancel(future)
     with pytest.raises(UsageError, match="shut down"):
-        loop.run(back(1))  # and no warning that it was never awaited
+        _ = loop.run(back(1))  # and no warning that it was never awaited
 
 
 def test_a_coroutine_may_close_its_own_loop(loop: Loop) -> None:

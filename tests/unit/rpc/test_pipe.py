@@ -13,7 +13,7 @@ from holdfast.errors import Overloaded, PeerLost, UsageError
 from holdfast.rpc.codec import BUFFERS_MAX, HEADER
 from holdfast.rpc.future import Future
 from holdfast.rpc.link import Link
-from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.messages import Buffer, Kind, Message
 from holdfast.rpc.pipe import NEVER, Pipe, Readers, Reply
 
 SOON = 20.0
@@ -77,12 +77,16 @@ class Heard:
         assert self.future.done() or pipe.lost is not None
         return self.future.wait(SOON)  # who ends a pipe tells everybody, but not all at once
 
+    def fails(self, pipe: Pipe) -> None:
+        with pytest.raises(PeerLost):
+            self.driven(pipe)
+
 
 def request(call: int, body: bytes = b"", *buffers: bytes) -> Message:
     return Message(Kind.PYTHON_CALL, call, body, list(buffers))
 
 
-def reply(call: int, body: bytes = b"") -> Message:
+def reply(call: int, body: Buffer = b"") -> Message:
     return Message(Kind.REPLY, call, body)
 
 
@@ -210,7 +214,7 @@ def test_the_end_of_the_connection_is_told_to_all_and_the_link_is_left_to_its_ow
     heard = [Heard() for _ in range(3)]
     for number, each in enumerate(heard):
         world.pipe.post(request(number), each)
-    waiter = beside(lambda: pytest.raises(PeerLost, heard[0].driven, world.pipe))
+    waiter = beside(lambda: heard[0].fails(world.pipe))
     world.there.close()
     for each in heard:
         with pytest.raises(PeerLost, match="lost: Connection (closed|reset) by peer"):
@@ -230,7 +234,7 @@ def test_the_end_of_the_connection_is_told_to_all_and_the_link_is_left_to_its_ow
 def test_closing_tells_what_it_was_given_and_wakes_who_reads(world: World) -> None:
     heard = Heard()
     world.pipe.post(request(1), heard)
-    waiter = beside(lambda: pytest.raises(PeerLost, heard.driven, world.pipe))
+    waiter = beside(lambda: heard.fails(world.pipe))
     why = PeerLost("given up")
     world.pipe.close(why)
     world.pipe.close(PeerLost("again"))

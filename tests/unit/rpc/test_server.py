@@ -1,0 +1,433 @@
+"""The callee's side: strangers stay out, calls that block hold up nobody, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from holdfast.clock import Deadline
+from holdfast.errors import HoldfastError, PeerLost
+from holdfast.net.address import Address
+from holdfast.net.auth import Key, derive_key
+from holdfast.net.tcp import shake_hands
+from holdfast.rpc import server as server_module
+from holdfast.rpc.codec import HEADER
+from holdfast.rpc.greeting import Greeting, Purpose, decode_answer
+from holdfast.rpc.link import Link, LinkClosed
+from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.server import Later, Server
+from holdfast.rpc.way import make_way
+
+KEY = derive_key(b"a secret that only two know", "rpc")
+SOON = 20.0
+
+
+class Desk:
+    """Answers with the body it was asked with; some bodies ask for something else."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.later: list[Later] = []
+        self.threads: set[int] = set()
+        self.refusal: HoldfastError | None = None
+
+    def greeted(self, greeting: Greeting) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+    def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
+        answer = Message(Kind.REPLY, message.call, message.body, message.buffers)
+        self.threads.add(threading.get_ident())
+        match bytes(message.body):
+            case b"block":
+                self.entered.release()
+                assert self.gate.wait(SOON)
+            case b"way":
+                make_way()
+                self.entered.release()
+                assert self.gate.wait(SOON)
+            case b"later":
+                self.later.append(later)
+                self.entered.release()
+                return None
+            case b"note":
+                self.entered.release()
+                return None
+            case b"bug":
+                raise AssertionError("a handler must not raise")
+        return answer
+
+
+class World:
+    def __init__(self) -> None:
+        self.desk = Desk()
+        self.where = f"\0holdfast-test-{os.urandom(8).hex()}"
+        self.server = self.serve()
+        self.socks: list[socket.socket] = []
+
+    def serve(self) -> Server:
+        server = Server("test", KEY, self.desk, handshake_within_s=0.2, strangers_max=4)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(self.where)
+        server.listen(sock)
+        return server
+
+    def connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        self.socks.append(sock)
+        sock.settimeout(SOON)
+        sock.connect(self.where)
+        return sock
+
+    def shake(self, key: Key = KEY) -> Link:
+        sock = self.connect()
+        rest = shake_hands(sock, key, Address("unix", 0), Deadline.after(SOON))
+        return Link(sock, rest)
+
+    def open(self, purpose: Purpose, incarnation: str = "life") -> Link:
+        link = self.shake()
+        link.send(Greeting("w0", 0, incarnation, "me", purpose).encode())
+        assert decode_answer(link.receive()) == ""
+        return link
+
+    def close(self) -> None:
+        self.desk.gate.set()
+        self.server.close()
+        self.server.close()
+        for sock in self.socks:
+            sock.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ask(call: int, body: bytes = b"", *buffers: bytes) -> Message:
+    return Message(Kind.PYTHON_CALL, call, body, list(buffers))
+
+
+def ended(sock: socket.socket) -> bool:
+    """Wait until the server has hung up; nothing of worth may come before."""
+    try:
+        while data := sock.recv(4096):
+            assert len(data) < 100
+    except ConnectionError:
+        pass
+    return True
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = Deadline.after(SOON)
+    while not true():
+        assert not deadline.passed()
+        threading.Event().wait(0.001)
+
+
+# Calls.
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_requests_are_answered(world: World, purpose: Purpose) -> None:
+    link = world.open(purpose)
+    for number in range(20):
+        link.send(ask(number, b"%d" % number, b"x" * number))
+        answer = link.receive()
+        assert (answer.call, answer.body) == (number, b"%d" % number)
+    assert len(world.desk.threads) == 1
+
+
+def test_many_requests_at_once_on_a_pipe_are_all_answered(world: World) -> None:
+    link = world.open(Purpose.PIPE)
+    sender = threading.Thread(
+        target=lambda: link.send_all([ask(n, b"%d" % n) for n in range(5000)])
+    )
+    sender.start()
+    assert sorted(link.receive().call for _ in range(5000)) == list(range(5000))
+    sender.join()
+
+
+@pytest.mark.parametrize("blocking", [b"block", b"way"])
+def test_a_call_that_blocks_holds_up_nobody_behind_it(world: World, blocking: bytes) -> None:
+    link = world.open(Purpose.PIPE)
+    link.send_all([ask(1, b"before"), ask(2, blocking), ask(3, blocking), ask(4, b"behind")])
+    assert {link.receive().call, link.receive().call} == {1, 4}
+    link.send(ask(5))
+    assert link.receive().call == 5
+    world.desk.gate.set()
+    assert {link.receive().call, link.receive().call} == {2, 3}
+    link.send(ask(6))
+    assert link.receive().call == 6
+
+
+def test_threads_of_calls_that_blocked_end(world: World) -> None:
+    link = world.open(Purpose.PIPE)
+    before = threading.active_count()
+    for round_ in range(3):
+        link.send_all([ask(round_ * 100 + n, b"way") for n in range(20)])
+        for _ in range(20):
+            world.desk.entered.acquire()
+        world.desk.gate.set()
+        assert len({link.receive().call for _ in range(20)}) == 20
+        world.desk.gate.clear()
+    until(lambda: threading.active_count() <= before + 1)
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_an_answer_may_come_later_from_any_thread(world: World, purpose: Purpose) -> None:
+    link = world.open(purpose)
+    link.send(ask(1, b"later"))
+    world.desk.entered.acquire()
+    if purpose is Purpose.PIPE:
+        link.send(ask(2))
+        assert link.receive().call == 2
+    world.desk.later.pop()(Message(Kind.REPLY, 1, b"here"))
+    assert link.receive().body == b"here"
+    link.send(ask(3, b"later"))
+    world.desk.entered.acquire()
+    link.close()
+    later = world.desk.later.pop()
+    until(lambda: raises(lambda: later(Message(Kind.REPLY, 3))))
+
+
+def raises(act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except OSError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_a_note_is_not_answered(world: World, purpose: Purpose) -> None:
+    link = world.open(purpose)
+    link.send(ask(1, b"note"))
+    world.desk.entered.acquire()
+    link.send(ask(2))
+    assert link.receive().call == 2
+
+
+def test_a_caller_that_does_not_read_holds_up_no_other_one(world: World) -> None:
+    lazy, link = world.open(Purpose.PIPE), world.open(Purpose.PIPE)
+    big = bytes(1 << 20)
+    lazy.send_all([ask(n, b"", big) for n in range(1)])
+    threading.Thread(target=lambda: raises(lambda: lazy.send(ask(9, b"", big * 9)))).start()
+    for number in range(5):
+        link.send_all([ask(number * 2, b"block"), ask(number * 2 + 1)])
+        assert link.receive().call == number * 2 + 1  # the watch is not stuck
+    lazy.close()
+
+
+def test_a_connection_may_end_while_its_calls_run(world: World) -> None:
+    for purpose in Purpose:
+        link = world.open(purpose)
+        link.send(ask(1, b"block"))
+        world.desk.entered.acquire()
+        link.close()
+    world.desk.gate.set()
+    link = world.open(Purpose.PIPE)
+    link.send(ask(2))
+    assert link.receive().call == 2
+
+
+def test_a_peer_that_sends_nonsense_is_hung_up_on(world: World) -> None:
+    for purpose in Purpose:
+        link = world.open(purpose)
+        world.socks[-1].sendall(HEADER.pack(99, 0, 65535, 0, 0, 2**63))
+        with pytest.raises(LinkClosed):
+            link.receive()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_a_bug_in_the_handler_ends_the_connection_instead_of_leaving_it_unread(
+    world: World, purpose: Purpose
+) -> None:
+    link = world.open(purpose)
+    link.send(ask(1, b"bug"))
+    with pytest.raises(LinkClosed):
+        link.receive()
+
+
+@pytest.mark.parametrize("body", [b"way", b"block"])
+def test_without_a_thread_to_be_had_a_call_goes_on_where_it_is(
+    world: World, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    link = world.open(Purpose.PIPE)
+    link.send(ask(0))
+    assert link.receive().call == 0
+
+    def none(*args: object, **kwargs: object) -> threading.Thread:
+        refused.set()
+        raise RuntimeError("can't start new thread")
+
+    refused = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", none)
+        link.send_all([ask(1, body), ask(2)])
+        assert refused.wait(SOON)
+        other = world.connect()  # cannot be served, and is told so
+        assert ended(other)
+    world.desk.gate.set()
+    assert {link.receive().call, link.receive().call} == {1, 2}
+    assert world.open(Purpose.DIRECT)
+
+
+def test_a_pipe_works_without_a_thread_that_watches_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = server_module._start
+    monkeypatch.setattr(
+        server_module,
+        "_start",
+        lambda name, *rest: not name.endswith("watch") and start(name, *rest),
+    )
+    link = world.open(Purpose.PIPE)
+    link.send_all([ask(1), ask(2, b"way"), ask(3)])
+    assert {link.receive().call, link.receive().call} == {1, 3}
+
+
+def test_hanging_up_on_one_caller_leaves_the_others(world: World) -> None:
+    links = [world.open(purpose, "gone") for purpose in Purpose]
+    other = world.open(Purpose.DIRECT, "here")
+    world.server.hang_up("gone")
+    for link in links:
+        with pytest.raises(LinkClosed):
+            link.receive()
+    other.send(ask(1))
+    assert other.receive().call == 1
+
+
+def test_closing_hangs_up_on_everybody(world: World) -> None:
+    links = [world.open(purpose) for purpose in Purpose]
+    stranger = world.connect()
+    links[0].send(ask(1, b"block"))
+    world.desk.entered.acquire()
+    world.server.close()
+    for link in links:
+        with pytest.raises(LinkClosed):
+            link.receive()
+    assert ended(stranger)
+    with pytest.raises(ConnectionError):
+        world.connect()
+
+
+# Strangers.
+
+
+def test_who_does_not_hold_the_secret_stays_out(world: World) -> None:
+    for number in range(20):
+        with pytest.raises(HoldfastError):
+            world.shake(derive_key(b"a guess, number %d" % number, "rpc"))
+        with pytest.raises(HoldfastError):
+            world.shake(derive_key(b"a secret that only two know", "store"))
+    assert not world.desk.threads
+
+
+PROBES = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"SSH-2.0-OpenSSH_9.6\r\n",
+    b"*1\r\n$4\r\nPING\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x00\x00\x00\x85\xffSMB",
+    b"HFST" + bytes(4096),
+    b"HFST\x01\x00" + bytes(32) + bytes(32),
+    b"\0" * 4096,
+]
+
+
+def test_what_is_no_handshake_is_hung_up_on(world: World) -> None:
+    rng = random.Random(4)
+    for probe in [*PROBES, *(rng.randbytes(rng.randrange(1, 4096)) for _ in range(200))]:
+        with closing(world.connect()) as sock:
+            try:
+                sock.sendall(probe)
+            except ConnectionError:
+                continue
+            assert ended(sock)
+    assert not world.desk.threads
+    assert world.open(Purpose.DIRECT)
+
+
+def test_who_is_silent_or_slow_is_hung_up_on(world: World) -> None:
+    silent = world.connect()
+    half = world.connect()
+    half.sendall(b"HFST\x01\x00")
+    greetless = world.shake()
+    assert ended(silent)
+    assert ended(half)
+    with pytest.raises(LinkClosed):
+        greetless.receive()
+    slow = world.connect()
+    assert raises(lambda: drip(slow))
+
+
+def drip(sock: socket.socket) -> None:
+    for byte in b"HFST\x01\x00" + bytes(200):
+        sock.sendall(bytes([byte]))
+        threading.Event().wait(0.02)
+
+
+def test_too_many_strangers_are_not_let_to_the_door(world: World) -> None:
+    waiting = [world.connect() for _ in range(4)]
+    until(lambda: len(world.server._strangers) == 4)
+    assert ended(world.connect())
+    waiting[0].close()
+    until(lambda: len(world.server._strangers) < 4)
+    assert world.open(Purpose.DIRECT)
+
+
+def test_those_inside_do_not_count_as_strangers(world: World) -> None:
+    for _ in range(10):
+        world.open(Purpose.DIRECT)
+    until(lambda: not world.server._strangers)
+
+
+def test_a_greeting_that_is_refused_is_told_why(world: World) -> None:
+    world.desk.refusal = PeerLost("another one has its name now")
+    link = world.shake()
+    link.send(Greeting("w0", 0, "life", "me", Purpose.DIRECT).encode())
+    assert decode_answer(link.receive()) == "another one has its name now"
+    with pytest.raises(LinkClosed):
+        link.receive()
+
+
+def test_a_greeting_that_is_none_is_hung_up_on(world: World) -> None:
+    link = world.shake()
+    link.send(ask(1))
+    with pytest.raises(LinkClosed):
+        link.receive()
+    assert not world.desk.threads
+
+
+def test_accepting_goes_on_after_an_error(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Short(socket.socket):
+        left = 2
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.left:
+                self.left -= 1
+                raise OSError(24, "Too many open files")
+            return super().accept()
+
+    monkeypatch.setattr(server_module, "ACCEPT_AGAIN_S", 0.001)
+    world.where += "-2"
+    sock = Short(socket.AF_UNIX)
+    sock.bind(world.where)
+    world.server.listen(sock)
+    assert world.open(Purpose.DIRECT)
+    assert caplog.text.count("Too many open files") == 2
