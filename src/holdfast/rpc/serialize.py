@@ -2,28 +2,43 @@
 
 Pickle, protocol 5: what is large lies outside of the pickle, in buffers that are sent from where
 they are and received into the memory that the value keeps. Arrays of numpy do that by themselves;
-tensors of torch are taught to, if torch is loaded. What pickle cannot do (lambdas, closures,
-classes made within functions) is left to cloudpickle.
+tensors of torch and memoryviews are taught to. What pickle cannot do (lambdas, closures, classes
+made within functions) is left to cloudpickle.
 
 Only peers that have proved that they hold the job's secret get here: they are the same user's code.
+
+Guarantees
+    SE-1  What is loaded shares no memory with what was dumped, and can be written to: arrays and
+          tensors are whole, in memory of their own, whatever they were a view of.
+    SE-2  A tensor that requires a gradient arrives as a leaf that does: its history stays.
+    SE-3  An error always comes back: as itself, or as a RemoteError; never as one that would end
+          the process that asked.
 """
 
 from __future__ import annotations
 
+import copyreg
+import functools
 import io
 import pickle
+import reprlib
 import sys
 import traceback
+from collections import ChainMap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from holdfast.errors import RemoteError, UsageError
 from holdfast.rpc.messages import Buffer
+from holdfast.rpc.passing import start_over
 
 __all__ = ["OUTSIDE_BYTES", "dump", "dump_error", "load", "load_error"]
 
 OUTSIDE_BYTES = 16 * 1024
 """Smaller buffers cost less inside of the pickle."""
+
+Reducer: TypeAlias = Callable[[Any], Any]
+Keep: TypeAlias = Callable[[pickle.PickleBuffer], bool]
 
 _BANNER = "It was raised at {worker}:\n\n{text}"
 
@@ -39,18 +54,16 @@ def dump(value: Any) -> tuple[bytes, list[Buffer]]:
     def keep(buffer: pickle.PickleBuffer) -> bool:
         """Put a buffer outside; return whether it stays inside instead."""
         with memoryview(buffer) as view:
-            inside = view.nbytes < OUTSIDE_BYTES or not view.c_contiguous
+            inside = view.nbytes < OUTSIDE_BYTES or not view.contiguous
         if not inside:
             outside.append(buffer)
         return inside
 
     try:
-        if "torch" in sys.modules:
-            body = _dump_with_tensors(value, keep)
-        else:
-            body = pickle.dumps(value, 5, buffer_callback=keep)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        body = _dump_plainly(value, keep)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
         outside.clear()
+        start_over()
         body = _dump_anything(value, keep, error)
     return body, [buffer.raw() for buffer in outside]
 
@@ -65,7 +78,7 @@ def dump_error(error: BaseException, worker: str) -> tuple[bytes, list[Buffer]]:
     text = "".join(traceback.format_exception(error))
     try:
         whole = pickle.dumps(error, 5)
-    except Exception:  # whatever its own code does
+    except BaseException:  # whatever its own code does
         whole = b""
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     return pickle.dumps((whole, name, _text(error), text, worker), 5), []
@@ -82,7 +95,7 @@ def load_error(body: Buffer, buffers: list[Buffer]) -> BaseException:
     if whole:
         try:
             error = load(whole, [])
-        except Exception:  # whatever its own code does
+        except (Exception, SystemExit):  # whatever its own code does
             error = None
     if not isinstance(error, Exception):
         error = RemoteError(
@@ -95,42 +108,111 @@ def load_error(body: Buffer, buffers: list[Buffer]) -> BaseException:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # whatever its own code does
+    except BaseException:  # whatever its own code does
         return "(it cannot say what it is)"
 
 
-def _dump_with_tensors(value: Any, keep: Callable[[pickle.PickleBuffer], bool]) -> bytes:
+def _dump_plainly(value: Any, keep: Keep) -> bytes:
+    if "numpy" not in sys.modules:  # then there is little to be taught, and this is faster
+        return pickle.dumps(value, 5, buffer_callback=keep)
     file = io.BytesIO()
-    _TensorPickler(file, 5, buffer_callback=keep).dump(value)
+    pickler = pickle.Pickler(file, 5, buffer_callback=keep)
+    pickler.dispatch_table = _table()
+    pickler.dump(value)
     return file.getvalue()
 
 
-def _dump_anything(
-    value: Any, keep: Callable[[pickle.PickleBuffer], bool], error: Exception
-) -> bytes:
+def _dump_anything(value: Any, keep: Keep, error: Exception) -> bytes:
     try:
-        import cloudpickle
+        pickler = _cloud_pickler()
     except ImportError:
         raise UsageError(
-            f"{value!r:.200}: cannot be pickled ({error}); lambdas and closures need cloudpickle"
+            f"{reprlib.repr(value):.200}: cannot be pickled ({error}); lambdas and closures need cloudpickle"
         ) from error
+    file = io.BytesIO()
     try:
-        body: bytes = cloudpickle.dumps(value, 5, buffer_callback=keep)
+        pickler(file, 5, buffer_callback=keep).dump(value)
     except Exception:
-        raise UsageError(f"{value!r:.200}: cannot be pickled: {error}") from error
-    return body
+        raise UsageError(f"{reprlib.repr(value):.200}: cannot be pickled: {error}") from error
+    return file.getvalue()
 
 
-class _TensorPickler(pickle.Pickler):
-    """Puts the memory of plain tensors outside of the pickle; others pickle as torch does."""
+@functools.cache
+def _cloud_pickler() -> Any:
+    import cloudpickle
 
-    def reducer_override(self, value: Any) -> Any:
-        torch = sys.modules["torch"]
-        if type(value) is not torch.Tensor or not _is_plain(torch, value):
-            return NotImplemented
-        flat = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        facts = (str(value.dtype).removeprefix("torch."), tuple(value.shape))
-        return _rebuild_tensor, (pickle.PickleBuffer(flat), *facts, value.requires_grad)
+    theirs = cloudpickle.Pickler.dispatch_table
+
+    class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
+        @property
+        def dispatch_table(self) -> ChainMap[type, Reducer]:
+            return ChainMap(_reducers(), theirs)
+
+    return CloudPickler
+
+
+# How our own kinds are pickled. A table costs nothing for other kinds, which an override would.
+
+_cached: tuple[tuple[object, ...], dict[type, Reducer]] = ((), {})
+
+
+def _table() -> dict[type, Reducer]:
+    """Return the reducers that everybody knows, and ours; made anew when there are more."""
+    global _cached  # noqa: PLW0603  # replaced whole: threads may race to make the same
+    key = (_tensor_type(), _array_type(), len(copyreg.dispatch_table))
+    if key != _cached[0]:
+        _cached = (key, {**copyreg.dispatch_table, **_reducers()})
+    return _cached[1]
+
+
+def _reducers() -> dict[type, Reducer]:
+    found: dict[type, Reducer] = {memoryview: _reduce_view}
+    tensor, array = _tensor_type(), _array_type()
+    if array is not None:
+        found[array] = _reduce_array
+        if tensor is not None:
+            found[tensor] = _reduce_tensor
+    return found
+
+
+def _tensor_type() -> type | None:
+    return getattr(sys.modules.get("torch"), "Tensor", None)
+
+
+def _array_type() -> type | None:
+    return getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
+def _reduce_view(view: memoryview) -> Any:
+    data = view if view.contiguous else bytearray(view.tobytes())
+    return _rebuild_view, (pickle.PickleBuffer(data), view.format, view.shape)
+
+
+def _rebuild_view(memory: Any, item: str, shape: tuple[int, ...]) -> memoryview:
+    view = memoryview(memory).cast("B")
+    if item == "B" and len(shape) == 1:
+        return view
+    try:
+        return view.cast(item, shape)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        return view  # of a format that only its maker knows
+
+
+def _reduce_array(array: Any) -> Any:
+    flags = array.flags
+    if not (flags.forc and flags.writeable):
+        array = array.copy()  # or it would be copied twice, or arrive as one that is read-only
+    return array.__reduce_ex__(5)
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    torch = sys.modules["torch"]
+    if not _is_plain(torch, tensor):
+        return tensor.__reduce_ex__(5)
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    kind = str(tensor.dtype).removeprefix("torch.")
+    facts = (kind, tuple(tensor.shape), tensor.requires_grad)
+    return _rebuild_tensor, (pickle.PickleBuffer(flat), *facts)
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
@@ -138,11 +220,10 @@ def _is_plain(torch: Any, tensor: Any) -> bool:
     return bool(
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
+        and tensor.numel()
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and tensor.is_leaf
-        and tensor.nbytes >= OUTSIDE_BYTES
         and not tensor.__dict__
     )
 
@@ -151,8 +232,5 @@ def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_gr
     import importlib
 
     torch = importlib.import_module("torch")
-    view = memoryview(memory)
-    # What came inside of a pickle cannot be written to, and a tensor must be.
-    memory = bytearray(view) if view.readonly else memory
-    tensor = torch.frombuffer(memory, dtype=torch.uint8).view(getattr(torch, dtype)).reshape(shape)
+    tensor = torch.frombuffer(memory, dtype=getattr(torch, dtype)).reshape(shape)
     return tensor.requires_grad_() if requires_grad else tensor

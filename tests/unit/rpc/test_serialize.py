@@ -1,0 +1,467 @@
+"""Values as bytes and back: whole, and in memory of their own."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.errors import PeerLost, RemoteError, UsageError
+from holdfast.rpc.messages import Buffer
+from holdfast.rpc.rref import RRef
+from holdfast.rpc.serialize import OUTSIDE_BYTES, dump, dump_error, load, load_error
+from tests.unit.rpc.world import agents
+
+LARGE = OUTSIDE_BYTES  # bytes that lie outside
+SIZES = pytest.mark.parametrize("n", [5, LARGE], ids=["inside", "outside"])
+
+
+def sent(value: Any) -> tuple[bytes, list[Buffer]]:
+    """Return what arrives: copies, as a connection makes them."""
+    body, buffers = dump(value)
+    return bytes(body), [bytearray(buffer) for buffer in buffers]
+
+
+def through(value: Any) -> Any:
+    return load(*sent(value))
+
+
+def is_own(array: Any) -> bool:
+    """Say whether it can be written to."""
+    array[...] = 0
+    return not array.any()
+
+
+class TestArrays:
+    @SIZES
+    def test_contiguous(self, n: int) -> None:
+        array = np.arange(n, dtype="f8")
+        came = through(array)
+        assert np.array_equal(came, array)
+        assert is_own(came)
+        assert array[-1] == n - 1
+
+    def test_what_is_large_is_not_copied_into_the_pickle(self) -> None:
+        array = np.zeros(LARGE, dtype="u1")
+        body, (buffer,) = dump(array)
+        assert len(body) < 1000
+        assert memoryview(buffer).nbytes == LARGE
+        assert np.shares_memory(np.frombuffer(buffer, "u1"), array)
+        body, buffers = dump(array[1:])
+        assert buffers == []
+
+    @SIZES
+    @pytest.mark.parametrize(
+        "view",
+        [
+            lambda array: array[::2],
+            lambda array: array[::-1],
+            lambda array: array.T,
+            np.asfortranarray,
+            lambda array: np.broadcast_to(array[0], array.shape),
+        ],
+    )
+    def test_views(self, n: int, view: Callable[[Any], Any]) -> None:
+        array = view(np.arange(4 * n, dtype="i8").reshape(n, 4))
+        body, buffers = sent(array)
+        came = load(body, buffers)
+        assert np.array_equal(came, array)
+        assert came.dtype == array.dtype
+        assert is_own(came)
+        assert n < LARGE or len(body) < 1000  # no detour through the pickle
+
+    @SIZES
+    def test_read_only(self, n: int) -> None:
+        array = np.arange(n, dtype="f4")
+        array.flags.writeable = False
+        came = through(array)
+        assert np.array_equal(came, array)
+        assert is_own(came)
+
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.array(3.5),
+            np.zeros((0, 3)),
+            np.array([(1, 2.0)] * LARGE, dtype=[("a", "i4"), ("b", "f8")]),
+            np.array([1, "two", None], dtype=object),
+            np.array(["x", "yy"]),
+            np.array(["2026-11-16"], dtype="datetime64[D]"),
+            np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]),
+            np.float32(1.5),
+        ],
+        ids=["scalar", "empty", "structured", "objects", "text", "dates", "masked", "number"],
+    )
+    def test_kinds(self, array: Any) -> None:
+        came = through(array)
+        assert type(came) is type(array)
+        assert came.dtype == array.dtype
+        assert came.shape == array.shape
+        assert came.tolist() == array.tolist()
+
+
+class TestTensors:
+    @SIZES
+    def test_contiguous(self, n: int) -> None:
+        tensor = torch.arange(n, dtype=torch.float32)
+        came = through(tensor)
+        assert torch.equal(came, tensor)
+        assert is_own(came)
+        assert tensor[-1] == n - 1
+
+    def test_what_is_large_is_not_copied_into_the_pickle(self) -> None:
+        tensor = torch.zeros(LARGE, dtype=torch.uint8)
+        body, (buffer,) = dump(tensor)
+        assert len(body) < 1000
+        tensor[0] = 7
+        assert memoryview(buffer)[0] == 7
+
+    def test_a_small_view_does_not_take_all_with_it(self) -> None:
+        body, buffers = dump(torch.zeros(10**6)[5:7])
+        assert buffers == []
+        assert len(body) < 1000
+
+    @SIZES
+    @pytest.mark.parametrize(
+        "view",
+        [
+            lambda tensor: tensor[::2],
+            lambda tensor: tensor.t(),
+            lambda tensor: tensor[:, 1],
+            lambda tensor: tensor[0].expand_as(tensor),
+            lambda tensor: tensor[1, 1],
+        ],
+    )
+    def test_views(self, n: int, view: Callable[[Any], Any]) -> None:
+        tensor = view(torch.arange(4 * n).reshape(n, 4))
+        came = through(tensor)
+        assert torch.equal(came, tensor)
+        assert is_own(came)
+
+    @pytest.mark.parametrize(
+        "kind",
+        ["bfloat16", "float16", "float64", "int8", "bool", "complex64", "uint8", "float8_e4m3fn"],
+    )
+    @SIZES
+    def test_types(self, kind: str, n: int) -> None:
+        tensor = torch.ones(n).to(getattr(torch, kind))
+        came = through(tensor)
+        assert came.dtype == tensor.dtype
+        assert torch.equal(came.view(torch.uint8), tensor.view(torch.uint8))
+
+    @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1, 1)])
+    def test_shapes(self, shape: tuple[int, ...]) -> None:
+        came = through(torch.ones(shape))
+        assert came.shape == shape
+        assert torch.equal(came, torch.ones(shape))
+
+    @SIZES
+    def test_gradients(self, n: int) -> None:
+        leaf = torch.ones(n, requires_grad=True)
+        for tensor in (leaf, leaf * 2):
+            came = through(tensor)
+            assert torch.equal(came, tensor)
+            assert came.requires_grad
+            assert came.is_leaf  # its history stays where it is
+            came.sum().backward()
+            assert torch.equal(came.grad, torch.ones(n))
+        assert not through(leaf.detach()).requires_grad
+
+    @SIZES
+    def test_parameters(self, n: int) -> None:
+        came = through(torch.nn.Parameter(torch.ones(n)))
+        assert type(came) is torch.nn.Parameter
+        assert came.requires_grad
+
+    @pytest.mark.parametrize(
+        "tensor",
+        [
+            torch.eye(3).to_sparse(),
+            torch.ones(3, dtype=torch.complex64).conj(),
+            torch.imag(torch.ones(3, dtype=torch.complex64).conj()),
+        ],
+        ids=["sparse", "conjugate", "negative"],
+    )
+    def test_others_go_as_torch_sends_them(self, tensor: Any) -> None:
+        came = through(tensor)
+        assert came.layout == tensor.layout
+        assert torch.equal(came.to_dense(), tensor.to_dense())
+
+    def test_attributes_are_kept(self) -> None:
+        tensor = torch.ones(2)
+        tensor.told = "so"  # type: ignore[attr-defined]
+        assert through(tensor).told == "so"
+
+    def test_one_tensor_twice_stays_one(self) -> None:
+        tensor = torch.ones(2)
+        first, second = through([tensor, tensor])
+        assert first is second
+
+
+class TestBytes:
+    @SIZES
+    @pytest.mark.parametrize("kind", [bytes, bytearray])
+    def test_bytes(self, n: int, kind: type) -> None:
+        came = through(kind(b"x" * n))
+        assert type(came) is kind
+        assert came == b"x" * n
+
+    @SIZES
+    def test_memoryviews(self, n: int) -> None:
+        memory = bytearray(range(5)) * n
+        for view in (memoryview(memory), memoryview(bytes(memory)), memoryview(memory)[::2]):
+            came = through(view)
+            assert type(came) is memoryview
+            assert came == view
+        memory[0] = 99
+        assert through(memoryview(memory))[0] == 99
+
+    def test_memoryviews_of_other_things(self) -> None:
+        numbers = memoryview(bytearray(range(16))).cast("i", (2, 2))
+        assert through(numbers) == numbers
+        assert through(np.zeros((0, 3)).data).nbytes == 0
+        assert through(np.zeros(2, dtype=[("a", "i4")]).data).nbytes == 8
+
+    def test_without_numpy(self) -> None:
+        code = (
+            "import sys; from holdfast.rpc.serialize import dump, load\n"
+            "view = memoryview(b'abc')\n"
+            "body, buffers = dump((len, view, lambda: 3))\n"
+            "assert 'numpy' not in sys.modules and 'torch' not in sys.modules\n"
+            "f, came, three = load(body, buffers)\n"
+            "assert (f, came, three()) == (len, view, 3)\n"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class Sulky:
+    def __reduce__(self) -> Any:
+        raise ValueError("leave me alone")
+
+
+class Nameless:
+    def __repr__(self) -> str:
+        raise ValueError
+
+    def __reduce__(self) -> Any:
+        raise TypeError("no")
+
+
+class TestWhatPickleCannotDo:
+    def test_lambdas_closures_and_classes_within_functions(self) -> None:
+        offset = 3
+
+        class Local:
+            def add(self, x: int) -> int:
+                return x + offset
+
+        assert through(lambda x: x + offset)(4) == 7
+        assert through(Local().add)(4) == 7
+
+    def test_arrays_beside_a_lambda_are_not_copied_into_the_pickle(self) -> None:
+        body, buffers = sent((lambda: 3, np.arange(LARGE), torch.ones(LARGE)))
+        assert len(buffers) == 2
+        three, array, tensor = load(body, buffers)
+        assert three() == 3
+        assert is_own(array)
+        assert is_own(tensor)
+
+    def test_a_reducer_that_is_made_known_later(self) -> None:
+        import copyreg
+
+        through(1)
+        copyreg.pickle(threading.local, lambda local: (int, (7,)))  # type: ignore[arg-type, return-value]
+        try:
+            assert through(threading.local()) == 7
+        finally:
+            del copyreg.dispatch_table[threading.local]
+
+    @pytest.mark.parametrize("value", [threading.Lock(), [threading.Lock()], sys._getframe()])
+    def test_what_nobody_can_pickle(self, value: Any) -> None:
+        with pytest.raises(UsageError, match="cannot be pickled: "):
+            dump(value)
+
+    def test_something_that_cannot_even_be_shown(self) -> None:
+        with pytest.raises(UsageError, match="<Nameless instance .*>: cannot be pickled: no"):
+            dump(Nameless())
+
+    def test_nested_too_deeply(self) -> None:
+        value: list[Any] = []
+        for _ in range(10**5):
+            value = [value]
+        with pytest.raises(UsageError, match="cannot be pickled"):
+            dump(value)
+        while value:  # or freeing it would be too deep as well
+            value = value[0]
+
+    def test_what_a_value_raises_is_raised(self) -> None:
+        with pytest.raises(ValueError, match="leave me alone"):
+            dump(Sulky())
+
+    def test_without_cloudpickle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from holdfast.rpc.serialize import _cloud_pickler
+
+        _cloud_pickler.cache_clear()
+        monkeypatch.setitem(sys.modules, "cloudpickle", None)
+        with pytest.raises(UsageError, match="lambdas and closures need cloudpickle"):
+            dump(lambda: 3)
+
+
+class Odd(Exception):
+    """Its constructor wants more than it passes on."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+
+
+class Secretive(Exception):
+    def __reduce__(self) -> Any:
+        raise SystemExit(3)
+
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+
+class Deadly(Exception):
+    def __reduce__(self) -> Any:
+        return sys.exit, (5,)
+
+
+def told(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as raised:
+        body, buffers = dump_error(raised, "WorkerInfo(id=1, name=w1)")
+    return load_error(body, buffers)
+
+
+class TestErrors:
+    def test_as_itself_with_where_it_came_from(self) -> None:
+        error = told(KeyError("x", 2))
+        assert type(error) is KeyError
+        assert error.args == ("x", 2)
+        (note,) = error.__notes__
+        assert "It was raised at WorkerInfo(id=1, name=w1)" in note
+        assert "raise error" in note
+        assert "KeyError" in note
+
+    def test_with_its_attributes(self) -> None:
+        error = told(PeerLost("gone", peer="w3", incarnation="abc"))
+        assert isinstance(error, PeerLost)
+        assert (error.peer, error.incarnation) == ("w3", "abc")
+
+    @pytest.mark.parametrize(
+        ("error", "name", "message"),
+        [
+            (Odd(7, "odd"), "test_serialize.Odd", "7: odd"),
+            (Secretive(), "test_serialize.Secretive", "it cannot say what it is"),
+            (Deadly("x"), "test_serialize.Deadly", "x"),
+            (SystemExit(3), "builtins.SystemExit", "3"),
+            (KeyboardInterrupt(), "builtins.KeyboardInterrupt", ""),
+            (type("Local", (Exception,), {})("here"), "test_serialize.Local", "here"),
+            (ValueError(threading.Lock()), "builtins.ValueError", "lock"),
+        ],
+    )
+    def test_as_a_remote_error(self, error: BaseException, name: str, message: str) -> None:
+        came = told(error)
+        assert isinstance(came, RemoteError)
+        assert came.type_name.endswith(name)
+        assert message in str(came)
+        assert came.worker == "WorkerInfo(id=1, name=w1)"
+        assert "Traceback" in came.traceback_text
+
+    def test_through_several_workers(self) -> None:
+        came = told(told(Odd(7, "odd")))
+        assert isinstance(came, RemoteError)
+        assert came.type_name.endswith(".Odd")
+        assert len(came.__notes__) == 2
+
+    def test_a_group(self) -> None:
+        came = told(ExceptionGroup("both", [ValueError(1), KeyError(2)]))
+        assert isinstance(came, ExceptionGroup)
+        assert [type(one) for one in came.exceptions] == [ValueError, KeyError]
+
+
+# Between agents.
+
+kept: list[Any] = []
+
+
+def keep(value: Any) -> Any:
+    """What the callee does; it is this process, so that the test sees it."""
+    kept.append(value)
+    return value
+
+
+class TestCalls:
+    @SIZES
+    @pytest.mark.parametrize("make", [np.ones, torch.ones, lambda n: memoryview(bytearray(n))])
+    def test_nobody_sees_what_others_do_to_theirs(self, make: Callable[[int], Any], n: int) -> None:
+        kept.clear()
+        with agents(None, None) as (agent, _):
+            mine = make(n)
+            before = float(mine[0])
+            theirs = agent.call("w1", keep, (mine,))
+            mine[0] = 2
+            (at_callee,) = kept
+            assert (at_callee[0], theirs[0]) == (before, before)
+            at_callee[0] = 3
+            theirs[0] = 4
+            assert (mine[0], at_callee[0], theirs[0]) == (2, 3, 4)
+        kept.clear()
+
+    def test_what_cannot_be_pickled_is_told_to_who_asked(self) -> None:
+        with agents(None, None) as (agent, _):
+            with pytest.raises(UsageError, match="cannot be pickled"):
+                agent.call("w1", keep, (threading.Lock(),))
+            with pytest.raises(UsageError, match="cannot be pickled"):
+                agent.call("w1", threading.Lock)  # what it returns
+            with pytest.raises(RemoteError, match="SystemExit: 3"):
+                agent.call("w1", sys.exit, (3,))
+            assert agent.call("w1", len, ("abc",)) == 3
+
+    def test_what_cannot_be_read_is_told_to_who_asked(self) -> None:
+        with agents(None, None) as (agent, _), pytest.raises((ZeroDivisionError, RemoteError)):
+            agent.call("w1", keep, (Trap(),))
+
+    def test_a_reference_beside_a_lambda_is_counted_once(self) -> None:
+        with agents(None, None) as (agent, owner):
+            rref = agent.remote("w1", len, ("abc",))
+            assert agent.call("w1", lambda value, other: other(value), (rref, fetch)) == 3
+            del rref
+            assert owner.holdings.wait_settled(lambda: 10.0)
+            assert agent.holdings.wait_settled(lambda: 10.0)
+            wait_for_none(owner)
+            wait_for_none(agent)
+
+    def test_a_reference_outside_of_a_call(self) -> None:
+        with agents(None, None) as (agent, _):
+            rref = agent.remote("w1", len, ("abc",))
+            assert rref.to_here() == 3
+            with pytest.raises(UsageError, match="can only be pickled as part of a call"):
+                pickle.dumps(rref)
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)
+
+
+def fetch(rref: RRef[int]) -> int:
+    return rref.to_here()
+
+
+def wait_for_none(agent: Any) -> None:
+    from holdfast.clock import SYSTEM_CLOCK, Deadline
+
+    deadline = Deadline.after(10.0)
+    while any(agent.holdings.counts().values()):
+        assert not deadline.passed(), agent.holdings.counts()
+        SYSTEM_CLOCK.sleep(0.005)
