@@ -127,7 +127,8 @@ def _dump_anything(value: Any, keep: Keep, error: Exception) -> bytes:
         pickler = _cloud_pickler()
     except ImportError:
         raise UsageError(
-            f"{reprlib.repr(value):.200}: cannot be pickled ({error}); lambdas and closures need cloudpickle"
+            f"{reprlib.repr(value):.200}: cannot be pickled ({error}); "
+            "lambdas and closures need cloudpickle"
         ) from error
     file = io.BytesIO()
     try:

@@ -94,7 +94,7 @@ class TestArrays:
             np.array([1, "two", None], dtype=object),
             np.array(["x", "yy"]),
             np.array(["2026-11-16"], dtype="datetime64[D]"),
-            np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]),
+            np.ma.masked_array([1, 2, 3], mask=[False, True, False]),
             np.float32(1.5),
         ],
         ids=["scalar", "empty", "structured", "objects", "text", "dates", "masked", "number"],
@@ -196,7 +196,7 @@ class TestTensors:
 
     def test_attributes_are_kept(self) -> None:
         tensor = torch.ones(2)
-        tensor.told = "so"  # type: ignore[attr-defined]
+        tensor.told = "so"
         assert through(tensor).told == "so"
 
     def test_one_tensor_twice_stays_one(self) -> None:
