@@ -1,0 +1,149 @@
+"""What workers are asked to do in tests of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.rpc.answering import deadline_here
+from holdfast.rpc.api import async_execution, rpc_async, rpc_sync
+from holdfast.rpc.future import Future, wait_all
+
+counts: dict[str, int] = {}
+gates: dict[str, threading.Event] = {}
+_lock = threading.Lock()
+
+
+class Odd(Exception):
+    """An error that cannot be made from its arguments."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class Stubborn(Exception):
+    """An error that cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("stubborn")
+
+
+def add(one: int, two: int = 0) -> int:
+    return one + two
+
+
+def fail(kind: type[BaseException], *args: object) -> None:
+    raise kind(*args)
+
+
+def lock() -> object:
+    return threading.Lock()
+
+
+def count(name: str) -> int:
+    with _lock:
+        counts[name] = counts.get(name, 0) + 1
+        return counts[name]
+
+
+def counted(name: str) -> int:
+    return counts.get(name, 0)
+
+
+def gate(name: str) -> threading.Event:
+    with _lock:
+        return gates.setdefault(name, threading.Event())
+
+
+def wait_at(name: str) -> int:
+    """Count, and wait until somebody opens the gate."""
+    number = count(name)
+    if not gate(name).wait(30):
+        raise AssertionError("nobody opened the gate")
+    return number
+
+
+def open_gate(name: str) -> None:
+    gate(name).set()
+
+
+def nested(me: str, other: str, depth: int) -> int:
+    """Call back and forth."""
+    if not depth:
+        return 0
+    return 1 + int(rpc_sync(other, nested, (other, me, depth - 1)))
+
+
+def nested_async(me: str, other: str, depth: int) -> int:
+    if not depth:
+        return 0
+    return 1 + int(rpc_async(other, nested_async, (other, me, depth - 1)).wait())
+
+
+def call_all(names: list[str], rounds: int) -> int:
+    """Call everybody, who calls everybody too."""
+    total = 0
+    for _ in range(rounds):
+        total += sum(wait_all([rpc_async(name, add, (1,)) for name in names]))
+        total += sum(rpc_sync(name, add, (1,)) for name in names)
+        total += sum(wait_all([rpc_async(name, call_back, (names,)) for name in names]))
+    return total
+
+
+def call_back(names: list[str]) -> int:
+    return sum(int(rpc_sync(name, add, (1,))) for name in names[:3])
+
+
+@async_execution
+def later(name: str, value: int) -> Future[int]:
+    """Ask another one, and answer when that has."""
+    return rpc_async(name, add, (value, 1)).then(lambda done: int(done.value()) * 10)
+
+
+@async_execution
+def nothing_later() -> int:
+    return 5  # an answer that is here already will do
+
+
+async def coroutine(name: str, value: int) -> int:
+    await asyncio.sleep(0)
+    return 10 * int(await rpc_async(name, add, (value, 1)))
+
+
+async def coroutine_deadline(name: str) -> float:
+    return float(await rpc_async(name, left))
+
+
+async def coroutine_forever(name: str) -> None:
+    count(name)
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        count(f"{name} cancelled")
+        raise
+
+
+async def coroutine_fails(kind: type[BaseException]) -> None:
+    await asyncio.sleep(0)
+    raise kind("async")
+
+
+def left() -> float:
+    """Return how many seconds the call that runs has left."""
+    return deadline_here() - SYSTEM_CLOCK.monotonic()
+
+
+def left_there(name: str, timeout: float | None) -> float:
+    return float(rpc_sync(name, left, timeout=timeout))
+
+
+def process() -> tuple[int, int, int]:
+    """Return the process, its threads and its descriptors."""
+    return os.getpid(), threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+
+def big(size: int) -> bytes:
+    return bytes(size)

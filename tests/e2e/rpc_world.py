@@ -1,0 +1,139 @@
+"""Workers of RPC in processes of their own, for tests: started, killed, stopped, and started again.
+
+Run as a program it is a worker: it joins, says where it is, and ends when its input does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import holdfast
+from holdfast.clock import Deadline
+from holdfast.net.auth import derive_key
+from holdfast.rpc import current, directory
+from holdfast.rpc.agent import Agent
+from holdfast.rpc.directory import Directory
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.peers import Contact
+from holdfast.store.prefix import PrefixStore
+
+KEY = derive_key(b"a secret that only workers know", "rpc")
+SOON = 30.0
+
+
+@contextmanager
+def joined(name: str, number: int, endpoint: str, size: int = 0) -> Iterator[Agent]:
+    """Be a worker."""
+    agents: list[Agent] = []
+
+    def gone(contact: Contact) -> None:
+        for agent in agents:
+            agent.lost(contact)
+
+    deadline = Deadline.after(SOON)
+    with holdfast.open_store(endpoint) as store:
+        known = Directory(PrefixStore(store, "rpc/"), lost=gone)
+        agent = Agent(WorkerInfo(name, number), known, KEY, timeout_s=SOON)
+        try:
+            agent.start()
+            agents.append(agent)
+            assert agent.contact is not None
+            known.join(agent.contact, deadline)
+            known.wait_for(size, deadline)
+            yield agent
+        finally:
+            agent.close()
+            known.close()
+
+
+class Workers:
+    """Several workers; `me` is the one of this process, "w0"."""
+
+    def __init__(self, endpoint: str, lease_s: float) -> None:
+        self._endpoint = endpoint
+        self._lease_s = lease_s
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, *names: str) -> None:
+        """Start workers and wait until they are there.
+
+        A name may be several, with commas: then one process starts, and the others come of it,
+        which is faster.
+        """
+        for name in names:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, __file__, name, self._endpoint, str(self._lease_s)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+            )
+        for name in names:
+            out = self._processes[name].stdout
+            assert out is not None
+            for _ in name.split(","):
+                assert out.readline() == b"here\n"
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self._processes[name].send_signal(number)
+
+    def end(self, *names: str) -> None:
+        """End these, or all."""
+        ending = [self._processes.pop(name) for name in names or list(self._processes)]
+        for process in ending:
+            process.send_signal(signal.SIGCONT)
+            if not names:
+                assert process.stdin is not None
+                process.stdin.close()
+            else:
+                process.kill()
+        for process in ending:
+            process.wait(SOON)
+            for file in (process.stdin, process.stdout):
+                if file is not None:
+                    file.close()
+
+
+@contextmanager
+def workers(count: int, lease_s: float = 10.0) -> Iterator[tuple[Agent, Workers]]:
+    """Start workers "w1"… in processes, and be "w0"."""
+    with holdfast.serve_store() as server:
+        others = Workers(server.endpoint, lease_s)
+        try:
+            names = [f"w{number}" for number in range(1, count)]
+            others.start(*(names if count < 5 else [",".join(names)]))
+            with joined("w0", 0, server.endpoint, count) as agent:
+                try:
+                    yield agent, others
+                finally:
+                    others.end()
+        finally:
+            others.end()
+
+
+def main() -> None:
+    names, endpoint, lease_s = sys.argv[1:]
+    directory.LEASE_S = float(lease_s)
+    name, *others = names.split(",")
+    born = []
+    for other in others:
+        born.append(os.fork())
+        if not born[-1]:
+            name, born = other, []
+            break
+    with joined(name, int(name[1:]), endpoint) as agent:
+        current.set_agent(agent)
+        sys.stdout.write("here\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+        current.reset_agent()
+    for process in born:
+        os.waitpid(process, 0)
+
+
+if __name__ == "__main__":
+    main()

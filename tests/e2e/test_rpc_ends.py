@@ -1,0 +1,158 @@
+"""The end of workers, and their beginning: killed, stopped, started again, shut down."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import PeerLost
+from holdfast.net.auth import derive_key
+from holdfast.rpc import current
+from holdfast.rpc.agent import Agent
+from holdfast.rpc.future import wait_all
+from holdfast.rpc.messages import Kind
+from holdfast.rpc.names import WorkerInfo
+from tests.e2e import rpc_jobs as jobs
+from tests.e2e.rpc_world import KEY, workers
+
+SOON = 30.0
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = Deadline.after(SOON)
+    while not true():
+        assert not deadline.passed()
+        SYSTEM_CLOCK.sleep(0.005)
+
+
+def test_sixteen_workers_call_each_other_all_at_once() -> None:
+    names = [f"w{number}" for number in range(16)]
+    with workers(16) as (agent, _):
+        current.set_agent(agent)
+        try:
+            totals = [agent.call_async(name, jobs.call_all, (names, 3)) for name in names]
+            assert wait_all(totals) == [3 * (16 + 16 + 16 * 3)] * 16
+        finally:
+            current.reset_agent()
+
+
+def test_the_death_of_a_peer_is_told_to_all_who_wait_and_a_new_one_is_found() -> None:
+    with workers(2) as (agent, others):
+        waiting = [agent.call_async("w1", jobs.wait_at, (f"{n}",)) for n in range(3)]
+        caught: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                agent.call("w1", jobs.wait_at, ("sync",))
+            except PeerLost as error:
+                caught.append(error)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        until(lambda: bool(agent.call("w1", jobs.counted, ("sync",))))
+        before = agent.find("w1")
+        peer = agent._peer("w1")
+        others.signal("w1", signal.SIGKILL)
+        for future in waiting:
+            with pytest.raises(PeerLost, match="Connection (closed|reset) by peer") as lost:
+                future.wait()
+            assert lost.value.peer == "w1"
+            assert lost.value.incarnation == before.incarnation
+        caller.join()
+        assert isinstance(caught[0], RuntimeError)
+        others.end("w1")
+        others.start("w1")
+        until(lambda: agent.find("w1").incarnation != before.incarnation)
+        assert agent.call("w1", jobs.add, (1,)) == 1
+        assert agent.call_async("w1", jobs.add, (2,)).wait() == 2
+        # What was meant for the old one stays refused, and is never run by the new one.
+        until(lambda: peer.lost is not None)
+        with pytest.raises(PeerLost):
+            peer.exchange(agent._message(peer, Kind.PYTHON_CALL, (jobs.add, (1,), None), 0))
+
+
+def test_a_worker_that_is_stopped_is_lost_after_its_lease_and_not_heard_again() -> None:
+    with workers(3, lease_s=1.0) as (agent, others):
+        current.set_agent(agent)
+        try:
+            waiting = agent.call_async("w1", jobs.wait_at, ("silent",))
+            # The one that will be stopped is calling us, and goes on with that when it wakes up.
+            calling = agent.call_async("w1", jobs.nested, ("w1", "w0", 1))
+            assert calling.wait() == 1
+            until(lambda: bool(agent.call("w1", jobs.counted, ("silent",))))
+            stale = agent.find("w1").incarnation
+            others.signal("w1", signal.SIGSTOP)
+            with pytest.raises(PeerLost, match="Connection closed by peer"):
+                waiting.wait()
+            assert agent.call("w2", jobs.add, (1,)) == 1  # others are not held up
+            assert stale in agent._answerer._dead
+        finally:
+            current.reset_agent()
+
+
+def test_shutting_down_ends_what_is_under_way() -> None:
+    with workers(2) as (agent, _):
+        futures = [agent.call_async("w1", jobs.wait_at, (f"{n}",)) for n in range(5)]
+        caught: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                agent.call("w1", jobs.wait_at, ("sync",))
+            except PeerLost as error:
+                caught.append(error)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        until(lambda: bool(agent.call("w1", jobs.counted, ("sync",))))
+        agent.close()
+        caller.join()
+        assert len(caught) == 1
+        for future in futures:
+            with pytest.raises(PeerLost, match="shut down"):
+                future.wait()
+        with pytest.raises(PeerLost, match="shut down"):
+            agent.call("w1", jobs.add, (1,))
+        with pytest.raises(PeerLost, match="shut down"):
+            agent.call_async("w1", jobs.add, (1,)).wait()
+
+
+class Table:
+    """Who is where, without a store."""
+
+    def __init__(self) -> None:
+        self.known: dict[object, Any] = {}
+
+    def find(self, target: object) -> Any:
+        return self.known[target]
+
+    def find_incarnation(self, incarnation: str) -> Any:
+        raise PeerLost(incarnation)
+
+
+def test_two_agents_in_one_process_call_each_other_and_a_stranger_is_refused() -> None:
+    table = Table()
+    keys = (KEY, KEY, derive_key(b"another job", "rpc"))
+    agents = [
+        Agent(WorkerInfo(f"a{number}", number), table, key) for number, key in enumerate(keys)
+    ]
+    try:
+        for each in agents:
+            each.start("127.0.0.1")
+            assert each.contact is not None
+            table.known[each.info.name] = each.contact
+        one, two, stranger = agents
+        assert one.call("a1", jobs.add, (1,)) == two.call("a0", jobs.add, (1,)) == 1
+        assert wait_all([one.call_async("a1", jobs.add, (n,)) for n in range(9)]) == list(range(9))
+        with pytest.raises(PeerLost, match="secret"):
+            stranger.call("a0", jobs.add, (1,))
+        with pytest.raises(PeerLost, match="secret"):
+            stranger.call_async("a0", jobs.add, (1,)).wait()
+    finally:
+        for each in agents:
+            each.close()
+            each.close()
