@@ -55,12 +55,17 @@ BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "eval": ("parse it", ()),
     # A worker's script is there to be run; a record's __init__ is made of the names of its fields.
     "exec": ("import it", ("process/child.py", "process/worker.py", "records.py")),
-    # A worker calls the user's function and tells what it returned, as multiprocessing does.
-    "pickle": ("use store.wire, or JSON", ("process/child.py", "process/returns.py")),
+    # A worker calls the user's function and tells what it returned, as multiprocessing does; so do
+    # calls between workers, which have proved to each other that they are of one job.
+    "pickle": (
+        "use store.wire, or JSON",
+        ("process/child.py", "process/returns.py", "rpc/serialize.py"),
+    ),
     "marshal": ("use store.wire, or JSON", ()),
     "shelve": ("use store.wire, or JSON", ()),
     "logging.basicConfig": ("leave logging to the program", ("cli/",)),
-    "torch": ("no file of the core knows torch", ("torch_compat/",)),
+    # Tensors are sent from where they lie, if torch is there; it is never imported for it.
+    "torch": ("no file of the core knows torch", ("torch_compat/", "rpc/serialize.py")),
     "numpy": ("no file of the core knows numpy", ("torch_compat/",)),
 }
 # Functions of a module that keep hidden, shared, unseeded state; random.Random(seed) is fine.

@@ -11,7 +11,9 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     store/       the shared key-value space and its backends
     rendezvous/  who is in this round of a run, and in which order
     process/     worker processes: started, contained, watched, logged, stopped
+    rpc/         calls between named workers, and references to their values
     agent/       supervises the workers of one node
+    faults/      messages that go wrong by a plan
     launch/      from a configuration and an entry point to results by rank
     cli/         the command line
     testing/     what tests of distributed programs need; nothing above imports it

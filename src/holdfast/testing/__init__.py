@@ -25,4 +25,8 @@ In reading order:
     chaosrig.py    the agents of one job, what they say, and a census of what they leave
     chaosjudge.py  did the job keep its word?
     chaos.py       many of these jobs, by a command
+    rrefjudge.py   are remote references counted right, at every step?
+    rrefsim.py     their counting between simulated workers, judged over many seeds
+    rpcworld.py    a test in several real workers, with faults if wanted
+    rpcsoak.py     many calls under faults, audited: each runs once, none is mixed up
 """
