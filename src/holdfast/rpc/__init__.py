@@ -15,6 +15,7 @@ Layout, in reading order (◦ = pure)
     receipts.py ◦       what may be asked again runs once
     rref_protocol.py ◦  counting references: when a value may go
     serialize.py        values as bytes
+    big.py              large buffers on one machine
     link.py             one connection
     way.py              making way before blocking
     future.py           a value to come

@@ -3,7 +3,7 @@
     kind 1  flags 1  buffers 2  budget 4  call 8  body length 8      24 bytes, little-endian
     length of each buffer, 8 bytes each
     body
-    buffers, one after the other
+    buffers, one after the other; of one whose length has the bit ELSEWHERE only where it is
 
 Lengths are judged before anything is allocated for them. Only peers that have proved that they
 hold the job's secret get so far.
@@ -19,6 +19,7 @@ from holdfast.rpc.messages import Kind, Message
 
 __all__ = [
     "BUFFERS_MAX",
+    "ELSEWHERE",
     "HEADER_BYTES",
     "MESSAGE_BYTES_MAX",
     "Head",
@@ -31,6 +32,8 @@ HEADER = struct.Struct("<BBHIQQ")
 HEADER_BYTES = HEADER.size
 BUFFERS_MAX = 1 << 15
 MESSAGE_BYTES_MAX = 1 << 40
+ELSEWHERE = 1 << 63
+"""Set in the length of a buffer that is not sent: its place is."""
 BUDGET_MAX_MS = (1 << 32) - 1
 """Seven weeks; a budget beyond it is cut down to it."""
 
@@ -49,8 +52,11 @@ class Head(NamedTuple):
     body_bytes: int
 
 
-def encode_head(message: Message) -> bytes:
-    """Return the header and the buffers' lengths: what goes before the body."""
+def encode_head(message: Message, elsewhere_from: int = 0) -> bytes:
+    """Return the header and the buffers' lengths: what goes before the body.
+
+    Buffers of `elsewhere_from` bytes and more are not sent, only their places; 0 for none.
+    """
     buffers, size = message.buffers, len(message.body)
     if len(buffers) > BUFFERS_MAX:
         raise UsageError(f"{len(buffers)} buffers in one message: at most {BUFFERS_MAX}")
@@ -67,6 +73,8 @@ def encode_head(message: Message) -> bytes:
     lengths = [memoryview(buffer).nbytes for buffer in buffers]
     if size + sum(lengths) > MESSAGE_BYTES_MAX:
         raise UsageError(f"message of {size + sum(lengths)} bytes: at most {MESSAGE_BYTES_MAX}")
+    if elsewhere_from:
+        lengths = [size | ELSEWHERE if size >= elsewhere_from else size for size in lengths]
     return head + struct.pack(f"<{len(lengths)}Q", *lengths)
 
 
@@ -83,8 +91,9 @@ def decode_head(data: bytes | bytearray | memoryview, start: int = 0) -> Head:
 
 
 def decode_lengths(data: bytes | bytearray | memoryview, head: Head) -> tuple[int, ...]:
-    """Read the lengths of the buffers."""
+    """Read the lengths of the buffers, with ELSEWHERE set for those that are not sent."""
     lengths: tuple[int, ...] = struct.unpack_from(f"<{head.buffers}Q", data)
-    if head.body_bytes + sum(lengths) > MESSAGE_BYTES_MAX:
+    total = head.body_bytes + sum(length & ~ELSEWHERE for length in lengths)
+    if total > MESSAGE_BYTES_MAX:
         raise PeerViolation(f"message of more than {MESSAGE_BYTES_MAX} bytes was announced")
     return lengths

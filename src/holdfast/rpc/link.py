@@ -1,7 +1,8 @@
 """One connection between two agents: messages in, messages out, nothing else.
 
 Small messages cost one system call each way. The buffers of a large one are sent from where they
-lie, and received into the memory that their reader keeps.
+lie, and received into the memory that their reader keeps; those that are larger still are not sent
+at all where the reader can fetch them (big.py).
 
 Two ways to use one: `send` and `receive` block, until the limit that `set_limit` sets; `send_some`
 and `advance` never do, and go on where they stopped. A link whose blocking call timed out, or that
@@ -10,14 +11,21 @@ failed in any way, is closed, since nobody knows what is still on its way.
 
 from __future__ import annotations
 
-import mmap
 import socket
 import struct
 from collections.abc import Sequence
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.rpc.codec import HEADER_BYTES, Head, decode_head, decode_lengths, encode_head
-from holdfast.rpc.messages import Buffer, Message
+from holdfast.rpc.big import BIG_BYTES, PLACE_BYTES, Reach, memory
+from holdfast.rpc.codec import (
+    ELSEWHERE,
+    HEADER_BYTES,
+    Head,
+    decode_head,
+    decode_lengths,
+    encode_head,
+)
+from holdfast.rpc.messages import Buffer, Kind, Message
 
 __all__ = ["NEVER", "Link", "LinkClosed", "parts_of", "views_of"]
 
@@ -27,10 +35,10 @@ _READ_BYTES = 64 * 1024
 _SMALL_BYTES = _READ_BYTES // 2  # what is smaller is read with what follows it
 _JOIN_BYTES = 4 * 1024  # copying so little costs less than a vector of two
 _VECTOR_MAX = 512  # Linux takes 1,024 pieces in one call
-_MAPPED_BYTES = 1024 * 1024
 _TIMEVAL = struct.Struct("@ll")
 _TIMEVAL_MAX_S = 1e9
 _CLOSE_ENOUGH_S = 0.002
+_REPLY, _FAILURE, _OFFER, _TAKEN = Kind.REPLY, Kind.FAILURE, Kind.OFFER, Kind.TAKEN
 
 
 class LinkClosed(ConnectionError):
@@ -63,6 +71,8 @@ class Link:
         self._whole: list[Buffer] = []
         self._part: memoryview | None = None
         self._filled = 0
+        self._fetched = self._void = False  # have buffers been fetched; had the peer let go of one
+        self._reach = Reach(sock)
 
     def fileno(self) -> int:
         """Return the descriptor of the socket; -1 when it is closed."""
@@ -84,23 +94,52 @@ class Link:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it was over already
+        self._reach.release_all()
+
+    # Large buffers.
+
+    def offer(self) -> list[Message]:
+        """Return what is to be sent before anything else, so that the peer may fetch from here."""
+        return self._reach.offer()
+
+    def due(self) -> list[Message]:
+        """Return what the peer is to be told about its buffers; once, to who receives."""
+        due = self._reach.due
+        if due:
+            self._reach.due = []
+        return due
+
+    @property
+    def fetches(self) -> bool:
+        """Whether large buffers of the peer are fetched by us, not sent by it."""
+        return self._reach.reads
+
+    @property
+    def fetched(self) -> bool:
+        """Whether large buffers of ours are fetched by the peer, not sent by us."""
+        return self._reach.open
 
     # Out.
 
     def send(self, message: Message) -> None:
         """Send one message. Blocks until the system has taken all of it."""
-        head, body = encode_head(message), message.body
+        body = message.body
         if not message.buffers and len(body) <= _JOIN_BYTES:
-            self._send_bytes(head + body)
+            self._send_bytes(encode_head(message) + body)
         else:
-            self._send_parts([head, body, *message.buffers])
+            self.send_all([message])
 
     def send_all(self, messages: Sequence[Message]) -> None:
         """Send several messages with as few system calls as it takes."""
         parts: list[Buffer] = []
         for message in messages:
-            parts_of(message, parts)
+            self.put(message, parts)
         self._send_parts(parts)
+
+    def put(self, message: Message, parts: list[Buffer]) -> None:
+        """Add a message to what is to be sent; the peer may fetch its buffers from now on."""
+        reach = self._reach
+        parts_of(message, parts, reach if message.buffers and reach.has_room() else None)
 
     def send_some(self, views: list[memoryview]) -> bool:
         """Send what the system takes at once, and take it off the list; say whether all went."""
@@ -135,7 +174,11 @@ class Link:
     # In.
 
     def receive(self) -> Message:
-        """Return the next message. Blocks; LinkClosed at the connection's end."""
+        """Return the next message. Blocks; LinkClosed at the connection's end.
+
+        Tells the peer what is due, so who calls this is the only one who sends meanwhile, unless
+        it only ever receives requests.
+        """
         message = self.here()
         if message is None:
             self._fetch(0)
@@ -144,6 +187,11 @@ class Link:
             self._tell_limit()
             self._fetch(0)
             message = self.here()
+        if self._reach.due:
+            try:
+                self.send_all(self.due())
+            except OSError:
+                self.shut()  # the message is here all the same
         return message
 
     def advance(self) -> Message | None:
@@ -163,10 +211,27 @@ class Link:
         if here < HEADER_BYTES or self._head is not None:
             return False
         head = decode_head(self._buffer, self._start)
+        if head.kind is _TAKEN or head.kind is _OFFER:
+            return False  # it is for us alone
         return head.buffers == 0 and here >= HEADER_BYTES + head.body_bytes
 
     def here(self) -> Message | None:
         """Return the next message if it has been read already."""
+        while True:
+            message = self._here()
+            if message is None:
+                return None
+            kind = message.kind
+            if kind is _TAKEN or kind is _OFFER:
+                self._reach.hear(message)
+                continue
+            if (kind is _REPLY or kind is _FAILURE) and self._reach.held:
+                self._reach.release(message.call)
+            if not self._void:
+                return message
+            self._void = False
+
+    def _here(self) -> Message | None:
         head = self._head
         if head is None:
             start = self._start
@@ -194,20 +259,41 @@ class Link:
         """Take what has come of the parts of a message; say whether that is all of them."""
         lengths_first = head.buffers > 0 and not self._whole and len(self._sizes) == 1
         while self._sizes:
+            size = self._sizes[-1]
             part = self._take()
             if part is None:
                 return False
+            if size & ELSEWHERE:
+                part = self._fetch_large(part, size & ~ELSEWHERE)
+                self._fetched = True
             if lengths_first:
                 self._sizes = [*reversed(decode_lengths(part, head)), head.body_bytes]
                 lengths_first = False
             else:
                 self._whole.append(part)
+        if self._fetched:
+            self._fetched = False
+            if head.kind is _REPLY or head.kind is _FAILURE:
+                self._reach.due.append(Message(_TAKEN, head.call))
         return True
+
+    def _fetch_large(self, place: Buffer, size: int) -> Buffer:
+        """Return a buffer of the peer's that it has not sent."""
+        try:
+            found = self._reach.read(place, size)
+        except OSError as error:
+            raise _closed(error) from None
+        if found is None:
+            self._void = True
+            return b""
+        return found
 
     def _take(self) -> Buffer | None:
         """Return the next part in memory of its own; None if it has not come yet."""
         if self._part is None:
             size, start = self._sizes[-1], self._start
+            if size & ELSEWHERE:
+                size = PLACE_BYTES
             here = self._end - start
             if size <= here:
                 self._sizes.pop()
@@ -215,9 +301,7 @@ class Link:
                 return bytearray(self._view[start : start + size])
             if size <= _SMALL_BYTES:
                 return None
-            self._part = memoryview(
-                bytearray(size) if size < _MAPPED_BYTES else mmap.mmap(-1, size)
-            )
+            self._part = memoryview(bytearray(size)) if size < BIG_BYTES else memory(size)
             self._part[:here] = self._view[start : self._end]
             self._filled = here
             self._start = self._end = 0
@@ -281,9 +365,12 @@ class _Joined(bytearray):
     __slots__ = ()
 
 
-def parts_of(message: Message, parts: list[Buffer]) -> None:
-    """Add a message to what is to be sent; what is small is joined to what is small before it."""
-    head, body = encode_head(message), message.body
+def parts_of(message: Message, parts: list[Buffer], reach: Reach | None = None) -> None:
+    """Add a message to what is to be sent; what is small is joined to what is small before it.
+
+    Of large buffers the places are sent only, if there is a reach to hold them.
+    """
+    head, body = encode_head(message, BIG_BYTES if reach else 0), message.body
     last = parts[-1] if parts else None
     if type(last) is _Joined:
         last += head
@@ -294,7 +381,7 @@ def parts_of(message: Message, parts: list[Buffer]) -> None:
         last += body
     else:
         parts.append(body)
-    parts += message.buffers
+    parts += message.buffers if reach is None else reach.places_of(message)
 
 
 def views_of(parts: Sequence[Buffer]) -> list[memoryview]:

@@ -45,6 +45,10 @@ class Kind(IntEnum):
     """A note: the answer to this call is not wanted any more."""
     ACKNOWLEDGE = 99
     """A note: answers to calls below this number have come; they need not be kept."""
+    OFFER = 100
+    """A note between links: here is memory, see whether you can read it."""
+    TAKEN = 101
+    """A note between links: the large buffers of this call have been read; 0 for the offer."""
 
     @property
     def is_request(self) -> bool:

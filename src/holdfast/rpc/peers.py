@@ -209,7 +209,7 @@ class Peer:
         greeting = Greeting(me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose)
         try:
             link.set_limit(NEVER if deadline.at is None else deadline.at)
-            link.send(greeting.encode())
+            link.send_all([*link.offer(), greeting.encode()])
             refusal = decode_answer(link.receive())
             if refusal:
                 raise LinkClosed(refusal)

@@ -30,7 +30,7 @@ from collections.abc import Callable
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import Overloaded, PeerViolation
-from holdfast.rpc.link import NEVER, Link, parts_of, views_of
+from holdfast.rpc.link import NEVER, Link, views_of
 from holdfast.rpc.messages import Buffer, Message
 
 __all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "PUT_OFF_S", "Pipe", "Readers", "Reply"]
@@ -125,7 +125,7 @@ class Pipe:
                 f"{len(self._open)} calls and {open_bytes} bytes are under way to this worker: "
                 f"at most {self._calls_max} and {self._bytes_max}"
             )
-        parts_of(message, self._out)  # may refuse it
+        self._link.put(message, self._out)  # may refuse it
         known = self._open.get(message.call)
         if known is not None:  # sent again, under the same number: one answer is for both
             reply, size = _both(known[0], reply), size + known[2]
@@ -142,7 +142,7 @@ class Pipe:
         with self._lock:
             if self._lost is not None:
                 return
-            parts_of(message, self._out)
+            self._link.put(message, self._out)
         self.flush()
 
     def expire(self, now: float) -> None:
@@ -282,6 +282,8 @@ class Pipe:
         link = self._link
         message = self._next(link.advance)
         while message is not None:
+            for note in link.due():
+                self.note(note)
             self._complete(message)
             message = self._next(link.here)
 

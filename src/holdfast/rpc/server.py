@@ -192,7 +192,7 @@ class Server:
         except HoldfastError as error:
             link.send(encode_answer(str(error)))
             raise
-        link.send(encode_answer(""))
+        link.send_all([*link.offer(), encode_answer("")])
         link.set_limit(NEVER)
         return link, greeting
 
