@@ -118,7 +118,7 @@ def test_random_bytes_are_read_or_refused_and_nothing_else() -> None:
             if 8 * head.buffers <= len(data) - HEADER_BYTES:
                 lengths = decode_lengths(data[HEADER_BYTES:], head)
                 total = sum(length & ~ELSEWHERE for length in lengths)
-                    assert head.body_bytes + total <= MESSAGE_BYTES_MAX
+                assert head.body_bytes + total <= MESSAGE_BYTES_MAX
             read += 1
         except PeerViolation:
             refused += 1
