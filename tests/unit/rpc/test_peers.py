@@ -1,0 +1,361 @@
+"""The caller's side of one peer: links that are kept, replaced, bounded, and given up."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import Overloaded, PeerLost
+from holdfast.net.auth import Key, derive_key
+from holdfast.rpc import peers as peers_module
+from holdfast.rpc.greeting import Greeting, Purpose
+from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.peers import Contact, Peer, machine_id
+from holdfast.rpc.pipe import Readers
+from holdfast.rpc.server import Later, Server
+
+KEY = derive_key(b"a secret that only two know", "rpc")
+ME = Contact(WorkerInfo("me", 0), "my life", "machine", "", "")
+SOON = 20.0
+
+
+class Desk:
+    """Answers with the body it was asked with, after the gate is open for those who say so."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.purposes: list[Purpose] = []
+        self.notes: list[int] = []
+        self.lies = False
+
+    def greeted(self, greeting: Greeting) -> None:
+        if greeting.target != "life":
+            raise PeerLost("Connection closed by peer (another one has its name now)")
+        self.purposes.append(greeting.purpose)
+
+    def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
+        if not message.kind.is_request:
+            self.notes.append(message.call)
+            self.entered.release()
+            return None
+        if message.body == b"wait":
+            self.entered.release()
+            assert self.gate.wait(SOON)
+        return Message(Kind.REPLY, message.call + self.lies, message.body)
+
+
+class World:
+    def __init__(self) -> None:
+        self.desk = Desk()
+        self.readers = Readers("test-read")
+        self.unix = f"\0holdfast-test-{os.urandom(8).hex()}"
+        self.server = Server("test", KEY, self.desk)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(self.unix)
+        self.server.listen(sock)
+        tcp = socket.socket()
+        tcp.bind(("127.0.0.1", 0))
+        self.tcp = f"127.0.0.1:{tcp.getsockname()[1]}"
+        self.server.listen(tcp)
+        self.peers: list[Peer] = []
+        self.peer = self.make()
+
+    def make(
+        self,
+        *,
+        machine: str = "machine",
+        life: str = "life",
+        unix: str | None = None,
+        tcp: str | None = None,
+        key: Key = KEY,
+    ) -> Peer:
+        where = (self.unix if unix is None else unix, self.tcp if tcp is None else tcp)
+        contact = Contact(WorkerInfo("you", 1), life, machine, *where)
+        peer = Peer(contact, ME, key, self.readers)
+        self.peers.append(peer)
+        return peer
+
+    def close(self) -> None:
+        self.desk.gate.set()
+        for peer in self.peers:
+            peer.lose("the test is over")
+        self.readers.close()
+        self.server.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ask(call: int, body: bytes = b"") -> Message:
+    return Message(Kind.PYTHON_CALL, call, body)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.answers: list[Message | Exception] = []
+        self.here = threading.Event()
+
+    def __call__(self, answer: Message | Exception) -> None:
+        self.answers.append(answer)
+        self.here.set()
+
+    def wait(self) -> Message | Exception:
+        assert self.here.wait(SOON)
+        assert len(self.answers) == 1
+        return self.answers[0]
+
+
+def beside(act: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=act)
+    thread.start()
+    return thread
+
+
+def soon() -> float:
+    return SYSTEM_CLOCK.monotonic() + SOON
+
+
+@pytest.mark.parametrize("machine", ["machine", "another machine"])
+def test_calls_one_after_the_other_use_one_link_and_others_one_pipe(
+    world: World, machine: str
+) -> None:
+    peer = world.make(machine=machine)
+    for number in range(10):
+        assert peer.exchange(ask(number, b"x"), soon()).body == b"x"
+    assert world.desk.purposes == [Purpose.DIRECT]
+    heard = [Heard() for _ in range(10)]
+    for number, each in enumerate(heard):
+        peer.post(ask(number), each)
+    assert all(isinstance(each.wait(), Message) for each in heard)
+    assert world.desk.purposes == [Purpose.DIRECT, Purpose.PIPE]
+
+
+def test_as_many_links_as_calls_at_once_and_not_too_many_idle(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "IDLE_MAX", 3)
+    callers = [beside(lambda n=n: world.peer.exchange(ask(n, b"wait"))) for n in range(6)]  # type: ignore[misc]
+    for _ in callers:
+        world.desk.entered.acquire()
+    world.desk.gate.set()
+    for caller in callers:
+        caller.join()
+    assert len(world.desk.purposes) == 6
+    assert len(world.peer._idle) == len(world.peer._links) == 3
+
+
+def test_more_calls_at_once_than_may_be_are_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "LINKS_MAX", 2)
+    callers = [beside(lambda n=n: world.peer.exchange(ask(n, b"wait"))) for n in range(2)]  # type: ignore[misc]
+    for _ in callers:
+        world.desk.entered.acquire()
+    with pytest.raises(Overloaded, match="2 calls to it are under way"):
+        world.peer.exchange(ask(9))
+    world.desk.gate.set()
+    for caller in callers:
+        caller.join()
+    assert world.peer.exchange(ask(10)).call == 10
+
+
+def test_a_call_whose_time_is_up_gives_its_link_up(world: World) -> None:
+    with pytest.raises(TimeoutError):
+        world.peer.exchange(ask(1, b"wait"), SYSTEM_CLOCK.monotonic() + 0.03)
+    assert not world.peer._idle
+    assert not world.peer._links
+    world.desk.gate.set()
+    assert world.peer.exchange(ask(2), soon()).call == 2
+
+
+def test_links_that_ended_while_idle_are_replaced(world: World) -> None:
+    callers = [beside(lambda n=n: world.peer.exchange(ask(n, b"wait"))) for n in range(3)]  # type: ignore[misc]
+    for _ in callers:
+        world.desk.entered.acquire()
+    world.desk.gate.set()
+    for caller in callers:
+        caller.join()
+    heard = Heard()
+    pipe = world.peer.post(ask(5), heard)
+    heard.wait()
+    world.server.hang_up("my life")
+    deadline = Deadline.after(SOON)
+    while world.server._links:
+        assert not deadline.passed()
+        SYSTEM_CLOCK.sleep(0.001)
+    assert world.peer.exchange(ask(6)).call == 6
+    again = Heard()
+    pipe.drive(lambda: pipe.lost is not None, Deadline.after(SOON))
+    assert world.peer.post(ask(7), again) is not pipe
+    assert isinstance(again.wait(), Message)
+    assert len(world.peer._links) == 2
+
+
+def test_a_note_goes_by_the_pipe_or_by_a_link(world: World) -> None:
+    note = Message(Kind.CANCEL, 7)
+    world.peer.note(note)
+    world.desk.entered.acquire()
+    world.peer.note(note)
+    world.desk.entered.acquire()
+    assert world.desk.purposes == [Purpose.DIRECT]
+    heard = Heard()
+    world.peer.post(ask(1), heard)
+    heard.wait()
+    world.peer.note(note)
+    world.desk.entered.acquire()
+    assert world.desk.notes == [7, 7, 7]
+
+
+def test_an_answer_to_another_call_is_not_taken(world: World) -> None:
+    world.desk.lies = True
+    with pytest.raises(Exception, match="an answer to another call came"):
+        world.peer.exchange(ask(1))
+    assert not world.peer._links
+
+
+def test_giving_a_peer_up_is_told_to_all_who_wait(world: World) -> None:
+    caught: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            world.peer.exchange(ask(1, b"wait"))
+        except PeerLost as error:
+            caught.append(error)
+
+    callers = [beside(call) for _ in range(3)]
+    heard = Heard()
+    world.peer.post(ask(2, b"wait"), heard)
+    for _ in range(4):
+        world.desk.entered.acquire()
+    lost = world.peer.lose("Connection closed by peer (it is gone)")
+    for caller in callers:
+        caller.join()
+    assert caught == [lost] * 3
+    assert heard.wait() is lost
+    assert (lost.peer, lost.incarnation) == ("you", "life")
+    assert world.peer.lose("again") is world.peer.lost is lost
+    for act in (
+        lambda: world.peer.exchange(ask(3)),
+        lambda: world.peer.post(ask(4), Heard()),
+    ):
+        with pytest.raises(PeerLost, match="it is gone"):
+            act()
+    assert not world.peer._links
+
+
+def test_giving_up_while_links_are_opened_leaves_none_open(world: World) -> None:
+    for _ in range(30):
+        peer = world.make()
+        barrier = threading.Barrier(3)
+        ends: list[object] = []
+
+        def call(
+            peer: Peer = peer, barrier: threading.Barrier = barrier, ends: list[object] = ends
+        ) -> None:
+            barrier.wait()
+            try:
+                ends.append(peer.exchange(ask(1)))
+            except PeerLost as error:
+                ends.append(error)
+
+        def post(
+            peer: Peer = peer, barrier: threading.Barrier = barrier, ends: list[object] = ends
+        ) -> None:
+            barrier.wait()
+            heard = Heard()
+            try:
+                peer.post(ask(2), heard)
+                ends.append(heard.wait())
+            except PeerLost as error:
+                ends.append(error)
+
+        threads = [beside(call), beside(post)]
+        barrier.wait()
+        peer.lose("given up")
+        for thread in threads:
+            thread.join()
+        assert len(ends) == 2
+        assert not peer._links
+
+
+def test_resetting_breaks_what_is_under_way_and_nothing_else(world: World) -> None:
+    heard = Heard()
+    world.peer.post(ask(1, b"wait"), heard)
+    world.desk.entered.acquire()
+    world.peer.reset("Connection reset by peer")
+    assert isinstance(heard.wait(), PeerLost)
+    assert world.peer.exchange(ask(2)).call == 2
+    assert world.peer.lost is None
+
+
+def test_threads_that_open_a_pipe_at_once_share_it(world: World) -> None:
+    barrier = threading.Barrier(5)
+    pipes: list[object] = []
+    heard = [Heard() for _ in range(5)]
+
+    def post(number: int) -> None:
+        barrier.wait()
+        pipes.append(world.peer.post(ask(number), heard[number]))
+
+    threads = [beside(lambda n=n: post(n)) for n in range(5)]  # type: ignore[misc]
+    for thread in threads:
+        thread.join()
+    assert len(set(pipes)) == 1
+    assert all(isinstance(each.wait(), Message) for each in heard)
+    assert len(world.peer._links) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"life": "an earlier life"}, "another one has its name now"),
+        ({"key": derive_key(b"another job", "rpc")}, "Connection closed by peer .*secret"),
+        ({"unix": "\0nobody"}, "Connection closed by peer .*refused"),
+        ({"machine": "other", "tcp": ""}, "workers of its own host only"),
+        ({"machine": "other", "tcp": "127.0.0.1:1"}, "Connection closed by peer .*127.0.0.1:1"),
+    ],
+)
+def test_a_peer_that_cannot_be_reached_is_lost_and_the_text_says_why(
+    world: World, change: dict[str, str], text: str
+) -> None:
+    peer = world.make(**change)  # type: ignore[arg-type]
+    with pytest.raises(PeerLost, match=text) as caught:
+        peer.exchange(ask(1), soon())
+    assert caught.value.peer == "you"
+    with pytest.raises(PeerLost, match=text):
+        peer.post(ask(2), Heard(), soon())
+
+
+def test_a_peer_that_is_silent_takes_no_longer_than_the_call_may(world: World) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        where = f"\0holdfast-test-{os.urandom(8).hex()}"
+        sock.bind(where)
+        sock.listen(0)
+        peer = world.make(unix=where)
+        others = []
+        for _ in range(4):  # the last ones do not even get to the end of the queue
+            with pytest.raises(TimeoutError):
+                peer.exchange(ask(1), SYSTEM_CLOCK.monotonic() + 0.05)
+            other = socket.socket(socket.AF_UNIX)
+            other.setblocking(False)
+            other.connect_ex(where)
+            others.append(other)
+        for other in others:
+            other.close()
+
+
+def test_a_machine_is_known_by_its_name() -> None:
+    assert machine_id() == machine_id() != ""
