@@ -311,12 +311,19 @@ class Agent:
                 try:
                     value = self._read(answer)
                 except BaseException as error:
-                    future.set_exception(error)
+                    # Without this frame, which knows the future, which would keep the error: all
+                    # that its traceback gathers would stay until the garbage collector comes.
+                    future.set_exception(error.with_traceback(None))
                 else:
                     future.set_result(value)
             elif isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError):
                 future.set_exception(timed_out(budget_ms))
                 self._note(peer, Message(Kind.CANCEL, message.call))
+            elif isinstance(answer, PeerLost):
+                # A new one: many are told the same, and what one gathers on its way up would stay
+                # as long as any of them, and the peer, keeps it.
+                lost = PeerLost(str(answer), peer=answer.peer, incarnation=answer.incarnation)
+                future.set_exception(lost)
             else:
                 future.set_exception(answer)
 

@@ -180,6 +180,7 @@ class Answerer:
             value = self._run(function, args, kwargs)
         except BaseException as error:
             room.set_exception(error)
+            del room  # the error keeps this frame, and must not keep itself
             return None
         if not isinstance(value, Future):
             room.set_result(value)

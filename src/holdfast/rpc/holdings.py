@@ -248,6 +248,7 @@ class Holdings:
         with self._lock:
             outcomes = step(self._references)
             freed = self._take_out(outcomes)
+            self._settled.notify_all()
         self._perform(outcomes, freed)
 
     def _take_out(self, outcomes: Iterable[Outcome]) -> list[Future[Any]]:
@@ -326,8 +327,15 @@ class Holdings:
 
     def wait_settled(self, timeout: Callable[[], float | None]) -> bool:
         """Wait until everything that was to be told has arrived; False if time is up."""
+        return self._wait(lambda: not self._unsent, timeout)
+
+    def wait_empty(self, timeout: Callable[[], float | None]) -> bool:
+        """Wait until no reference is left here, owned or used; False if time is up."""
+        return self._wait(lambda: not any(self._references.counts().values()), timeout)
+
+    def _wait(self, reached: Callable[[], bool], timeout: Callable[[], float | None]) -> bool:
         with self._settled:
-            while self._unsent:
+            while not reached():
                 left = timeout()
                 if left is not None and left <= 0:
                     return False
