@@ -1,0 +1,304 @@
+"""The callee's side of an agent: every request is answered, once, and run at most once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import Overloaded, PeerLost, UsageError
+from holdfast.rpc.answering import ASYNC_MARK, Answerer, deadline_here
+from holdfast.rpc.errands import Errands
+from holdfast.rpc.future import Future
+from holdfast.rpc.greeting import Greeting, Purpose
+from holdfast.rpc.holdings import Holdings
+from holdfast.rpc.loop import Loop
+from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.pipe import NEVER
+from holdfast.rpc.receipts import KEPT_MAX
+from holdfast.rpc.serialize import dump, load, load_error
+
+ME = WorkerInfo("me", 0)
+CALLER = Greeting("you", 1, "your life", "my life", Purpose.PIPE)
+SOON = 20.0
+
+ran: list[object] = []
+gate = threading.Event()
+promised: list[Future[int]] = []
+
+
+@pytest.fixture
+def answerer() -> Iterator[Answerer]:
+    ran.clear()
+    promised.clear()
+    gate.clear()
+    errands, loop = Errands("test-errands"), Loop("test-loop")
+    try:
+        yield Answerer(ME, "my life", Holdings(None, ME, "my life", errands), loop, SYSTEM_CLOCK)
+    finally:
+        gate.set()
+        loop.close()
+        errands.close()
+
+
+class Later:
+    """What hears an answer that comes later."""
+
+    def __init__(self) -> None:
+        self.answers: list[Message] = []
+        self.here = threading.Semaphore(0)
+
+    def __call__(self, answer: Message) -> None:
+        self.answers.append(answer)
+        self.here.release()
+
+    def wait(self) -> Any:
+        assert self.here.acquire(timeout=SOON)
+        return read(self.answers[-1])
+
+
+def gone(answer: Message) -> None:
+    raise ConnectionError("Connection closed by peer")
+
+
+def call(
+    number: int, function: Callable[..., Any], *args: Any, once: bool = False, budget_ms: int = 0
+) -> Message:
+    body, buffers = dump((function, args, None))
+    return Message(Kind.PYTHON_CALL, number, body, buffers, budget_ms, once)
+
+
+def read(answer: Message | None) -> Any:
+    assert answer is not None
+    if answer.kind is Kind.FAILURE:
+        raise load_error(answer.body, answer.buffers)
+    assert answer.kind is Kind.REPLY
+    return load(answer.body, answer.buffers)
+
+
+def add(one: int, two: int) -> int:
+    ran.append((one, two))
+    return one + two
+
+
+def wait() -> int:
+    ran.append("wait")
+    assert gate.wait(SOON)
+    return len(ran)
+
+
+def left() -> float:
+    return deadline_here()
+
+
+async def left_later() -> float:
+    await asyncio.sleep(0)
+    return deadline_here()
+
+
+async def forever() -> None:
+    ran.append("began")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ran.append("ended")
+
+
+def promise() -> Future[int]:
+    promised.append(Future())
+    return promised[-1]
+
+
+def marked() -> Future[int]:
+    return promise()
+
+
+setattr(marked, ASYNC_MARK, True)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = Deadline.after(SOON)
+    while not true():
+        assert not deadline.passed()
+        SYSTEM_CLOCK.sleep(0.001)
+
+
+def test_a_request_is_run_and_answered_at_once(answerer: Answerer) -> None:
+    later = Later()
+    answer = answerer.handle(CALLER, call(7, add, 1, 2), later)
+    assert read(answer) == 3
+    assert answer is not None
+    assert answer.call == 7
+    assert not later.answers
+
+
+def test_whatever_goes_wrong_is_an_answer(answerer: Answerer) -> None:
+    with pytest.raises(TypeError):
+        read(answerer.handle(CALLER, call(1, add, 1), Later()))
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        read(answerer.handle(CALLER, call(2, threading.Lock), Later()))
+    with pytest.raises(Exception, match="pickle data was truncated|Ran out of input"):
+        read(answerer.handle(CALLER, Message(Kind.PYTHON_CALL, 3, b""), Later()))
+    with pytest.raises(UsageError, match="does not serve it"):
+        read(answerer.handle(CALLER, Message(Kind.SCRIPT_CALL, 4, dump(())[0]), Later()))
+
+
+def test_more_kinds_can_be_served(answerer: Answerer) -> None:
+    answerer.add_handler(Kind.SCRIPT_CALL, lambda caller, request: (caller.name, request))
+    message = Message(Kind.SCRIPT_CALL, 1, dump(5)[0])
+    assert read(answerer.handle(CALLER, message, Later())) == ("you", 5)
+
+
+def test_the_deadline_of_the_call_is_known_to_what_it_runs(answerer: Answerer) -> None:
+    before = SYSTEM_CLOCK.monotonic()
+    assert before < read(answerer.handle(CALLER, call(1, left, budget_ms=5000), Later())) - 5 + 1e-3
+    assert deadline_here() == NEVER
+    assert read(answerer.handle(CALLER, call(2, left), Later())) == NEVER
+    later = Later()
+    assert answerer.handle(CALLER, call(3, left_later, budget_ms=5000), later) is None
+    assert before + 5 <= later.wait() <= SYSTEM_CLOCK.monotonic() + 5
+
+
+def test_a_future_answers_when_it_is_complete(answerer: Answerer) -> None:
+    later = Later()
+    assert answerer.handle(CALLER, call(1, marked), later) is None
+    promised[0].set_result(4)
+    assert later.wait() == 4
+    assert answerer.handle(CALLER, call(2, marked), later) is None
+    promised[1].set_exception(KeyError("x"))
+    with pytest.raises(KeyError):
+        later.wait()
+    assert answerer.handle(CALLER, call(3, marked), later) is None
+    promised[2].set_result(threading.Lock())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        later.wait()
+    assert answerer.handle(CALLER, call(4, marked), gone) is None
+    promised[3].set_result(4)  # for nobody
+    assert not answerer._tasks
+
+
+def test_a_future_of_a_function_that_is_not_marked_is_refused(answerer: Answerer) -> None:
+    with pytest.raises(UsageError, match="async_execution"):
+        read(answerer.handle(CALLER, call(1, promise), Later()))
+
+
+def test_a_coroutine_whose_caller_gave_up_is_cancelled(answerer: Answerer) -> None:
+    later = Later()
+    assert answerer.handle(CALLER, call(1, forever), later) is None
+    until(lambda: "began" in ran)
+    assert answerer.handle(CALLER, Message(Kind.CANCEL, 2), later) is None
+    other = Greeting("other", 2, "other life", "my life", Purpose.PIPE)
+    assert answerer.handle(other, Message(Kind.CANCEL, 1), later) is None
+    assert ran == ["began"]
+    assert answerer.handle(CALLER, Message(Kind.CANCEL, 1), later) is None
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        later.wait()
+    assert ran == ["began", "ended"]
+
+
+def test_a_note_that_is_for_nobody_is_no_request(answerer: Answerer) -> None:
+    assert answerer.handle(CALLER, Message(Kind.REPLY, 1), Later()) is None
+
+
+# Once.
+
+
+def test_a_request_that_comes_again_later_is_not_run_again(answerer: Answerer) -> None:
+    later = Later()
+    for _ in range(3):
+        answer = answerer.handle(CALLER, call(1, add, 1, 2, once=True), later)
+        assert (later.wait() if answer is None else read(answer)) == 3
+    assert ran == [(1, 2)]
+    assert read(answerer.handle(CALLER, call(1, add, 1, 2), later)) == 3  # not one of those
+    assert len(ran) == 2
+
+
+def test_a_request_that_comes_again_while_it_runs_waits_with_it(answerer: Answerer) -> None:
+    first, second = Later(), Later()
+    thread = threading.Thread(
+        target=lambda: answerer.handle(CALLER, call(1, wait, once=True), first)
+    )
+    thread.start()
+    until(lambda: bool(ran))
+    assert answerer.handle(CALLER, call(1, wait, once=True), gone) is None
+    assert answerer.handle(CALLER, call(1, wait, once=True), second) is None
+    gate.set()
+    assert first.wait() == second.wait() == 1
+    thread.join()
+    assert ran == ["wait"]
+    assert len(first.answers) == len(second.answers) == 1
+
+
+def test_a_request_that_answers_later_is_kept_too(answerer: Answerer) -> None:
+    later = Later()
+    assert answerer.handle(CALLER, call(1, marked, once=True), gone) is None
+    assert answerer.handle(CALLER, call(1, marked, once=True), later) is None
+    promised[0].set_result(4)
+    assert later.wait() == 4
+    assert read(answerer.handle(CALLER, call(1, marked, once=True), later)) == 4
+    assert len(promised) == 1
+
+
+def test_a_failure_is_kept_as_any_other_answer(answerer: Answerer) -> None:
+    later = Later()
+    assert answerer.handle(CALLER, call(1, add, 1, once=True), later) is None
+    with pytest.raises(TypeError):
+        later.wait()
+    with pytest.raises(TypeError):
+        read(answerer.handle(CALLER, call(1, add, 1, once=True), later))
+
+
+def test_answers_are_forgotten_when_the_caller_has_them(answerer: Answerer) -> None:
+    later = Later()
+    for number in range(3):
+        answerer.handle(CALLER, call(number, add, 1, 2, once=True), later)
+    assert answerer.handle(CALLER, Message(Kind.ACKNOWLEDGE, 2), later) is None
+    with pytest.raises(UsageError, match="answered long ago"):
+        read(answerer.handle(CALLER, call(1, add, 1, 2, once=True), later))
+    assert read(answerer.handle(CALLER, call(2, add, 1, 2, once=True), later)) == 3
+    assert len(ran) == 3
+
+
+def test_too_many_answers_that_wait_are_refused(answerer: Answerer) -> None:
+    later = Later()
+    for number in range(KEPT_MAX):
+        answerer.handle(CALLER, call(number, abs, 1, once=True), later)
+    with pytest.raises(Overloaded):
+        read(answerer.handle(CALLER, call(KEPT_MAX, abs, 1, once=True), later))
+
+
+# Who is heard.
+
+
+def test_who_means_another_life_is_refused(answerer: Answerer) -> None:
+    answerer.greeted(CALLER)
+    with pytest.raises(PeerLost, match="another one has its name"):
+        answerer.greeted(Greeting("you", 1, "your life", "an earlier life", Purpose.PIPE))
+
+
+def test_who_was_given_up_is_not_heard_again(answerer: Answerer) -> None:
+    later = Later()
+    answerer.handle(CALLER, call(1, add, 1, 2, once=True), later)
+    answerer.died(CALLER.incarnation)
+    with pytest.raises(PeerLost, match="given up"):
+        read(answerer.handle(CALLER, call(1, add, 1, 2, once=True), later))
+    with pytest.raises(PeerLost, match="given up"):
+        answerer.greeted(CALLER)
+    assert ran == [(1, 2)]
+    new = Greeting("you", 1, "a new life", "my life", Purpose.PIPE)
+    answerer.greeted(new)
+    assert read(answerer.handle(new, call(1, add, 1, 2), later)) == 3
+
+
+def test_those_who_were_given_up_do_not_pile_up(
+    answerer: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.rpc.answering.DEAD_MAX", 3)
+    for number in range(10):
+        answerer.died(str(number))
+    assert list(answerer._dead) == ["7", "8", "9"]
