@@ -1,0 +1,317 @@
+"""Agents in one process: calls, their failures, their limits, and the end of an agent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import CallTimedOut, Overloaded, PeerLost, UsageError
+from holdfast.net.auth import derive_key
+from holdfast.rpc import pipe as pipe_module
+from holdfast.rpc.agent import Agent, Direct, Target
+from holdfast.rpc.future import Driver, Future, wait_all
+from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.peers import Contact, Peer
+from holdfast.rpc.pipe import Reply
+from holdfast.rpc.retry import RetryPolicy
+
+KEY = derive_key(b"a secret that only workers know", "rpc")
+SOON = 20.0
+FAST = RetryPolicy(max_retries=3, delay_s=0.001, backoff=1.0)
+
+gate = threading.Event()
+ran: list[object] = []
+
+
+class Table:
+    """Who is where."""
+
+    def __init__(self) -> None:
+        self.known: dict[Target, Contact] = {}
+
+    def find(self, target: Target) -> Contact:
+        return self.known[target]
+
+    def find_incarnation(self, incarnation: str) -> Contact:
+        for contact in self.known.values():
+            if contact.incarnation == incarnation:
+                return contact
+        raise PeerLost("it is gone", incarnation=incarnation)
+
+
+class Rough(Direct):
+    """Breaks what it carries as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.breaks: list[Exception] = []
+        self.after = False
+        self.closed = False
+
+    def exchange(self, peer: Peer, message: Message, at: float) -> Message:
+        self.sent.append(message)
+        if self.breaks:
+            if self.after:
+                super().exchange(peer, message, at)
+            raise self.breaks.pop(0)
+        return super().exchange(peer, message, at)
+
+    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
+        self.sent.append(message)
+        if self.breaks:
+            raise self.breaks.pop(0)
+        return super().post(peer, message, reply, at)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class World:
+    def __init__(self) -> None:
+        self.table = Table()
+        self.rough = Rough()
+        self.one = Agent(WorkerInfo("one", 1), self.table, KEY, transport=self.rough)
+        self.two = Agent(WorkerInfo("two", 2), self.table, KEY)
+        for agent in (self.one, self.two):
+            agent.start()
+            assert agent.contact is not None
+            self.table.known[agent.info.name] = agent.contact
+            self.table.known[agent.info.id] = agent.contact
+
+    def close(self) -> None:
+        gate.set()
+        for agent in (self.one, self.two):
+            agent.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    gate.clear()
+    ran.clear()
+    made = World()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def add(one: int, two: int = 0) -> int:
+    ran.append((one, two))
+    return one + two
+
+
+def wait(name: str = "") -> str:
+    ran.append(name)
+    assert gate.wait(SOON)
+    return name
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = Deadline.after(SOON)
+    while not true():
+        assert not deadline.passed()
+        SYSTEM_CLOCK.sleep(0.001)
+
+
+def test_calls_by_name_and_number_and_to_oneself(world: World) -> None:
+    for target in ("two", 2, "one", 1):
+        assert world.one.call(target, add, (1,), {"two": 2}) == 3
+        assert world.one.call_async(target, add, (1, 2)).wait(SOON) == 3
+    assert world.two.call("one", add, (1, 2)) == 3
+    assert world.one.find("two").info == world.two.info
+    assert world.one.transport is world.rough
+
+
+def test_an_agent_must_be_started() -> None:
+    agent = Agent(WorkerInfo("x", 0), Table(), KEY)
+    with pytest.raises(UsageError, match="has not been started"):
+        agent._peer_of(Contact(WorkerInfo("y", 1), "life", "", "", ""))
+    agent.close()
+
+
+def test_the_limit_of_a_call_is_its_own_or_the_default(world: World) -> None:
+    world.one.timeout_s = 0.03
+    for act in (
+        lambda: world.one.call("two", wait),
+        lambda: world.one.call_async("two", wait).wait(),
+        lambda: world.one.call("two", wait, timeout=0.02),
+    ):
+        with pytest.raises(CallTimedOut, match="RPC ran for more than set timeout"):
+            act()
+    budgets = [message.budget_ms for message in world.rough.sent]
+    assert all(0 < budget <= 30 for budget in budgets)
+    opening = threading.Timer(0.1, gate.set)
+    opening.start()
+    assert world.one.call("two", wait, ("x",), timeout=0) == "x"
+    opening.join()
+    assert world.rough.sent[-1].budget_ms == 0
+    for odd in (-1, float("nan"), "soon", True):
+        with pytest.raises(UsageError, match="timeout"):
+            world.one.call("two", add, (1,), timeout=odd)  # type: ignore[arg-type]
+    assert world.one.call("two", add, (1,), timeout=1e300) == 1
+
+
+def test_too_much_under_way_is_refused_and_hangs_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.one.call_async("two", add, (1,)).wait()
+    pipe = world.one._peer("two")._pipe
+    assert pipe is not None
+    monkeypatch.setattr(pipe, "_calls_max", 3)
+    waiting = [world.one.call_async("two", wait, (str(n),)) for n in range(3)]
+    with pytest.raises(Overloaded, match="3 calls"):
+        world.one.call_async("two", add, (1,)).wait()
+    assert world.one.call("two", add, (1,)) == 1  # others go another way
+    gate.set()
+    assert wait_all(waiting) == ["0", "1", "2"]
+    assert world.one.call_async("two", add, (1,)).wait() == 1
+    assert pipe_module.CALLS_MAX >= 10_000
+
+
+# Sent again.
+
+
+def test_a_call_is_sent_again_when_the_connection_breaks(world: World) -> None:
+    world.rough.breaks = [PeerLost("broken")] * 3
+    assert world.one.call("two", add, (1,), retries=FAST) == 1
+    assert len({message.call for message in world.rough.sent}) == 1
+    assert all(message.once for message in world.rough.sent)
+    assert len(world.rough.sent) == 4
+
+
+def test_what_was_run_before_the_connection_broke_is_not_run_again(world: World) -> None:
+    world.rough.after = True
+    world.rough.breaks = [PeerLost("broken")] * 3
+    assert world.one.call("two", add, (1,), retries=FAST) == 1
+    assert ran == [(1, 0)]
+    until(lambda: world.two._answerer._receipts.kept() == 0)
+
+
+def test_a_policy_gives_up_and_says_so(world: World) -> None:
+    world.rough.breaks = [PeerLost("broken")] * 4
+    with pytest.raises(PeerLost, match=r"number of max retries \(3\)\. broken"):
+        world.one.call("two", add, (1,), retries=FAST)
+    assert ran == []
+
+
+def test_retries_never_outlive_the_deadline(world: World) -> None:
+    world.rough.breaks = [PeerLost("broken")]
+    slow = RetryPolicy(max_retries=3, delay_s=60.0)
+    with pytest.raises(CallTimedOut):
+        world.one.call("two", add, (1,), timeout=0.1, retries=slow)
+
+
+def test_another_incarnation_never_runs_what_the_old_one_may_have_run(world: World) -> None:
+    contact = world.table.known["two"]
+    error = PeerLost("broken")
+
+    class LostMeanwhile(Rough):
+        def exchange(self, peer: Peer, message: Message, at: float) -> Message:
+            world.one.lost(contact)
+            raise error
+
+    world.one._transport = LostMeanwhile()
+    with pytest.raises(PeerLost, match="it is gone"):
+        world.one.call("two", add, (1,), retries=FAST)
+    assert ran == []
+
+
+def test_without_retries_nothing_is_sent_again(world: World) -> None:
+    world.rough.breaks = [PeerLost("broken")]
+    with pytest.raises(PeerLost, match="broken"):
+        world.one.call("two", add, (1,))
+    world.rough.breaks = [PeerLost("broken")]
+    with pytest.raises(PeerLost, match="broken"):
+        world.one.call_async("two", add, (1,)).wait()
+    world.rough.breaks = [TimeoutError()]
+    with pytest.raises(CallTimedOut):
+        world.one.call_async("two", add, (1,)).wait()
+    assert len(world.rough.sent) == 3
+
+
+def test_numbers_that_are_open_are_never_acknowledged(world: World) -> None:
+    # Many at once: none must be told that it was answered long ago.
+    def work() -> None:
+        done.extend(world.one.call("two", add, (n,), retries=FAST) for n in range(50))
+
+    done: list[int] = []
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 300
+    assert not world.one._open_once
+
+
+# The end.
+
+
+def test_who_is_lost_is_told_of_and_not_heard_again(world: World) -> None:
+    contact = world.table.known["one"]
+    future = world.two.call_async("one", wait)
+    assert world.one.call("two", add, (1,)) == 1
+    until(lambda: bool(ran))
+    world.two.lost(contact)
+    with pytest.raises(PeerLost, match="Connection closed by peer"):
+        future.wait(SOON)
+    with pytest.raises(PeerLost, match="given up"):
+        world.one.call("two", add, (1,))
+    world.two.lost(contact)  # again
+    assert not world.two.knows("somebody")
+    assert world.two.knows(contact.incarnation)
+
+
+def test_closing_ends_what_is_under_way(world: World) -> None:
+    futures = [world.one.call_async("two", wait, (str(n),)) for n in range(3)]
+    heard: list[Future[str]] = []
+    futures[0].add_done_callback(heard.append)
+    failed: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            world.one.call("two", wait, ("sync",))
+        except PeerLost as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    until(lambda: len(ran) == 4)
+    world.one.close()
+    thread.join()
+    assert len(failed) == 1
+    for future in futures:
+        with pytest.raises(PeerLost, match="shut down"):
+            future.wait(SOON)
+    assert heard == futures[:1]
+    assert world.rough.closed
+    for target in ("two", "one"):
+        with pytest.raises(PeerLost, match="shut down"):
+            world.one.call(target, add, (1,))
+        with pytest.raises(PeerLost, match="shut down"):
+            world.one.call_async(target, add, (1,)).wait()
+    with pytest.raises(PeerLost):
+        world.two.call("one", add, (1,))
+
+
+def test_an_agent_may_be_closed_by_a_callback_of_its_own(world: World) -> None:
+    closed = threading.Event()
+
+    def close(_: Future[int]) -> None:
+        world.one.close()
+        closed.set()
+
+    world.one.call_async("two", add, (1,)).add_done_callback(close)
+    assert closed.wait(SOON)
+
+
+def test_requests_of_other_kinds_go_to_an_incarnation(world: World) -> None:
+    life = world.table.known["two"].incarnation
+    world.two._answerer.add_handler(Kind.SCRIPT_CALL, lambda caller, request: request * 2)
+    assert world.one.request(life, Kind.SCRIPT_CALL, 4, None).wait(SOON) == 8
+    with pytest.raises(PeerLost):
+        _ = world.one.request("another life", Kind.SCRIPT_CALL, 4, None)
