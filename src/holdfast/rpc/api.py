@@ -9,13 +9,15 @@ Everything here is a convenience over an `Agent`; a process may have several of 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holdfast import env
 from holdfast.clock import Deadline, check_timeout
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.answering import ASYNC_MARK
@@ -42,9 +44,11 @@ __all__ = [
 ]
 
 DEFAULT_TIMEOUT_S = 60.0
+LEAVE_WITHIN_S = 5.0
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ends: dict[Agent, tuple[Directory, ExitStack]] = {}
+_ends: dict[Agent, _End] = {}
+_log = logging.getLogger("holdfast.rpc")
 
 
 def init_rpc(
@@ -68,13 +72,21 @@ def init_rpc(
 
     `backend` names what carries the messages (see `register_backend`), `options` are for it.
     """
+    WorkerInfo(name, 0)  # checks the name, before anything is opened
+    if current.is_agent_set():
+        raise UsageError("init_rpc: this process has an RPC agent already; shut it down first")
     transport = make_transport(backend, options or {})
     deadline = Deadline.after(check_timeout(timeout))
+
+    def lost(contact: Contact) -> None:
+        agent.lost(contact)
+
     with ExitStack() as undo:
+        undo.callback(transport.close)
         meeting: Meeting = meet(
             undo, env.variables(), rank, world_size, init_method, store, deadline
         )
-        directory = Directory(PrefixStore(meeting.store, meeting.prefix), lost=_lost)
+        directory = Directory(PrefixStore(meeting.store, meeting.prefix), lost=lost)
         number = meeting.rank
         if number is None:
             number = directory.next_id(deadline.remaining())
@@ -82,35 +94,69 @@ def init_rpc(
         agent = Agent(info, directory, meeting.key, timeout_s=rpc_timeout, transport=transport)
         undo.callback(agent.close)
         agent.start(meeting.host)
-        current.set_agent(agent)
-        undo.callback(current.reset_agent)
-        undo.callback(directory.close)
         if agent.contact is None:
             raise UsageError("this agent has not been started")
+        current.set_agent(agent)
+        undo.callback(_reset, agent)
+        undo.callback(directory.close)
         directory.join(agent.contact, deadline)
         if meeting.world_size is not None:
             directory.wait_for(meeting.world_size, deadline)
-        _ends[agent] = (directory, undo.pop_all())
+        _ends[agent] = _End(directory, meeting, agent.contact, undo.pop_all())
     return info
 
 
 def shutdown(graceful: bool = True, timeout: float | None = DEFAULT_TIMEOUT_S) -> tuple[str, ...]:
     """End the current agent; return the names of those who were waited for in vain.
 
-    Graceful: wait until all workers want to end, so that nobody's calls are cut off. It always
-    returns, at the latest after `timeout`.
+    Graceful: wait until all workers want to end, so that nobody's calls are cut off; where workers
+    come and go as they like, nobody is waited for. It always returns, at the latest a few seconds
+    after `timeout`.
     """
     agent = current.current_agent()
-    directory, end = _ends.pop(agent)
     deadline = Deadline.after(check_timeout(timeout))
-    missing: tuple[str, ...] = ()
+    end = _ends.pop(agent, None)
+    if end is None:  # made without init_rpc, or about to be ended by another thread
+        _reset(agent)
+        agent.close()
+        return ()
     try:
-        if graceful and agent.contact is not None:
-            missing = directory.finish(agent.contact, deadline)
-            agent.holdings.wait_settled(deadline.sooner(1.0).remaining)
+        return _part(agent, end, graceful, deadline)
     finally:
-        end.close()
+        end.stack.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What it takes to end an agent that `init_rpc` has made."""
+
+    directory: Directory
+    meeting: Meeting
+    me: Contact
+    stack: ExitStack
+
+
+def _part(agent: Agent, end: _End, graceful: bool, deadline: Deadline) -> tuple[str, ...]:
+    """Take leave of the others; return who did not."""
+    directory, me = end.directory, end.me
+    try:
+        if not graceful or end.meeting.world_size is None:
+            directory.say_done(me, deadline.sooner(LEAVE_WITHIN_S).remaining())
+            return ()
+        missing = directory.finish(me, deadline)
+        agent.holdings.wait_settled(deadline.sooner(1.0).remaining)
+        if end.meeting.serves:  # the others read there that they may end
+            directory.wait_alone(me, deadline.sooner(LEAVE_WITHIN_S))
+    except HoldfastError as error:
+        _log.warning("shutdown: the store where the workers meet is gone: %s", error)
+        others = {contact.info.name for contact in directory.everybody()} - {me.info.name}
+        return tuple(sorted(others)) if graceful else ()
     return missing
+
+
+def _reset(agent: Agent) -> None:
+    if current.is_agent_set() and current.current_agent() is agent:
+        current.reset_agent()
 
 
 def rpc_sync(
@@ -161,8 +207,3 @@ def async_execution(function: F) -> F:
     """Mark a function that returns a future: its callers get the future's value."""
     setattr(function, ASYNC_MARK, True)
     return function
-
-
-def _lost(contact: Contact) -> None:
-    if current.is_agent_set():
-        current.current_agent().lost(contact)

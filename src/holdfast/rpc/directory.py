@@ -17,8 +17,9 @@ Guarantees
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -35,6 +36,8 @@ LEASE_S = 10.0
 LINGER_S = 0.5
 LOOK_EVERY_S = 0.2
 _WORKERS = "worker/"
+
+_log = logging.getLogger("holdfast.rpc")
 
 
 class Directory:
@@ -56,6 +59,7 @@ class Directory:
         # Replaced whole when something changes, so that looking needs no lock.
         self._names: dict[str, Contact] = {}
         self._ids: dict[int, Contact] = {}
+        self._gone: dict[str, Contact] = {}
         self._changed = threading.Condition()
         self._failure: HoldfastError | None = None
 
@@ -114,25 +118,41 @@ class Directory:
         """Return all workers that are there, by number."""
         return tuple(sorted(self._names.values(), key=lambda contact: contact.info.id))
 
+    def say_done(self, me: Contact, timeout: float | None) -> None:
+        """Say that this worker wants to end."""
+        self._store.set(f"done/{me.info.name}", me.incarnation.encode(), timeout=timeout)
+
     def finish(self, me: Contact, deadline: Deadline) -> tuple[str, ...]:
-        """Say that this worker wants to end, and wait until all others do; name who does not."""
-        name = me.info.name
-        self._store.set(f"done/{name}", me.incarnation.encode(), timeout=deadline.remaining())
+        """Say that this worker wants to end, and wait until all others do.
+
+        Return the names of those who do not, and of those who were lost before they did.
+        """
+        self.say_done(me, deadline.remaining())
         done: dict[str, bytes | None] = {}
+
+        def missing(contacts: Iterable[Contact]) -> set[str]:
+            return {
+                other.info.name
+                for other in contacts
+                if done.get(other.info.name) != other.incarnation.encode()
+            }
+
         with self._store.watch("done/", prefix=True, timeout=deadline.remaining()) as watch:
-            while True:
-                missing = tuple(
-                    other.info.name
-                    for other in self.everybody()
-                    if done.get(other.info.name) != other.incarnation.encode()
-                )
-                if not missing or deadline.passed():
-                    return missing
+            while missing(self.everybody()) and not deadline.passed():
                 try:  # also looks from time to time who is still there
                     change = watch.next(deadline.sooner(LOOK_EVERY_S).remaining())
                 except TimeoutExpired:
                     continue
                 done[change.key.removeprefix("done/")] = change.value
+        for name in missing(self._gone.values()):
+            done[name] = self._store.get(f"done/{name}", timeout=deadline.sooner(5.0).remaining())
+        return tuple(sorted(missing(self.everybody()) | missing(self._gone.values())))
+
+    def wait_alone(self, me: Contact, deadline: Deadline) -> None:
+        """Wait until all others have left."""
+        with self._changed:
+            while self._names.keys() - {me.info.name} and not deadline.passed():
+                self._changed.wait(deadline.sooner(1.0).remaining())
 
     def close(self) -> None:
         """Leave. Idempotent."""
@@ -167,7 +187,12 @@ class Directory:
         try:
             for change in watch:
                 name = change.key.removeprefix(_WORKERS)
-                self._enter(name, None if change.value is None else _decode(change.value))
+                try:
+                    contact = None if change.value is None else _decode(change.value)
+                except PeerViolation as error:
+                    _log.warning("%s", error)  # whoever wrote it, the others are still there
+                else:
+                    self._enter(name, contact)
         except UsageError:
             pass  # closed
         except HoldfastError as error:
@@ -180,6 +205,9 @@ class Directory:
         names = {known: other for known, other in self._names.items() if known != name}
         if contact is not None:
             names[name] = contact
+            self._gone.pop(name, None)
+        elif old is not None:
+            self._gone[name] = old
         with self._changed:
             self._names = names
             self._ids = {other.info.id: other for other in names.values()}

@@ -19,6 +19,7 @@ from holdfast.errors import UsageError
 from holdfast.net.address import Address, is_loopback, parse_address, parse_endpoint
 from holdfast.net.auth import Key
 from holdfast.net.towards import address_towards
+from holdfast.rpc.names import ID_MAX
 from holdfast.store.open import choose_secret, open_store, serve_store
 from holdfast.store.store import Store
 
@@ -33,6 +34,7 @@ class Meeting:
     """Where and as whom this worker meets the others.
 
     `host` is the address to listen on for workers of other hosts; empty if there are none.
+    `serves` says that the store is this process's, and ends with it.
     """
 
     store: Store
@@ -41,6 +43,7 @@ class Meeting:
     rank: int | None
     world_size: int | None
     host: str
+    serves: bool
 
 
 def meet(
@@ -57,15 +60,18 @@ def meet(
     if store is not None:
         if init_method is not None:
             raise UsageError("init_rpc: give a store or an init_method, not both")
-        address, prefix = LOOPBACK, "rpc/"
+        address, prefix, serves = LOOPBACK, "rpc/", False
+        _check_place(rank, world_size)
     else:
         method = init_method or "env://"
         rank = _number("RANK", rank, variables, method)
         world_size = _number("WORLD_SIZE", world_size, variables, method)
+        _check_place(rank, world_size)
         endpoint, prefix = _place(method, variables, environment)
-        serves = rank == 0 and not (method == "env://" and environment.store)
+        given = method == "env://" and environment.store
+        serves = rank == 0 and not given and endpoint.startswith("tcp://")
         address = _address(endpoint)
-        if endpoint.startswith("tcp://") and serves:
+        if serves:
             undo.enter_context(serve_store(endpoint, environment=environment))
         store = undo.enter_context(
             open_store(endpoint, timeout=deadline.remaining(), environment=environment)
@@ -74,16 +80,25 @@ def meet(
     host = ""
     if not is_loopback(address.host):
         host = address_towards(address, deadline)
-    return Meeting(store, prefix, key, rank, world_size, host)
+    return Meeting(store, prefix, key, rank, world_size, host, serves)
 
 
 def _number(name: str, given: int | None, variables: Mapping[str, str], method: str) -> int | None:
     if given is not None or method != "env://":
         return given
     text = variables.get(name, "")
-    if text and not text.isdigit():
+    if text and not (text.isascii() and text.isdigit()):
         raise UsageError(f"{name}={text!r:.40}: must be a whole number")
     return int(text) if text else None
+
+
+def _check_place(rank: int | None, world_size: int | None) -> None:
+    """Refuse numbers that no worker can have."""
+    if world_size is not None and (type(world_size) is not int or world_size < 1):
+        raise UsageError(f"world_size {world_size!r:.40}: must be a whole number, at least 1")
+    most = ID_MAX if world_size is None else min(ID_MAX, world_size - 1)
+    if rank is not None and (type(rank) is not int or not 0 <= rank <= most):
+        raise UsageError(f"rank {rank!r:.40}: must be a whole number from 0 to {most}")
 
 
 def _place(

@@ -1,0 +1,333 @@
+"""The functions of `holdfast.rpc`, with workers in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import PeerLost, TimeoutExpired, UsageError
+from holdfast.rpc import current
+from holdfast.rpc.api import (
+    async_execution,
+    get_worker_info,
+    init_rpc,
+    remote,
+    rpc_async,
+    rpc_sync,
+    shutdown,
+)
+from holdfast.rpc.future import Future
+from holdfast.rpc.names import WorkerInfo
+from holdfast.store.memory import MemoryStore
+from holdfast.store.open import open_store, serve_store
+from tests.unit.rpc.api_worker import who
+
+SCRIPT = Path(__file__).with_name("api_worker.py")
+ROOT = Path(__file__).parents[3]
+
+
+class Worker:
+    """A worker to be called."""
+
+    def __init__(self, name: str, env: dict[str, str] | None = None, **options: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), name, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": path()} | (env or {}),
+        )
+
+    def hear(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline() or '"it has ended"')
+
+    def let_end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def discard(self) -> None:
+        self.process.kill()
+        self.process.wait(20.0)
+        for file in (self.process.stdin, self.process.stdout):
+            assert file is not None
+            file.close()
+
+
+def path() -> str:
+    return os.pathsep.join([str(ROOT), *sys.path])
+
+
+@contextmanager
+def workers() -> Iterator[list[Worker]]:
+    """Give a list for workers; none of them is left, and no agent either."""
+    made: list[Worker] = []
+    try:
+        yield made
+    finally:
+        if current.is_agent_set():
+            shutdown(graceful=False, timeout=5.0)
+        for worker in made:
+            worker.discard()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def calls_work() -> None:
+    name, number, pid = rpc_sync("w1", who)
+    assert (name, number) == ("w1", 1)
+    assert pid != os.getpid()
+    assert get_worker_info("w1") == WorkerInfo("w1", 1)
+    assert get_worker_info() == WorkerInfo("w0", 0)
+    for target in (1, "w1", WorkerInfo("w1", 1)):
+        assert rpc_sync(target, divmod, args=(7, 2)) == (3, 1)
+    assert rpc_async("w1", int, args=("11",), kwargs={"base": 2}).wait() == 3
+    assert remote("w1", divmod, args=(7, 2)).to_here() == (3, 1)
+    assert rpc_sync("w0", who) == ("w0", 0, os.getpid())
+
+
+class TestMeeting:
+    def test_at_an_address(self) -> None:
+        where = f"tcp://127.0.0.1:{free_port()}"
+        with workers() as started:
+            started.append(Worker("w1", rank=1, world_size=2, init_method=where))
+            assert init_rpc("w0", rank=0, world_size=2, init_method=where) == WorkerInfo("w0", 0)
+            calls_work()
+            started[0].let_end()
+            assert shutdown() == ()
+            assert [started[0].hear(), started[0].hear()] == ["ready", []]
+
+    def test_in_a_file(self, tmp_path: Path) -> None:
+        where = f"file://{tmp_path}/meeting"
+        with workers() as started:
+            started.append(Worker("w1", rank=1, world_size=2, init_method=where))
+            init_rpc("w0", rank=0, world_size=2, init_method=where)
+            calls_work()
+            started[0].let_end()
+            assert shutdown() == ()
+            assert [started[0].hear(), started[0].hear()] == ["ready", []]
+
+    def test_by_the_environment_as_torch_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        for name, value in {**common, "RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+        with workers() as started:
+            started.append(Worker("w1", common | {"RANK": "1"}))
+            init_rpc("w0")
+            calls_work()
+            started[0].let_end()
+            assert shutdown() == ()
+
+    def test_at_the_store_of_the_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with serve_store() as server, workers() as started:
+            common = {"HOLDFAST_STORE": server.endpoint, "WORLD_SIZE": "2"}
+            for name, value in {**common, "RANK": "0"}.items():
+                monkeypatch.setenv(name, value)
+            started.append(Worker("w1", common | {"RANK": "1"}))
+            init_rpc("w0", init_method="env://")
+            calls_work()
+            started[0].let_end()
+            assert shutdown() == ()
+
+    def test_at_a_given_store(self) -> None:
+        with serve_store() as server, open_store(server.endpoint) as store, workers() as started:
+            common = {"HOLDFAST_STORE": server.endpoint}
+            # Whoever gives a store meets those who do too, not those of the job's environment.
+            started.append(Worker("w1", common, rank=1, world_size=2, timeout=0.3))
+            with pytest.raises(TimeoutExpired, match="1 of 2 workers came in time: w0"):
+                init_rpc("w0", rank=0, world_size=2, store=store, timeout=0.3)
+            assert not current.is_agent_set()
+            init_rpc("w0", rank=0, world_size=1, store=store)
+            assert rpc_sync(0, who) == ("w0", 0, os.getpid())
+            assert shutdown() == ()
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"rank": -1}, "rank -1: must be a whole number from 0 to 32767"),
+            ({"rank": 2, "world_size": 2}, "rank 2: must be a whole number from 0 to 1"),
+            ({"rank": True}, "rank True: must be a whole number"),
+            ({"rank": "0"}, "rank '0': must be a whole number"),
+            ({"rank": 0, "world_size": 0}, "world_size 0: must be a whole number, at least 1"),
+            ({"world_size": 1.0}, "world_size 1.0: must be a whole number"),
+            ({"name": "a b"}, "Worker name must match"),
+            ({"name": ""}, "Worker name must match"),
+            ({"backend": "nosuch"}, "RPC backend 'nosuch': unknown; there are default, faulty"),
+            ({"options": {"x": 1}}, "RPC backend default: takes no options"),
+            ({"init_method": "file:///x"}, "give a store or an init_method, not both"),
+            ({"store": None, "init_method": "http://x"}, "must be tcp://host:port, file:///path"),
+            ({"store": None}, "neither HOLDFAST_STORE nor MASTER_ADDR and MASTER_PORT are set"),
+            ({"timeout": -1}, "timeout"),
+        ],
+    )
+    def test_one_line_says_what_is_wrong(self, options: dict[str, Any], said: str) -> None:
+        given = {"name": "w0", "store": MemoryStore(), **options}
+        with pytest.raises(UsageError, match=said) as caught:
+            init_rpc(**given)
+        assert "\n" not in str(caught.value)
+        assert not current.is_agent_set()
+
+    @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+    @pytest.mark.parametrize("text", ["x", "-1", "²", "1.0"])
+    def test_of_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+    ) -> None:
+        monkeypatch.setenv(name, text)
+        with pytest.raises(UsageError, match=f"{name}='{text}': must be a whole number"):
+            init_rpc("w0")
+
+    def test_twice(self) -> None:
+        init_rpc("w0", store=MemoryStore())
+        try:
+            with pytest.raises(UsageError, match="has an RPC agent already"):
+                init_rpc("w1", store=MemoryStore())
+        finally:
+            shutdown()
+        with pytest.raises(UsageError, match="Current RPC agent is not set!"):
+            shutdown()
+        init_rpc("w0", store=MemoryStore())  # and again
+        shutdown()
+
+    def test_a_name_or_a_number_that_is_taken(self) -> None:
+        store = MemoryStore()
+        init_rpc("w0", rank=0, store=store)
+        mine = current.reset_agent()
+        try:
+            with pytest.raises(TimeoutExpired, match="name 'w0' is taken by another worker"):
+                init_rpc("w0", rank=1, store=store, timeout=0.1)
+            with pytest.raises(TimeoutExpired, match="number 0 is taken by another worker"):
+                init_rpc("w1", rank=0, store=store, timeout=0.1)
+            init_rpc("w1", rank=1, store=store)
+            shutdown()
+        finally:
+            current.set_agent(mine)
+            shutdown()
+
+    def test_nobody_of_that_name(self) -> None:
+        init_rpc("w0", store=MemoryStore())
+        try:
+            for target in ("w7", 7, WorkerInfo("w7", 7), None):
+                with pytest.raises(UsageError, match="worker .*7|None.*: unknown; there are w0"):
+                    rpc_sync(target, who)  # type: ignore[arg-type]
+        finally:
+            shutdown()
+
+
+class TestComingAndGoing:
+    def test_workers_come_and_go(self) -> None:
+        with serve_store() as server, workers() as started:
+            init_rpc("w0", init_method=server.endpoint, rank=5)
+            deadline = Deadline.after(20.0)
+            for round_ in range(2):
+                started.append(Worker("w1", init_method=server.endpoint))
+                assert started[-1].hear() == "ready"
+                while not rpc_is_known("w1"):
+                    assert not deadline.passed()
+                    SYSTEM_CLOCK.sleep(0.005)
+                name, number, pid = rpc_sync("w1", who)
+                assert (name, number, pid) == ("w1", round_, started[-1].process.pid)
+                started[-1].let_end()
+                assert started[-1].hear() == []  # waits for nobody
+                while rpc_is_known("w1"):
+                    assert not deadline.passed()
+                    SYSTEM_CLOCK.sleep(0.005)
+            assert shutdown() == ()
+
+    def test_a_dead_worker_is_named_at_the_end(self) -> None:
+        with serve_store() as server, workers() as started:
+            where = server.endpoint
+            started += [Worker("w1", rank=1, world_size=3, init_method=where)]
+            started += [Worker("w2", rank=2, world_size=3, init_method=where)]
+            with open_store(where) as store:
+                init_rpc("w0", rank=0, world_size=3, store=store)
+                assert [worker.hear() for worker in started] == ["ready", "ready"]
+                waiting = rpc_async("w1", stop_for_ever)
+                started[0].process.kill()
+                with pytest.raises(PeerLost, match="Connection (closed|reset) by peer"):
+                    waiting.wait(20.0)
+                started[1].let_end()
+                assert shutdown(timeout=20.0) == ("w1",)
+                assert started[1].hear() == ["w1"]
+
+    def test_a_worker_that_does_not_want_to_end(self) -> None:
+        with serve_store() as server, workers() as started:
+            started.append(Worker("w1", rank=1, world_size=2, init_method=server.endpoint))
+            with open_store(server.endpoint) as store:
+                init_rpc("w0", rank=0, world_size=2, store=store)
+                assert shutdown(timeout=0.1) == ("w1",)
+                assert not current.is_agent_set()
+
+    def test_the_end_without_a_store(self, caplog: pytest.LogCaptureFixture) -> None:
+        with workers() as started:
+            server = serve_store()
+            started.append(Worker("w1", rank=1, world_size=2, init_method=server.endpoint))
+            with open_store(server.endpoint) as store:
+                init_rpc("w0", rank=0, world_size=2, store=store)
+                server.close()
+                assert shutdown(timeout=0.3) == ("w1",)
+        assert "the store where the workers meet is gone" in caplog.text
+
+    def test_an_end_that_is_not_graceful_waits_for_nobody(self) -> None:
+        with serve_store() as server, workers() as started:
+            where = server.endpoint
+            started.append(Worker("w1", rank=1, world_size=2, init_method=where))
+            with open_store(where) as store:
+                init_rpc("w0", rank=0, world_size=2, store=store)
+                assert shutdown(graceful=False) == ()
+                started[0].let_end()
+                assert [started[0].hear(), started[0].hear()] == ["ready", []]
+
+    def test_an_agent_of_ones_own(self) -> None:
+        from tests.unit.rpc.world import agents
+
+        with agents(None, None) as (agent, _):
+            current.set_agent(agent)
+            assert rpc_sync("w1", divmod, args=(7, 2)) == (3, 1)
+            assert shutdown() == ()
+            assert not current.is_agent_set()
+
+
+def rpc_is_known(name: str) -> bool:
+    try:
+        get_worker_info(name)
+    except UsageError:
+        return False
+    return True
+
+
+def stop_for_ever() -> None:
+    import signal
+
+    signal.pause()
+
+
+@async_execution
+def later(value: int) -> Future[int]:
+    future: Future[int] = Future()
+    future.set_result(value)
+    return future
+
+
+def test_a_function_that_returns_a_future() -> None:
+    init_rpc("w0", store=MemoryStore())
+    try:
+        assert rpc_sync("w0", later, args=(3,)) == 3
+    finally:
+        shutdown()
