@@ -148,10 +148,11 @@ class RRef(Generic[T]):
         ticket = sender(self).give(self._reference, self._owner, self._fork)
         return _rebuild, (*ticket, self._owner)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+    def __copy__(self) -> NoReturn:
         raise UsageError("an RRef cannot be copied; pass it on, or use to_here")
 
-    __copy__ = None
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        self.__copy__()
 
     def __repr__(self) -> str:
         return f"<RRef at {self._owner.name} {self._reference.maker[:6]}.{self._reference.serial}>"

@@ -1,0 +1,281 @@
+"""The shell around the counting of references: values, messages, and trying again."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.clock import Deadline
+from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
+from holdfast.rpc import holdings as module
+from holdfast.rpc.errands import Errands
+from holdfast.rpc.future import Future
+from holdfast.rpc.holdings import Holdings, Packing, Unpacking
+from holdfast.rpc.messages import Kind
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.passing import start_over
+from holdfast.rpc.retry import RetryPolicy
+from holdfast.rpc.rref import RRef
+from holdfast.rpc.rref_protocol import Number, Ticket
+
+WITHIN_S = 20.0
+ME, OWNER, OTHER = "me", "owner", "other"
+OWNER_INFO = WorkerInfo("owner", 7)
+FAST = RetryPolicy(max_retries=2, delay_s=0.001, backoff=1.0)
+
+
+class Agent:
+    """Stands for the agent: it answers as it is told, or fails."""
+
+    timeout_s = 0.05
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Kind]] = []
+        self.failures = 0
+        self.answer: Any = True
+        self.known = True
+
+    def request(self, to: str, kind: Kind, value: Any, timeout: float | None) -> Future[Any]:
+        self.sent.append((to, kind))
+        future: Future[Any] = Future()
+        if self.failures:
+            self.failures -= 1
+            if self.failures % 2:
+                raise PeerLost("planted")
+            future.set_exception(PeerLost("planted"))
+        else:
+            future.set_result(self.answer)
+        return future
+
+    def knows(self, incarnation: str) -> bool:
+        return self.known
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+@pytest.fixture
+def errands() -> Iterator[Errands]:
+    made = Errands("errands of a test")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def mine(agent: Agent, errands: Errands) -> Holdings:
+    return Holdings(agent, WorkerInfo("me", 0), ME, errands, FAST)
+
+
+def soon() -> Callable[[], float | None]:
+    return Deadline.after(WITHIN_S).remaining
+
+
+def gift(serial: int = 1, parent: str = OTHER) -> Ticket:
+    return Ticket(Number(OTHER, serial), OWNER, Number(OTHER, serial + 100), parent)
+
+
+# Values.
+
+
+def test_a_value_of_ones_own_is_there_until_its_reference_is_dropped(mine: Holdings) -> None:
+    number = mine.own("value")
+    assert mine.value(number).value() == "value"
+    assert mine.fetch(number, mine.me, ME, None, None) == "value"
+    mine.dropped(number, None)
+    assert mine.wait_empty(soon())
+    with pytest.raises(ReferenceFailed, match="freed by its owner"):
+        _ = mine.value(number)
+
+
+def test_a_value_is_made_once_and_leaves_no_room_behind(mine: Holdings) -> None:
+    number, fork = Number(OTHER, 1), Number(OTHER, 2)
+    room = mine.create(number, fork, OTHER)
+    assert room is not None
+    assert mine.create(number, fork, OTHER) is None
+    room.set_result(1)
+    assert mine.handle(Kind.RREF_USER_DELETE, number, fork, OTHER)
+    assert mine.create(number, fork, OTHER) is None
+    assert mine._values == {}
+
+
+def test_a_fetch_that_overtakes_the_creation_waits_for_it(mine: Holdings) -> None:
+    number, fork = Number(OTHER, 1), Number(OTHER, 2)
+    waiting = mine.value(number)
+    assert mine.value(number) is waiting
+    room = mine.create(number, fork, OTHER)
+    assert room is waiting
+    room.set_result("value")
+    mine.handle(Kind.RREF_USER_DELETE, number, fork, OTHER)
+    assert mine.wait_empty(soon())
+    assert waiting.value() == "value"
+
+
+def test_a_fetch_does_not_wait_for_ever(mine: Holdings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OVERTAKEN_S", 0.01)
+    _ = mine.value(Number(OTHER, 1))
+    assert mine.wait_empty(soon())
+    assert mine._values == {}
+
+
+def test_a_local_fetch_takes_the_time_of_a_call(mine: Holdings) -> None:
+    number = Number(OTHER, 1)
+    mine.create(number, Number(OTHER, 2), OTHER)
+    with pytest.raises(CallTimedOut, match=r"more than set timeout \(50 ms\)"):
+        mine.fetch(number, mine.me, ME, None, None)
+    with pytest.raises(CallTimedOut, match=r"\(10 ms\)"):
+        mine.fetch(number, mine.me, ME, None, 0.01)
+
+
+def test_what_is_freed_is_let_go_without_the_lock(mine: Holdings) -> None:
+    seen: list[bool] = []
+
+    class Value:
+        def __del__(self) -> None:
+            seen.append(mine._lock.acquire(blocking=False))
+            mine._lock.release()
+
+    number = mine.own(Value())
+    mine._drop(number, None)
+    assert seen == [True]
+
+
+# Using others' values.
+
+
+def test_a_reference_that_was_given_is_counted_and_accepted(mine: Holdings, agent: Agent) -> None:
+    ticket = gift()
+    rref = mine.take(ticket, OWNER_INFO)
+    assert mine.wait_settled(soon())
+    assert agent.sent == [(OWNER, Kind.RREF_FORK_REQUEST), (OTHER, Kind.RREF_CHILD_ACCEPT)]
+    assert mine.is_confirmed(ticket.fork)
+    assert rref.confirmed_by_owner()
+    agent.answer = "value"
+    assert rref.to_here() == "value"
+    del rref
+    assert mine.wait_empty(soon())
+    assert agent.sent[-1] == (OWNER, Kind.RREF_USER_DELETE)
+
+
+def test_a_reference_that_is_refused_is_useless(mine: Holdings, agent: Agent) -> None:
+    agent.answer = False
+    rref = mine.take(gift(), OWNER_INFO)
+    assert mine.wait_settled(soon())
+    with pytest.raises(ReferenceFailed, match="useless: its value was freed"):
+        rref.to_here()
+    with Packing(mine, OTHER) as packing, pytest.raises(ReferenceFailed, match="that is gone"):
+        packing.give(rref._reference, OWNER_INFO, rref._fork)
+    del rref
+    assert mine.wait_empty(soon())
+
+
+def test_a_reference_is_useless_without_its_owner(mine: Holdings) -> None:
+    rref = mine.take(gift(parent=""), OWNER_INFO)
+    mine.died(OWNER)
+    with pytest.raises(ReferenceFailed, match="useless: its owner is gone"):
+        rref.to_here()
+
+
+def test_a_creation_that_is_settled_can_be_deleted(mine: Holdings, agent: Agent) -> None:
+    ticket = mine.ask(OWNER)
+    mine.dropped(ticket.reference, ticket.fork)
+    mine.settled(ticket.fork)
+    assert mine.wait_empty(soon())
+    assert agent.sent == [(OWNER, Kind.RREF_USER_DELETE)]
+
+
+def test_a_former_life_of_ours_is_somebody_else(mine: Holdings) -> None:
+    rref = mine.take(Ticket(Number("old", 1), "old", Number("old", 2), ""), mine.me)
+    assert not rref.is_owner()
+
+
+# Messages.
+
+
+def test_messages_are_sent_until_they_arrive(
+    mine: Holdings, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.failures = 6
+    rref = mine.take(gift(parent=""), OWNER_INFO)
+    del rref
+    assert mine.wait_empty(soon())
+    assert agent.sent == [(OWNER, Kind.RREF_USER_DELETE)] * 7
+    assert caplog.text.count("not succeeded after the specified number of max retries (2).") == 1
+
+
+def test_who_is_not_known_any_more_is_gone(mine: Holdings, agent: Agent) -> None:
+    agent.failures, agent.known = 1000, False
+    rref = mine.take(gift(parent=""), OWNER_INFO)
+    del rref
+    assert mine.wait_settled(soon())
+    assert mine.wait_empty(soon())
+    assert len(agent.sent) == 3
+
+
+def test_nothing_is_sent_again_to_the_dead(mine: Holdings, agent: Agent) -> None:
+    agent.failures = 1000
+    rref = mine.take(gift(parent=""), OWNER_INFO)
+    del rref
+    mine.died(OWNER)
+    assert mine.wait_settled(soon())
+    assert mine.wait_empty(soon())
+
+
+def test_waiting_ends_when_time_is_up(mine: Holdings) -> None:
+    mine.own(1)
+    assert not mine.wait_empty(Deadline.after(0.01).remaining)
+    assert mine.wait_settled(lambda: None)
+
+
+def test_messages_of_all_kinds_are_counted(mine: Holdings) -> None:
+    number = mine.own("value")
+    assert mine.handle(Kind.RREF_FORK_REQUEST, number, Number(OTHER, 1), OTHER)
+    assert mine.counts()["forks"] == 1
+    assert mine.handle(Kind.RREF_USER_DELETE, number, Number(OTHER, 1), OTHER)
+    assert mine.counts()["forks"] == 0
+    assert mine.handle(Kind.RREF_CHILD_ACCEPT, number, Number(ME, 9), OTHER)
+    mine._drop(number, None)
+    assert not mine.handle(Kind.RREF_FORK_REQUEST, number, Number(OTHER, 1), OTHER)
+    with pytest.raises(UsageError, match="PYTHON_CALL is not about references"):
+        mine.handle(Kind.PYTHON_CALL, number, number, OTHER)
+
+
+# Packing.
+
+
+def test_what_could_not_be_packed_is_not_given(mine: Holdings) -> None:
+    number = mine.own("value")
+    rref: RRef[str] = RRef._made(mine, number, mine.me, ME, None)
+    with pytest.raises(TypeError), Packing(mine, OTHER):
+        pickle.dumps((rref, threading.Lock()))
+    assert mine.counts() == mine.counts() | {"forks": 0, "owners": 1}
+
+
+def test_packing_can_start_over(mine: Holdings) -> None:
+    rref: RRef[str] = RRef._made(mine, mine.own("value"), mine.me, ME, None)
+    with Packing(mine, OTHER):
+        pickle.dumps(rref)
+        start_over()
+        body = pickle.dumps(rref)
+    assert mine.counts()["forks"] == 1
+    with pytest.raises(UsageError, match="part of a call"):
+        pickle.dumps(rref)
+    with Unpacking(mine):
+        copy = pickle.loads(body)
+    assert copy.local_value() == "value"
+    with pytest.raises(UsageError, match="part of a call"):
+        pickle.loads(body)
+
+
+def test_what_is_packed_may_make_calls_of_its_own(mine: Holdings) -> None:
+    rref: RRef[str] = RRef._made(mine, mine.own("value"), mine.me, ME, None)
+    with Packing(mine, OTHER), Unpacking(mine):
+        with Packing(mine, OWNER), Unpacking(mine):
+            pass
+        copy = pickle.loads(pickle.dumps(rref))
+    assert copy.is_owner()
