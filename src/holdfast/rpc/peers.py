@@ -29,7 +29,7 @@ from holdfast.rpc.messages import Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.pipe import Pipe, Readers, Reply
 
-__all__ = ["Contact", "Peer"]
+__all__ = ["Contact", "Peer", "machine_id"]
 
 IDLE_MAX = 64
 LINKS_MAX = 512
