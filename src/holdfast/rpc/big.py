@@ -28,8 +28,10 @@ import os
 import socket
 import struct
 import sys
+import threading
 from collections import deque
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 
 from holdfast.errors import PeerViolation
 from holdfast.rpc.messages import Buffer, Kind, Message
@@ -56,6 +58,8 @@ _PLACE = struct.Struct(f"<QQ{_SEAL_BYTES}s")  # of the buffer, of the seal, and 
 PLACE_BYTES = _PLACE.size
 _CREDENTIALS = struct.Struct("@iII")
 _READ_BYTES_MAX = 1 << 30  # Linux reads a little less than twice that at once
+_SHARE_BYTES = 1 << 22
+_SHARES_MAX = 4
 _HUGE_BYTES = 1 << 21
 _STEP_BYTES = 1 << 16
 
@@ -132,9 +136,14 @@ def memory(size: int) -> memoryview:
     if sys.platform != "linux":
         return memoryview(bytearray(size))
     mapping, number = _Loan.pool.lend(size)
-    exporter = (_Byte * len(mapping)).from_buffer(mapping)
+    exporter = _bytes_of(len(mapping)).from_buffer(mapping)
     exporter.loan = _Loan(number)  # type: ignore[attr-defined]  # who views it keeps it
     return memoryview(exporter)[:size]
+
+
+@lru_cache(64)
+def _bytes_of(size: int) -> type[ctypes.Array[_Byte]]:
+    return _Byte * size
 
 
 def pooled_bytes() -> int:
@@ -178,8 +187,19 @@ class _PyBuffer(ctypes.Structure):
 
 
 @cache
-def _system() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+def _readv() -> Callable[..., int]:
+    """Return the system's function; OSError if it has none."""
+    try:
+        function = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    except AttributeError:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
+    function.restype = ctypes.c_ssize_t
+    return function
+
+
+@cache
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _address(view: memoryview) -> int:
@@ -191,16 +211,45 @@ def _address(view: memoryview) -> int:
 
 
 def _copy(pid: int, start: int, into: memoryview) -> bool:
-    """Copy from a process; say whether all of it could be read. OSError if nothing ever can be."""
-    try:
-        readv = _system().process_vm_readv
-    except AttributeError:
-        raise OSError(errno.ENOSYS, "the system does not read other processes") from None
-    here, done = _address(into), 0
-    while done < into.nbytes:
-        size = min(into.nbytes - done, _READ_BYTES_MAX)
-        ours, theirs = _Piece(here + done, size), _Piece(start + done, size)
-        got = readv(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
+    """Copy from a process; say whether all of it could be read. OSError if none of it ever can.
+
+    Several threads share what is very large: one alone does not use what the memory can do.
+    """
+    here, size = _address(into), into.nbytes
+    share = -(-size // max(1, min(_SHARES_MAX, _cores(), size // _SHARE_BYTES))) or 1
+    outcomes: list[bool | OSError] = []
+
+    def copy(done: int, into: memoryview) -> None:
+        """Copy one share; holds the memory, whatever happens to who waits for it."""
+        try:
+            outcomes.append(_copy_part(pid, start + done, here + done, min(share, size - done)))
+        except OSError as error:
+            outcomes.append(error)
+
+    threads = []
+    for done in range(share, size, share):
+        thread = threading.Thread(target=copy, args=(done, into), name="holdfast-rpc-copy")
+        try:
+            thread.start()
+        except RuntimeError:  # there is none to be had
+            copy(done, into)
+        else:
+            threads.append(thread)
+    copy(0, into)
+    for thread in threads:
+        thread.join()
+    for outcome in outcomes:
+        if isinstance(outcome, OSError):
+            raise outcome
+    return all(outcomes)
+
+
+def _copy_part(pid: int, start: int, here: int, size: int) -> bool:
+    done = 0
+    while done < size:
+        piece = min(size - done, _READ_BYTES_MAX)
+        ours, theirs = _Piece(here + done, piece), _Piece(start + done, piece)
+        got = _readv()(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
         if got <= 0:
             number = ctypes.get_errno()
             if number in {errno.EFAULT, errno.ESRCH}:
