@@ -126,4 +126,7 @@ def _place(
 def _address(endpoint: str) -> Address:
     if endpoint.startswith("file://"):
         return LOOPBACK
-    return parse_endpoint(endpoint).addresses[0]
+    addresses = parse_endpoint(endpoint).addresses
+    if len(addresses) != 1:
+        raise UsageError(f"init_method {endpoint!r:.80}: must be tcp://host:port, with one address")
+    return addresses[0]
