@@ -159,6 +159,7 @@ class Agent:
                 self._finished()
         elif self.state is State.STOPPING and failure is not None:
             self._own.append(failure)
+            self._tell_if_first(failure)
 
     def group_ended(self, abandoned: Sequence[int], now: float) -> None:
         """Hear that none of the workers runs any more, or that no more can be done about them."""
@@ -310,6 +311,13 @@ class Agent:
         self._effects.append(Count())
         self._effects.append(Publish(tuple(self._own), final=False))
         self._stop_workers(Signals.SIGTERM, _sentence(failure))
+
+    def _tell_if_first(self, failure: Failure) -> None:
+        """Tell at once of a failure before all that are known, if the round failed anyway."""
+        failures = self._all_failures()
+        given_up = isinstance(self._after, Outcome) and self._after.ending is Ending.FAILED
+        if failures[0] is failure and (len(failures) > 1 or given_up):
+            self._effects.append(Publish(tuple(self._own), final=False))
 
     def _finished(self) -> None:
         self._go(State.FINISHED, "all workers of this node are done: waiting for the others")

@@ -224,6 +224,7 @@ FOLLOWS: dict[str, dict[str, str]] = {
         "signal": "stopping: stop SIGINT 30",
     },
     "told of the failure": {
+        "worker failed": "stopping: publish 1",
         "group ended": "gathering: publish none final",
         "group stuck": "ended: finish broken",
         "signal": "stopping: stop SIGINT 30",
@@ -442,10 +443,19 @@ def test_what_a_worker_shows_while_it_is_stopped_is_told_too() -> None:
     """Its error file says that it had failed before; it may be the first cause."""
     machine = agent(*STATES["told of the failure"])
     machine.worker_exited(failed(failure(1, at=1.0), asked=True), 5.0)
+    assert after(machine) == ["publish 1"]  # at once: its neighbour may be long in ending
     machine.worker_exited(ended_well(0, asked=True), 5.0)
     assert after(machine, EVENTS["group ended"]) == ["publish 1 final"]
     peer(2, final=True)(machine)
     assert [one.rank for one in outcome(machine).failures] == [1, 2]
+
+
+def test_only_what_changes_the_first_cause_is_told_before_the_end() -> None:
+    machine = agent(*COUNTING)  # rank 0 failed at 10.0
+    assert after(machine, fails(1, at=11.0)) == []
+    assert after(machine, fails(1, at=9.0)) == ["publish 0 1 1"]
+    machine = agent(*STATES["going"])  # nobody has failed: this is not counted, and not told yet
+    assert after(machine, fails(1, at=9.0)) == []
 
 
 def test_the_store_is_lost_while_the_job_is_given_up() -> None:
