@@ -189,11 +189,14 @@ class Agent:
         """Hear that our failure could not be counted."""
         if self.state is not State.STOPPING or self._after is not None:
             return
-        if isinstance(error, RendezvousClosed) and error.failed:
+        if not isinstance(error, RendezvousClosed):
+            self.broke(error)
+        elif error.failed:
             self._restart, self._verdict = False, str(error)
             self._proceed(now)
-        else:
-            self.broke(error)
+        else:  # the others were done in a round of their own
+            self._after = self._closed_outcome(str(error), failed=False)
+            self._proceed(now)
 
     def peer_told(
         self, number: int, node: int, failures: tuple[Failure, ...], final: bool, now: float

@@ -487,7 +487,7 @@ def test_a_count_that_comes_too_late_says_so() -> None:
     assert machine.reason.endswith("run job is closed: rank 3 failed")
     machine = agent(*COUNTING)
     machine.count_failed(RendezvousClosed("done"), 5.0)
-    assert after(machine, EVENTS["group ended"]) == ["finish broken 0"]
+    assert after(machine, EVENTS["group ended"]) == ["finish not needed"]
 
 
 def test_workers_that_cannot_be_started_end_the_run() -> None:
