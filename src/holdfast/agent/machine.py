@@ -99,6 +99,7 @@ class Agent:
         self._own: list[Failure] = []
         self._peers: dict[int, tuple[Failure, ...]] = {}
         self._told_all: set[int] = set()  # the nodes that have said everything
+        self._counting = False  # our own failure is counted, or will be
         # Stopping: what comes after it, and what is still awaited.
         self._after: Join | Outcome | None = None  # None: a verdict over our own failure
         self._group_alive = False
@@ -310,16 +311,17 @@ class Agent:
     def _failed(self, failure: Failure) -> None:
         """Count a failure, tell of it (AG-4), and stop the other workers; the account decides."""
         self._own.append(failure)
+        self._counting = True
         self._after = None
         self._effects.append(Count())
         self._effects.append(Publish(tuple(self._own), final=False))
         self._stop_workers(Signals.SIGTERM, _sentence(failure))
 
     def _tell_if_first(self, failure: Failure) -> None:
-        """Tell at once of a failure before all that are known, if the round failed anyway."""
-        failures = self._all_failures()
+        """Tell at once of a failure before all that are known, if the round's is counted (AG-4)."""
         given_up = isinstance(self._after, Outcome) and self._after.ending is Ending.FAILED
-        if failures[0] is failure and (len(failures) > 1 or given_up):
+        counted = self._counting or any(self._peers.values()) or given_up
+        if counted and self._all_failures()[0] is failure:
             self._effects.append(Publish(tuple(self._own), final=False))
 
     def _finished(self) -> None:
@@ -416,6 +418,7 @@ class Agent:
 
     def _forget_failures(self) -> None:
         self._own, self._peers, self._told_all = [], {}, set()
+        self._counting = False
 
     def _all_failures(self) -> tuple[Failure, ...]:
         return first_cause([*self._own, *(f for told in self._peers.values() for f in told)])
