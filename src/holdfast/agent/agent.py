@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import assert_never
@@ -51,6 +51,7 @@ from holdfast.process.failure import WorkerExited
 from holdfast.process.logs import RunLogs
 from holdfast.process.signals import SignalEvents
 from holdfast.process.spec import GroupEnded
+from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.store.c10d.server import C10dDoor
 from holdfast.store.store import Watch
