@@ -23,6 +23,7 @@ from holdfast.observe.events import Event, JobEnded
 from holdfast.observe.sinks import MemorySink
 from holdfast.process.spec import Function, Program, Script
 from holdfast.process.streams import LogOptions
+from holdfast.process.watchdog import expires
 
 
 def config(workers: int = 1, **changes: Any) -> LaunchConfig:
@@ -126,6 +127,18 @@ def test_timers_are_watched_if_asked_for(
     path.write_text("taken")
     assert elastic_launch(config(), ten_more)(0) == {0: 0}
     assert "timers are not watched" in caplog.text
+
+
+def hang() -> None:
+    with expires(after=0.1, scope="a step"):
+        threading.Event().wait()
+
+
+def test_a_worker_whose_timer_expires_is_reported_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    with pytest.raises(WorkersFailed, match="the agent ended it: its timer 'a step#1'") as caught:
+        elastic_launch(config(), hang)()
+    assert caught.value.failures[0].exit.code == -signal.SIGKILL
 
 
 def test_health_is_served_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
