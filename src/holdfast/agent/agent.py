@@ -288,11 +288,11 @@ class ElasticAgent:
             self._attempt = Attempt(
                 self._job, number, self._member(), self._logs, self._make_group, self._told
             )
-            self._attempt.start()
+            pids = self._attempt.start()
         except HoldfastError as error:
             self._machine.start_failed(error)
             return
-        self._narrator.started(self._member(), self._attempt.pids())
+        self._narrator.started(self._member(), pids)
 
     def _joined(self, membership: Membership, opened: _Opened) -> None:
         here = membership.here

@@ -89,18 +89,23 @@ class WorkerGroup:
 
     # What the agent does.
 
-    def start(self) -> None:
-        """Start all workers. If one cannot be started, none is left and the reason is raised."""
+    def start(self) -> dict[int, int]:
+        """Start all workers and return their pids by local rank, of those that end at once too.
+
+        If one cannot be started, none is left and the reason is raised.
+        """
         if self._started:
             raise UsageError("this WorkerGroup has been started already")
         self._started = True
         try:
             for launch in self._launches:
                 self._start_one(launch)
+            pids = self.pids()  # before any of them is reaped
             self._start_waiter()
         except BaseException:
             self._undo_start()
             raise
+        return pids
 
     def pids(self) -> dict[int, int]:
         """Return the pids of the workers that run, by local rank."""

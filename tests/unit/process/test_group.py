@@ -151,8 +151,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def test_every_end_is_reported_and_the_groups_last(bench: Bench) -> None:
     group = bench.group("exit 0", "exit 7", "kill -SEGV $$")
-    group.start()
+    pids = group.start()
     exits = sorted((bench.next_exit() for _ in range(3)), key=lambda event: event.local_rank)
+    assert {event.local_rank: event.pid for event in exits} == pids
     assert [event.exit.code for event in exits] == [0, 7, -signal.SIGSEGV]
     assert [event.failure and event.failure.message for event in exits] == [
         None,
