@@ -31,7 +31,7 @@ from holdfast.agent.machine import Terms
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.roles import NodeInfo
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.errors import HoldfastError, InternalError, Signalled
+from holdfast.errors import HoldfastError, InternalError, Signalled, UsageError
 from holdfast.ids import new_token
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
@@ -199,6 +199,8 @@ class _Launch:
         if given is not None:
             from holdfast.net.secret import read_secret_file
 
+            if not given.exists():
+                raise UsageError(f"secret file {str(given)!r}: no such file")
             read_secret_file(given)  # what is wrong with it is said now, not when nodes meet
         if given is not None or self._environment.secret is None:
             return given

@@ -225,7 +225,8 @@ def _run_program(program: str, arguments: list[str]) -> NoReturn:
     try:
         os.execv(program, arguments)  # noqa: S606
     except OSError as error:
-        sys.exit(f"holdfast: cannot run {program}: {error.strerror}")
+        os.write(2, f"holdfast: cannot run {program}: {error.strerror}\n".encode())
+        os._exit(126)  # a shell's word for it
 
 
 def run_payload(order: Mapping[str, str]) -> None:

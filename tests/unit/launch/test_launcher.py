@@ -87,6 +87,11 @@ def test_what_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> Non
     assert events.events == []
 
 
+def test_a_secret_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nofile': no such file"):
+        run_job(config(secret_file=tmp_path / "nofile"), Function(ten_more, (0,)))
+
+
 def test_error_files_are_named_only_if_they_stay(tmp_path: Path) -> None:
     with pytest.raises(WorkersFailed) as caught:
         run_job(config(), Function(raise_an_error))
