@@ -25,7 +25,7 @@ Guarantees
           when its round began does so too: who should have closed the run may have died.
     AG-4  A failure is first counted and then published, before anything that ends the round: what
           the others do about it can no longer keep it out of the account.
-    AG-5  A signal makes the node leave, and never closes the run.
+    AG-5  A signal makes the node leave, and never closes the run; an error of its own does.
     AG-6  Beside a worker that cannot be killed none is ever started; the agent ends and names it.
     AG-7  The exit barrier cannot fail the job, and after a failure nobody waits in it.
     AG-8  Everything ends in one `Finish`; nothing is wanted after it.
@@ -51,7 +51,7 @@ from holdfast.agent.effects import (
 )
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.policy import RestartBudget
-from holdfast.errors import HoldfastError, RendezvousClosed, WorkersStuck
+from holdfast.errors import HoldfastError, InternalError, RendezvousClosed, WorkersStuck
 from holdfast.process.failure import Failure, WorkerExited, first_cause
 from holdfast.records import dataclass
 
@@ -271,6 +271,10 @@ class Agent:
         """Hear that the agent itself, or its store, cannot go on."""
         if self.state is State.ENDED:
             return
+        ending = self.state in (State.GATHERING, State.FINISHED)
+        if isinstance(error, InternalError) and not ending:
+            # Our own fault: nobody could say what has become of this node's part (AG-5).
+            self._close_run(f"an agent failed: {error}", failed=True)
         if self.state is State.GATHERING:
             self._finish_failed()  # what went wrong first is known
         elif self.state is State.FINISHED:

@@ -16,6 +16,7 @@ from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import (
     HoldfastError,
+    InternalError,
     RendezvousClosed,
     RendezvousTimedOut,
     StoreUnavailable,
@@ -613,3 +614,12 @@ class Shell:
 def test_the_guarantees_hold_whatever_happens(seed: int) -> None:
     """AG-1, AG-2, AG-3, AG-4, AG-8."""
     Shell(seed).run()
+
+
+@pytest.mark.parametrize("state", ["running", "counting"])
+def test_an_error_of_its_own_ends_the_run_for_everybody(state: str) -> None:
+    """AG-5."""
+    machine = agent(*STATES[state])
+    heard = after(machine, lambda a: a.broke(InternalError("a bug")))
+    assert "close failed" in heard
+    assert "close failed" not in after(agent(*STATES[state]), EVENTS["broke"])
