@@ -28,7 +28,7 @@ help:
 	@echo "make types         mypy, strict"
 	@echo "make sim SEEDS=n   n simulated stores, n clusters, n jobs, with fresh seeds"
 	@echo "make chaos KILLS=n n workers of real jobs are killed, and agents too"
-	@echo "make bench         measure, beside torch's store"
+	@echo "make bench         measure, beside torch's launcher and store"
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
 	@echo "make docs          write what is generated, and check all documents"
 	@echo "make clean         remove what the other targets made"
