@@ -37,7 +37,7 @@ demo: .venv/.demo
 	@$(BIN)/python examples/demo.py
 
 test: .venv/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # Each pure file (pyproject.toml lists them) by its own tests.
 PURE := s|^ *"src/holdfast/\(\([a-z0-9_/]*/\)\{0,1\}\)\([a-z0-9_]*\)\.py",|tests/unit/\1test_\3.py|p
