@@ -261,19 +261,19 @@ class ElasticAgent:
                     self._attempt.stop(number, grace_s)
             case Publish():
                 here = self._here()
-                self._clerk.do(lambda: self._publish(here, effect))
+                self._clerk.do(self._guarded(lambda: self._publish(here, effect)))
             case Count():
-                self._clerk.do(self._count)
+                self._clerk.do(self._guarded(self._count))
             case Meet(timeout_s):
                 here = self._here()
                 self._narrator.finished()
                 self._rendezvous.finish()
                 # By the clerk, who is heard out even if a signal makes us leave at once: the round
                 # goes on without a node that finished, and would wait for its word.
-                self._clerk.do(lambda: self._say_done(here))
+                self._clerk.do(self._guarded(lambda: self._say_done(here)))
                 self._wait(lambda: self._meet(here, timeout_s))
             case Close(reason, failed):
-                self._clerk.do(lambda: self._close_run(reason, failed))
+                self._clerk.do(self._guarded(lambda: self._close_run(reason, failed)))
             case Finish(outcome):
                 self._narrator.ended(outcome)
                 self._outcome = outcome
@@ -335,7 +335,7 @@ class ElasticAgent:
 
     # What blocks, on threads of its own.
 
-    def _wait(self, errand: Callable[[], None]) -> None:
+    def _guarded(self, errand: Callable[[], None]) -> Callable[[], None]:
         def guarded() -> None:
             try:
                 errand()
@@ -346,6 +346,10 @@ class ElasticAgent:
                 bug = InternalError(f"a bug in holdfast: {error!r}")
                 self._post(partial(self._machine.broke, bug))
 
+        return guarded
+
+    def _wait(self, errand: Callable[[], None]) -> None:
+        guarded = self._guarded(errand)
         thread = threading.Thread(target=guarded, name="holdfast-agent-wait", daemon=True)
         self._waits = [*(one for one in self._waits if one.is_alive()), thread]
         thread.start()

@@ -124,6 +124,7 @@ class _Launch:
             logs.open()
             stack.callback(logs.close)
             containment = stack.enter_context(Containment(logs.folder if logs.temporary else None))
+            stack.callback((logs.folder / "secret").unlink, missing_ok=True)  # logs may be kept
             job = self._job(logs.folder)
             check_entrypoint(job.entrypoint, job.environment)
             starter = Starter(

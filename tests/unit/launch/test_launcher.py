@@ -108,6 +108,15 @@ def test_a_secret_reaches_workers_by_a_private_file(monkeypatch: pytest.MonkeyPa
     assert seen == {"variable": None, "text": "not for everybody's eyes", "mode": 0o600}
 
 
+def test_the_secret_is_not_kept_with_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_SECRET", "not for everybody's eyes")
+    elastic_launch(config(logs=LogOptions(log_dir=tmp_path)), read_the_secret)()
+    assert len(list(tmp_path.glob("*/attempt_0"))) == 1
+    assert list(tmp_path.glob("*/secret")) == []
+
+
 def read_the_secret() -> dict[str, object]:
     path = Path(os.environ["HOLDFAST_SECRET_FILE"])
     return {
