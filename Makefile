@@ -28,7 +28,7 @@ help:
 	@echo "make types         mypy, strict"
 	@echo "make sim SEEDS=n   n simulated stores, clusters, jobs and RRefs, fresh seeds"
 	@echo "make chaos KILLS=n n workers of real jobs are killed, and agents too"
-	@echo "make bench         measure, beside torch's store"
+	@echo "make bench         measure, beside torch's launcher and store"
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
 	@echo "make docs          write what is generated, and check all documents"
 	@echo "make clean         remove what the other targets made"
@@ -37,7 +37,7 @@ demo: .venv/.demo
 	@$(BIN)/python examples/demo.py
 
 test: .venv/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # Each pure file (pyproject.toml lists them) by its own tests.
 PURE := s|^ *"src/holdfast/\(\([a-z0-9_/]*/\)\{0,1\}\)\([a-z0-9_]*\)\.py",|tests/unit/\1test_\3.py|p

@@ -120,15 +120,16 @@ class Job:
     def calm(self) -> None:
         """Wait until the launcher and what it started do next to nothing."""
         deadline = time.perf_counter() + PATIENCE_S
-        used = self._used_s()
+        used = self.used_s()
         while time.perf_counter() < deadline:
             time.sleep(QUIET_S)
-            before, used = used, self._used_s()
+            before, used = used, self.used_s()
             if used - before < QUIET_SHARE * QUIET_S:
                 return
         raise SystemExit(f"{self.launcher}: never quiet")
 
-    def _used_s(self) -> float:
+    def used_s(self) -> float:
+        """Return how many seconds of processors the job has used, but for what has ended."""
         return sum(cpu_s(pid) for pid in [self.pid, *descendants(self.pid)])
 
     def _complaints(self) -> str:

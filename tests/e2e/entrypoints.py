@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 SUMMED = "the ranks are summed"
@@ -128,12 +127,6 @@ def sum_of_ranks_after(bell: str, flag: str) -> int:
     return sum_of_ranks()
 
 
-def stay_unless(bell: str, flag: str) -> int:
-    if not os.path.exists(flag):
-        stay(bell)
-    return rank()
-
-
 # What is around a worker.
 
 
@@ -160,10 +153,6 @@ def ask_for_health() -> tuple[str | None, int]:
 
 def process_and_parent() -> tuple[int, int]:
     return os.getpid(), os.getppid()
-
-
-def touch(folder: str) -> None:
-    Path(folder, os.environ["RANK"]).touch()
 
 
 # Calls between the workers of a job.

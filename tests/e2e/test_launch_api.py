@@ -137,7 +137,7 @@ def test_one_node_is_enough_where_one_or_two_may_come(
 def test_two_agents(etcd: str, script: str, touched: Path, tmp_path: Path) -> None:
     with job_over("etcd", etcd, tmp_path) as job:
         args = (sys.executable, "-u", script, f"--touch-file-dir={touched}")
-        # Two come, so nobody begins alone: in a minute they will.
+        # The first waits that long for the second; a complete round waits for nobody.
         patient = {"last_call_timeout": "60"}
         agents = [job.start(*args, nodes=(1, 2), workers=WORKERS, rdzv=patient) for _ in range(2)]
         assert [agent.returned() for agent in agents] == [{}, {}]

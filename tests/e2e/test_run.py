@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,7 +70,7 @@ def test_workers_run_with_their_arguments(variables: dict[str, str], script: str
         "rank 1 of 2 --lr 1 -- -x",
     ]
     states = [line.split("  ")[1] for line in done.stderr.splitlines()]
-    assert [states[0], states[1], states[-1]] == ["joining", "running", "ended"]
+    assert states == ["joining", "running", "finished"]  # the end is told by the exit code
 
 
 def test_the_variables_of_an_operator(variables: dict[str, str], script: str) -> None:
@@ -114,9 +116,16 @@ def test_restarts_are_counted(variables: dict[str, str], script: str) -> None:
     assert "restarts 2/2" in done.stderr
 
 
-def test_a_signal_ends_the_job_and_gives_its_code(variables: dict[str, str], script: str) -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_signal_ends_the_job_and_gives_its_code(
+    variables: dict[str, str], script: str, name: str
+) -> None:
+    number = signal.Signals[name]
+    # Whoever runs the tests may ignore it, and what is ignored stays so.
+    heed = f"import os, signal, sys; signal.signal({number.value}, signal.SIG_DFL)"
+    start = f"{heed}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     with subprocess.Popen(
-        [*HOLDFAST, "run", "--nproc-per-node=2", script, "wait"],
+        [sys.executable, "-c", start, *HOLDFAST[1:], "run", "--nproc-per-node=2", script, "wait"],
         env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -126,11 +135,89 @@ def test_a_signal_ends_the_job_and_gives_its_code(variables: dict[str, str], scr
             assert process.stdout is not None
             lines = sorted([process.stdout.readline(), process.stdout.readline()])
             assert lines == ["rank 0 of 2 wait\n", "rank 1 of 2 wait\n"]
-            process.terminate()
-            out, _ = process.communicate(timeout=LIMIT_S)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=LIMIT_S)
         finally:
             process.kill()
-    assert (process.returncode, out) == (128 + signal.SIGTERM, "")
+    assert (process.returncode, out) == (128 + number, "")
+    assert err.splitlines()[-1] == f"holdfast: stopped by {name}"
+
+
+# What may be wrong with the world: one clear line, the right exit code, and nothing was started.
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port where somebody listens who says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def free() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def troubled(variables: dict[str, str], *argv: str) -> tuple[int, str]:
+    """Run; return the exit code and the last line, the only one that is no state."""
+    done = run(variables, *argv)
+    assert done.stdout == ""
+    *states, last = done.stderr.splitlines()
+    assert all("  joining  " in line for line in states), done.stderr
+    return done.returncode, last
+
+
+def test_too_few_nodes_come(variables: dict[str, str], script: str, free: int) -> None:
+    flags = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free}"]
+    code, line = troubled(variables, *flags, "--rdzv-conf=join_timeout=0.2", script)
+    assert code == 75
+    assert line.endswith("no round within 0.2 s: have 1 of 2: waiting for 1 more")
+
+
+@pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2"])
+def test_nobody_is_at_the_endpoint(
+    variables: dict[str, str], script: str, free: int, backend: str
+) -> None:
+    conf = "join_timeout=1,is_host=false" if backend == "c10d" else "join_timeout=1"
+    flags = [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{free}"]
+    code, line = troubled(variables, "--nnodes=2", *flags, f"--rdzv-conf={conf}", script)
+    assert code == 69
+    assert f"cannot connect to 127.0.0.1:{free}: Connection refused" in line
+
+
+def test_somebody_else_is_at_the_endpoint(
+    variables: dict[str, str], script: str, taken: int
+) -> None:
+    flags = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{taken}"]
+    code, line = troubled(variables, *flags, "--rdzv-conf=join_timeout=0.2", script)
+    assert code == 69
+    assert f"cannot listen on 127.0.0.1:{taken}: Address already in use" in line
+
+
+def test_the_disk_of_the_logs_cannot_be_written(variables: dict[str, str], script: str) -> None:
+    code, line = troubled(variables, "--log-dir=/proc/logs", "-r", "3", script)
+    assert code == 2
+    assert line == "holdfast: log folder '/proc/logs': cannot be made: No such file or directory"
+
+
+def test_output_that_finds_no_room_is_told_and_the_job_goes_on(
+    variables: dict[str, str], script: str
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*HOLDFAST, "run", "-t", "3", "--log-dir=/dev/null", script],
+            env=variables,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("standard output: output is lost: No space left on device") == 1
 
 
 def test_a_terminal_shows_the_node_below_and_is_given_back(

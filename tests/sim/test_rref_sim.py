@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.rpc.rref_protocol import References, _Memory
-from holdfast.testing.rrefsim import draw_plan, run_seed, run_seeds
+from holdfast.testing.rrefplan import draw_plan
+from holdfast.testing.rrefsim import run_seed, run_seeds
 from tests.sim.rref_scope import MAKER, OWNER, THIRD, explore
 
 HASHES = (

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import assert_never
@@ -51,6 +51,7 @@ from holdfast.process.failure import WorkerExited
 from holdfast.process.logs import RunLogs
 from holdfast.process.signals import SignalEvents
 from holdfast.process.spec import GroupEnded
+from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.store.c10d.server import C10dDoor
 from holdfast.store.store import Watch
@@ -260,19 +261,19 @@ class ElasticAgent:
                     self._attempt.stop(number, grace_s)
             case Publish():
                 here = self._here()
-                self._clerk.do(lambda: self._publish(here, effect))
+                self._clerk.do(self._guarded(lambda: self._publish(here, effect)))
             case Count():
-                self._clerk.do(self._count)
+                self._clerk.do(self._guarded(self._count))
             case Meet(timeout_s):
                 here = self._here()
                 self._narrator.finished()
                 self._rendezvous.finish()
                 # By the clerk, who is heard out even if a signal makes us leave at once: the round
                 # goes on without a node that finished, and would wait for its word.
-                self._clerk.do(lambda: self._say_done(here))
+                self._clerk.do(self._guarded(lambda: self._say_done(here)))
                 self._wait(lambda: self._meet(here, timeout_s))
             case Close(reason, failed):
-                self._clerk.do(lambda: self._close_run(reason, failed))
+                self._clerk.do(self._guarded(lambda: self._close_run(reason, failed)))
             case Finish(outcome):
                 self._narrator.ended(outcome)
                 self._outcome = outcome
@@ -287,11 +288,11 @@ class ElasticAgent:
             self._attempt = Attempt(
                 self._job, number, self._member(), self._logs, self._make_group, self._told
             )
-            self._attempt.start()
+            pids = self._attempt.start()
         except HoldfastError as error:
             self._machine.start_failed(error)
             return
-        self._narrator.started(self._member(), self._attempt.pids())
+        self._narrator.started(self._member(), pids)
 
     def _joined(self, membership: Membership, opened: _Opened) -> None:
         here = membership.here
@@ -334,7 +335,7 @@ class ElasticAgent:
 
     # What blocks, on threads of its own.
 
-    def _wait(self, errand: Callable[[], None]) -> None:
+    def _guarded(self, errand: Callable[[], None]) -> Callable[[], None]:
         def guarded() -> None:
             try:
                 errand()
@@ -345,6 +346,10 @@ class ElasticAgent:
                 bug = InternalError(f"a bug in holdfast: {error!r}")
                 self._post(partial(self._machine.broke, bug))
 
+        return guarded
+
+    def _wait(self, errand: Callable[[], None]) -> None:
+        guarded = self._guarded(errand)
         thread = threading.Thread(target=guarded, name="holdfast-agent-wait", daemon=True)
         self._waits = [*(one for one in self._waits if one.is_alive()), thread]
         thread.start()

@@ -34,8 +34,8 @@ Report = Callable[[WorkerExited | GroupEnded], None]
 class Group(Protocol):
     """The workers of one attempt, as the agent needs them; see `process/group.py`."""
 
-    def start(self) -> None:
-        """Start all workers, from this thread."""
+    def start(self) -> dict[int, int]:
+        """Start all workers, from this thread; return their processes by local rank."""
         ...
 
     def stop(self, number: Signals, grace_s: float) -> None:
@@ -43,7 +43,7 @@ class Group(Protocol):
         ...
 
     def pids(self) -> dict[int, int]:
-        """Return the processes by local rank."""
+        """Return the processes that run, by local rank."""
         ...
 
     def close(self) -> tuple[int, ...]:
@@ -107,16 +107,19 @@ class Attempt:
         self._launches = [self._launch(ranks, facts) for ranks in self._ranks]
         self._group = make_group(self._launches, self._logs, report)
 
-    def start(self) -> None:
-        """Start the workers. Raises what says why it cannot be done; nothing is left then."""
-        self._group.start()
+    def start(self) -> dict[int, int]:
+        """Start the workers and return their processes by local rank.
+
+        Raises what says why it cannot be done; nothing is left then.
+        """
+        return self._group.start()
 
     def stop(self, number: Signals, grace_s: float) -> None:
         """Begin to stop them."""
         self._group.stop(number, grace_s)
 
     def pids(self) -> dict[int, int]:
-        """Return the processes by local rank."""
+        """Return the processes that run, by local rank."""
         return self._group.pids()
 
     def results(self) -> dict[int, Any]:

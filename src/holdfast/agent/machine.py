@@ -25,7 +25,7 @@ Guarantees
           when its round began does so too: who should have closed the run may have died.
     AG-4  A failure is first counted and then published, before anything that ends the round: what
           the others do about it can no longer keep it out of the account.
-    AG-5  A signal makes the node leave, and never closes the run.
+    AG-5  A signal makes the node leave, and never closes the run; an error of its own does.
     AG-6  Beside a worker that cannot be killed none is ever started; the agent ends and names it.
     AG-7  The exit barrier cannot fail the job, and after a failure nobody waits in it.
     AG-8  Everything ends in one `Finish`; nothing is wanted after it.
@@ -51,7 +51,7 @@ from holdfast.agent.effects import (
 )
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.policy import RestartBudget
-from holdfast.errors import HoldfastError, RendezvousClosed, WorkersStuck
+from holdfast.errors import HoldfastError, InternalError, RendezvousClosed, WorkersStuck
 from holdfast.process.failure import Failure, WorkerExited, first_cause
 from holdfast.records import dataclass
 
@@ -99,6 +99,7 @@ class Agent:
         self._own: list[Failure] = []
         self._peers: dict[int, tuple[Failure, ...]] = {}
         self._told_all: set[int] = set()  # the nodes that have said everything
+        self._counting = False  # our own failure is counted, or will be
         # Stopping: what comes after it, and what is still awaited.
         self._after: Join | Outcome | None = None  # None: a verdict over our own failure
         self._group_alive = False
@@ -159,6 +160,7 @@ class Agent:
                 self._finished()
         elif self.state is State.STOPPING and failure is not None:
             self._own.append(failure)
+            self._tell_if_first(failure)
 
     def group_ended(self, abandoned: Sequence[int], now: float) -> None:
         """Hear that none of the workers runs any more, or that no more can be done about them."""
@@ -188,11 +190,14 @@ class Agent:
         """Hear that our failure could not be counted."""
         if self.state is not State.STOPPING or self._after is not None:
             return
-        if isinstance(error, RendezvousClosed) and error.failed:
+        if not isinstance(error, RendezvousClosed):
+            self.broke(error)
+        elif error.failed:
             self._restart, self._verdict = False, str(error)
             self._proceed(now)
-        else:
-            self.broke(error)
+        else:  # the others were done in a round of their own
+            self._after = self._closed_outcome(str(error), failed=False)
+            self._proceed(now)
 
     def peer_told(
         self, number: int, node: int, failures: tuple[Failure, ...], final: bool, now: float
@@ -266,6 +271,10 @@ class Agent:
         """Hear that the agent itself, or its store, cannot go on."""
         if self.state is State.ENDED:
             return
+        ending = self.state in (State.GATHERING, State.FINISHED)
+        if isinstance(error, InternalError) and not ending:
+            # Our own fault: nobody could say what has become of this node's part (AG-5).
+            self._close_run(f"an agent failed: {error}", failed=True)
         if self.state is State.GATHERING:
             self._finish_failed()  # what went wrong first is known
         elif self.state is State.FINISHED:
@@ -306,10 +315,18 @@ class Agent:
     def _failed(self, failure: Failure) -> None:
         """Count a failure, tell of it (AG-4), and stop the other workers; the account decides."""
         self._own.append(failure)
+        self._counting = True
         self._after = None
         self._effects.append(Count())
         self._effects.append(Publish(tuple(self._own), final=False))
         self._stop_workers(Signals.SIGTERM, _sentence(failure))
+
+    def _tell_if_first(self, failure: Failure) -> None:
+        """Tell at once of a failure before all that are known, if the round's is counted (AG-4)."""
+        given_up = isinstance(self._after, Outcome) and self._after.ending is Ending.FAILED
+        counted = self._counting or any(self._peers.values()) or given_up
+        if counted and self._all_failures()[0] is failure:
+            self._effects.append(Publish(tuple(self._own), final=False))
 
     def _finished(self) -> None:
         self._go(State.FINISHED, "all workers of this node are done: waiting for the others")
@@ -405,6 +422,7 @@ class Agent:
 
     def _forget_failures(self) -> None:
         self._own, self._peers, self._told_all = [], {}, set()
+        self._counting = False
 
     def _all_failures(self) -> tuple[Failure, ...]:
         return first_cause([*self._own, *(f for told in self._peers.values() for f in told)])

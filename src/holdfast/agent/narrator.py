@@ -52,7 +52,7 @@ class Narrator:
         self._workers = metrics.gauge("holdfast_workers", "Workers of this node that were started")
 
     def started(self, membership: Membership, pids: dict[int, int]) -> None:
-        """Tell that the workers run."""
+        """Tell that the workers were started, as these processes by local rank."""
         here, ranks = membership.here, membership.ranks()
         self._round = here.number
         self._ranks = tuple(one.rank for one in ranks)
@@ -63,7 +63,7 @@ class Narrator:
                 **self._base(),
                 round=here.number,
                 ranks=self._ranks,
-                pids=tuple(pids[one.local_rank] for one in ranks if one.local_rank in pids),
+                pids=tuple(pids[one.local_rank] for one in ranks),
                 world_size=ranks[0].world_size,
                 restarts=here.failures,
             )

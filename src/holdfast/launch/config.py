@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -19,6 +19,7 @@ from holdfast.errors import UsageError
 from holdfast.net.address import parse_address
 from holdfast.process.spec import StartMethod
 from holdfast.process.streams import LogOptions
+from holdfast.records import dataclass
 from holdfast.rendezvous.parameters import RendezvousParameters
 
 __all__ = ["EVENT_LOG_HANDLERS", "NUMA_BINDINGS", "LaunchConfig", "parse_signals"]
@@ -30,7 +31,7 @@ _UNCATCHABLE = {"SIGKILL", "SIGSTOP"}
 _UNSET_RUN_ID = "none"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LaunchConfig:
     """Everything that a launcher needs to know besides the entry point. Inert.
 

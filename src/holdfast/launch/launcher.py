@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from holdfast import env
 from holdfast.agent.agent import Barrier, ElasticAgent, Status
@@ -31,7 +31,7 @@ from holdfast.agent.machine import Terms
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.roles import NodeInfo
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.errors import HoldfastError, InternalError, Signalled
+from holdfast.errors import HoldfastError, InternalError, Signalled, UsageError
 from holdfast.ids import new_token
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
@@ -48,6 +48,9 @@ from holdfast.process.spec import Entrypoint, Exit, Launch, Program, entrypoint_
 from holdfast.process.warm import Standbys
 from holdfast.rendezvous.handler import Rendezvous
 from holdfast.rendezvous.registry import create_rendezvous
+
+if TYPE_CHECKING:
+    from holdfast.process.watchdog import Watchdog
 
 __all__ = ["elastic_launch", "run_job"]
 
@@ -110,6 +113,7 @@ class _Launch:
         self._host = socket.gethostname()
         self._metrics = Metrics()
         self._agent: ElasticAgent | None = None
+        self._watchdog: Watchdog | None = None
 
     def run(self, show: Callable[[Status], None], exit_barrier: Barrier) -> Outcome:
         """Open, run, and close in the opposite order."""
@@ -120,6 +124,7 @@ class _Launch:
             logs.open()
             stack.callback(logs.close)
             containment = stack.enter_context(Containment(logs.folder if logs.temporary else None))
+            stack.callback((logs.folder / "secret").unlink, missing_ok=True)  # logs may be kept
             job = self._job(logs.folder)
             check_entrypoint(job.entrypoint, job.environment)
             starter = Starter(
@@ -195,6 +200,8 @@ class _Launch:
         if given is not None:
             from holdfast.net.secret import read_secret_file
 
+            if not given.exists():
+                raise UsageError(f"secret file {str(given)!r}: no such file")
             read_secret_file(given)  # what is wrong with it is said now, not when nodes meet
         if given is not None or self._environment.secret is None:
             return given
@@ -231,9 +238,14 @@ class _Launch:
         memory = MemoryWatch.take()
 
         def look(launch: Launch, pid: int, exit_: Exit) -> Failure:
-            noticed_at = SYSTEM_CLOCK.wall()
             failure = examine(
-                launch, pid, exit_, host=self._host, noticed_at=noticed_at, memory=memory
+                launch,
+                pid,
+                exit_,
+                host=self._host,
+                noticed_at=SYSTEM_CLOCK.wall(),
+                memory=memory,
+                known=self._watchdog.why(pid) if self._watchdog else "",
             )
             return replace(failure, error_file="") if gone else failure
 
@@ -252,6 +264,7 @@ class _Launch:
         except HoldfastError as error:  # as in a job within a job, which has the variable too
             _log.warning("timers are not watched: %s", error)
         else:
+            self._watchdog = watchdog
             stack.callback(watchdog.close)
 
     def _is_worker(self, pid: int) -> bool:

@@ -82,7 +82,8 @@ def tie_to(parent: int) -> None:
             _ctypes.call_function(prctl, (_PR_SET_PDEATHSIG, _signal.SIGKILL))
         except (ImportError, OSError):
             pass  # a Python built without it; the reaper does it then, a little later
-    if os.getppid() != parent:
+    # Who leads no session was started by a wrapper of the interpreter, and dies with that.
+    if os.getppid() != parent and os.getsid(0) == os.getpid():
         os.kill(os.getpid(), _signal.SIGKILL)
 
 
@@ -225,7 +226,8 @@ def _run_program(program: str, arguments: list[str]) -> NoReturn:
     try:
         os.execv(program, arguments)  # noqa: S606
     except OSError as error:
-        sys.exit(f"holdfast: cannot run {program}: {error.strerror}")
+        os.write(2, f"holdfast: cannot run {program}: {error.strerror}\n".encode())
+        os._exit(126)  # a shell's word for it
 
 
 def run_payload(order: Mapping[str, str]) -> None:
@@ -393,12 +395,14 @@ def stand_by(order: Mapping[str, str]) -> dict[str, str]:
     first = [] if sys.flags.safe_path else order["path"].split("\0")
     sys.path[:0] = first
     arguments, sys.argv = sys.argv, sys.argv[1:]
-    before = set(os.environ)  # which the worker has too, with the same values
+    before = dict(os.environ)
     with socket.socket(fileno=int(order["orders"])) as orders:
         if float(order["delay"]):
             import select
 
-            select.select([orders], [], [], float(order["delay"]))
+            order_comes = select.poll()  # unlike `select`, for descriptors of any number
+            order_comes.register(orders, select.POLLIN)
+            order_comes.poll(1000 * float(order["delay"]))
         for module in order["modules"].split(","):
             _import_early(module)
         received = receive_order(orders)
@@ -410,7 +414,7 @@ def stand_by(order: Mapping[str, str]) -> dict[str, str]:
             sys.path.remove(entry)
     sys.argv = arguments
     # What the imports set themselves stays, as it would after an import by the program.
-    os.environ.update({name: environment[name] for name in environment if name not in before})
+    os.environ.update({n: value for n, value in environment.items() if before.get(n) != value})
     os.chdir(new["cwd"])
     for number, stream in ((1, stdout), (2, stderr)):
         printed = os.pread(number, os.fstat(number).st_size, 0)

@@ -366,7 +366,7 @@ def _find(is_meant: _Test) -> Iterator[dict[int, int]]:
     found: dict[int, int] = {}
     try:
         if _can_sweep():
-            for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+            for pid in _all_pids():
                 if is_meant(_environment_of(pid)):
                     with contextlib.suppress(OSError):
                         found[pid] = os.pidfd_open(pid)
@@ -375,6 +375,14 @@ def _find(is_meant: _Test) -> Iterator[dict[int, int]]:
     finally:
         for fd in found.values():
             os.close(fd)
+
+
+def _all_pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError as error:  # no descriptor is left; what is going on must not fail for that
+        _log.warning("what workers left behind cannot be looked for: %s", error.strerror)
+        return []
 
 
 def _environment_of(pid: int) -> list[bytes]:

@@ -135,10 +135,12 @@ def examine(
     host: str,
     noticed_at: float,
     memory: MemoryWatch | None = None,
+    known: str = "",
 ) -> Failure:
     """Find out why a worker failed, from what it left and how it ended.
 
-    `noticed_at` is when its end was noticed, in seconds since 1970.
+    `noticed_at` is when its end was noticed, in seconds since 1970; `known` is what the agent
+    knows without looking, such as that it ended the worker itself.
     """
     found = read_error_file(launch.error_file)
     report: ErrorReport | None = None
@@ -151,7 +153,7 @@ def examine(
     if isinstance(found, Unreadable):
         hints.append(f"its error file {found.reason}")
     starved = memory and (memory.killed() if exit_.code == -SIGKILL else memory.killed_another())
-    hints += [starved or "", "" if report or starved else hint_for(exit_)]
+    hints += [known, starved or "", "" if report or starved or known else hint_for(exit_)]
     return Failure(
         rank=launch.rank,
         local_rank=launch.local_rank,

@@ -89,18 +89,23 @@ class WorkerGroup:
 
     # What the agent does.
 
-    def start(self) -> None:
-        """Start all workers. If one cannot be started, none is left and the reason is raised."""
+    def start(self) -> dict[int, int]:
+        """Start all workers and return their pids by local rank, of those that end at once too.
+
+        If one cannot be started, none is left and the reason is raised.
+        """
         if self._started:
             raise UsageError("this WorkerGroup has been started already")
         self._started = True
         try:
             for launch in self._launches:
                 self._start_one(launch)
+            pids = self.pids()  # before any of them is reaped
             self._start_waiter()
         except BaseException:
             self._undo_start()
             raise
+        return pids
 
     def pids(self) -> dict[int, int]:
         """Return the pids of the workers that run, by local rank."""
@@ -182,6 +187,24 @@ class WorkerGroup:
     # The waiter.
 
     def _wait(self, wake: int) -> None:
+        try:
+            self._wait_for_all(wake)
+        except Exception:  # such as no descriptor left: whoever waits for the end must hear of it
+            _log.exception("the workers can no longer be watched: they are killed")
+            self._give_up()
+        self._report(GroupEnded(self._abandoned))
+
+    def _give_up(self) -> None:
+        """Kill the workers, of whose ends nothing will be heard, and name those that were there."""
+        with self._lock:
+            for pid, worker in self._workers.items():
+                self._containment.signal(pid, SIGKILL)
+                worker.process.close()
+            self._abandoned = tuple(self._workers)
+            self._workers.clear()
+            self._escalation = Escalation(())
+
+    def _wait_for_all(self, wake: int) -> None:
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as processes:
             for worker in self._workers.values():
                 selector.register(worker.process, selectors.EVENT_READ, worker)
@@ -199,7 +222,6 @@ class WorkerGroup:
         stuck = self._escalation.abandoned
         leftovers = self._containment.kill_leftovers(self._mark, stuck)
         self._abandoned = tuple(sorted({*stuck, *leftovers}))
-        self._report(GroupEnded(self._abandoned))
 
     def _timeout(self) -> float | None:
         with self._lock:

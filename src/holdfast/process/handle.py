@@ -15,7 +15,7 @@ from typing import Protocol
 
 from holdfast.process.spec import Exit
 
-__all__ = ["WorkerProcess", "end", "open_process", "watch"]
+__all__ = ["WorkerProcess", "end", "open_process", "readable", "watch"]
 
 _log = logging.getLogger("holdfast.process")
 
@@ -74,12 +74,19 @@ def watch(pid: int) -> WorkerProcess:
         raise
 
 
+def readable(descriptor: int, timeout_s: float) -> bool:
+    """Wait until there is something to read, or an end; unlike `select`, for any number."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
+
+
 def end(process: WorkerProcess) -> None:
     """Kill a process with its group, and let go of it."""
     if process.reap() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        select.select([process.fileno()], [], [], _KILL_S)
+        readable(process.fileno(), _KILL_S)
         process.reap()
     process.close()
 

@@ -99,7 +99,9 @@ class RunLogs:
             raise _refusal(f"log folder {str(self._options.log_dir)!r}", error) from error
         self._folder = Path(made)
         if not self.temporary:
-            _log.info("the logs of this run are in %s", made)
+            # Who named no folder has no other way to know.
+            level = logging.INFO if self._options.log_dir else logging.WARNING
+            _log.log(level, "the logs of this run are in %s", made)
 
     def attempt(self, number: int, places: Sequence[Place]) -> AttemptLogs:
         """Make the folders and the streams of an attempt; each number is taken once."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -27,7 +26,7 @@ from holdfast.errors import HoldfastError, Unavailable, UsageError
 from holdfast.process import child
 from holdfast.process.containment import outlive_group
 from holdfast.process.forked import run_forked
-from holdfast.process.handle import WorkerProcess, open_process, watch
+from holdfast.process.handle import WorkerProcess, open_process, readable, watch
 from holdfast.process.spec import (
     Entrypoint,
     Function,
@@ -176,7 +175,8 @@ class Starter:
     ) -> WorkerProcess:
         work = partial(child.call, function.call, function.args, order["folder"])
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # else both processes would write what is in there
+            if stream is not None:
+                stream.flush()  # else both processes would write what is in there
         reading, writing = os.pipe()
 
         def begun() -> None:
@@ -190,7 +190,7 @@ class Starter:
             if pid == 0:
                 run_forked(order, launch.environment, (stdout, stderr), begun, work)
             # Until then a signal to its process group would find none.
-            select.select([reading], [], [], _BEGIN_S)
+            readable(reading, _BEGIN_S)
         finally:
             os.close(reading)
             os.close(writing)

@@ -161,17 +161,24 @@ class Watchdog:
         self._clock = clock
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
+        self._reasons: dict[int, str] = {}
         # The reading end, and a writing end that keeps it from ending and wakes the thread.
         self._ends: tuple[int, int] | None = None
 
     def start(self) -> None:
         """Make the FIFO and watch; UsageError if its path is taken."""
         self._ends = _make_fifo(self.path)
-        watch = _Watch(self._ends[0], self.path, self._is_worker, self._report, self._clock)
+        watch = _Watch(
+            self._ends[0], self.path, self._is_worker, self._report, self._clock, self._reasons
+        )
         self._thread = threading.Thread(
             target=watch.run, args=(self._closing,), name="holdfast-watchdog", daemon=True
         )
         self._thread.start()
+
+    def why(self, pid: int) -> str:
+        """Say which timer has ended a worker, or nothing; once, for who has reaped it."""
+        return self._reasons.pop(pid, "")
 
     def close(self) -> None:
         """Stop watching and remove the FIFO. May be called twice."""
@@ -200,12 +207,14 @@ class _Watch:
         is_worker: Callable[[int], bool],
         report: Callable[[TimerExpired], None],
         clock: Clock,
+        reasons: dict[int, str],
     ) -> None:
         self._fifo = fifo
         self._path = path
         self._is_worker = is_worker
         self._report = report
         self._clock = clock
+        self._reasons = reasons
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, _Worker] = {}
         self._rest = b""
@@ -314,7 +323,10 @@ class _Watch:
         if not self._is_worker(worker.pid):
             self._tell_once(_STRANGER)
             return
+        # Known before the end is noticed.
+        self._reasons[worker.pid] = f"the agent ended it: its timer {timer.scope!r} has expired"
         if not worker.send(timer.signal):
+            del self._reasons[worker.pid]
             return
         self._report(
             TimerExpired(

@@ -22,11 +22,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Self
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import Unavailable
 from holdfast.process import child
 from holdfast.process.forked import run_forked
-from holdfast.process.handle import WorkerProcess, end
+from holdfast.process.handle import WorkerProcess, end, readable
 from holdfast.process.spec import Exit
 
 __all__ = ["Forked", "Zygote", "serve"]
@@ -44,12 +43,11 @@ class Forked:
         """Take over the pipe; Unavailable if no worker comes."""
         self._pipe = pipe
         self._exit: Exit | None = None
-        deadline = Deadline.after(START_LIMIT_S, SYSTEM_CLOCK)
         try:
-            if not select.select([pipe], [], [], deadline.remaining())[0]:
+            if not readable(pipe, START_LIMIT_S):
                 raise Unavailable(f"the forkserver started no worker within {START_LIMIT_S:.0f} s")
             number = os.read(pipe, _NUMBER)
-            if not number:
+            if len(number) < _NUMBER:  # its end, if anything: it never came to tell its number
                 raise Unavailable("the forkserver could not start the worker: see its stderr")
         except BaseException:
             self.close()
@@ -60,7 +58,7 @@ class Forked:
         return self._pipe
 
     def reap(self) -> Exit | None:
-        if self._exit is None and select.select([self._pipe], [], [], 0)[0]:
+        if self._exit is None and readable(self._pipe, 0):
             code = os.read(self._pipe, _NUMBER)
             self._exit = Exit(int(code)) if code else _KILLED  # the zygote died, so they all did
         return self._exit
@@ -209,6 +207,8 @@ class _Nursery:
                     os.write(self._pipes[pid], str(code).encode())
                     self._ended.add(pid)
                 except BrokenPipeError:  # the agent has let go of it
+                    with suppress(KeyError):  # we may not have heard of that yet
+                        self._poll.unregister(self._pipes[pid])
                     self._bury(pid)
 
     def _let_go(self, pid: int) -> None:

@@ -56,14 +56,14 @@ class Round:
     world_size: int
     store: Store
     board: Store
-    endpoint: str | None
-    """Where other processes of this node can open the store; None if they cannot."""
     master_address: str
     master_port: int
     members: tuple[Member, ...]
     reason: str
     failures: int = 0
     """How many failures of the job had been counted when the round came to be."""
+    endpoint: str | None = None
+    """Where other processes of this node can open the store; None if they cannot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,11 @@ def _open_tcp(wish: _Wish) -> Store:
     address, prefix = wish.where.addresses[0], wish.where.path
     key = choose_secret(address, wish.secret, wish.environment).key(KEY_CONTEXT)
     store = RemoteStore(f"tcp://{address}", functools.partial(connect, address, key))
-    store.connect(wish.timeout)
+    try:
+        store.connect(wish.timeout)
+    except BaseException:
+        store.close()  # it may have got half of the way
+        raise
     return PrefixStore(store, prefix + "/", owner=True) if prefix else store
 
 

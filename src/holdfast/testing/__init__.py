@@ -26,6 +26,7 @@ In reading order:
     chaosjudge.py  did the job keep its word?
     chaos.py       many of these jobs, by a command
     rrefjudge.py   are remote references counted right, at every step?
+    rrefplan.py    what a seed decides for them
     rrefsim.py     their counting between simulated workers, judged over many seeds
     rpcworld.py    a test in several real workers, with faults if wanted
     rpcsoak.py     many calls under faults, audited: each runs once, none is mixed up

@@ -44,7 +44,7 @@ class AgentJudge(Judge):
         self.signalled: set[NodeId] = set()
         self.start_failures = 0
         self.uncounted: set[int] = set()
-        """Rounds whose failure could not be counted, as the store was too slow."""
+        """Rounds whose failure need not be counted, or could not be."""
         self.outcomes: dict[NodeId, Outcome] = {}
         self.on_failure: Callable[[int], None] = lambda number: None
         """Called when a worker of a round has failed."""
@@ -155,7 +155,9 @@ class AgentJudge(Judge):
         failures, final = decode_report(value, 0.0)
         record = self.record
         lasts = record is not None and (record.status, record.number) == (Status.COMPLETE, number)
-        if failures and not final and lasts and number not in self._counted | self.uncounted:
+        if failures and final:
+            self.uncounted.add(number)  # seen while its workers were stopped for something else
+        elif failures and lasts and number not in self._counted | self.uncounted:
             self._fail(f"S6: a failure of round {number} is told before it is counted")
 
     def _node_changed(self, node: NodeId, value: bytes | None) -> None:

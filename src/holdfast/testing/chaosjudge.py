@@ -185,7 +185,9 @@ def judge_murder(murder: Murder, record: MurderRecord) -> Verdict:
     if record.settled_s is None:
         broken.append("P1: something of the victim never went away")
     codes = {role: final.shell_code for role, final in record.finals.items()}
-    if codes.get(murder.role) != 128 + murder.signal:
+    # When the whole job is done, its end may come before the signal is heeded.
+    just_done = murder.phase is Phase.FINISHED and not murder.sudden
+    if codes.get(murder.role) not in {128 + murder.signal, 0 if just_done else None}:
         broken.append(f"P4: the victim ended with {codes.get(murder.role)}")
     for role in Role:
         if role is murder.role:

@@ -306,6 +306,8 @@ class Rig:
         for rank, pid in zip(said["ranks"], said["pids"], strict=True):
             self.round_of[pid] = number
             self.started.setdefault(number, {})[rank] = pid
+            if self.finishing and (pid, "work") in self.marks:
+                strike(pid, FINISH)
 
     def _take_marks(self) -> None:
         *lines, self._rest = (self._rest + os.read(self._pipe, 65536)).split(b"\n")

@@ -39,6 +39,7 @@ def main(folder: str, stubborn: bool) -> None:
     """Be a worker."""
     told = {FINISH, EXIT, RAISE}
     signal.pthread_sigmask(signal.SIG_BLOCK, told)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what Python does of it has to wait for sigwait
     if stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from holdfast.rpc.rref_protocol import ForkState, Number, References, Send, Ticket
 
-__all__ = ["Handle", "Judge"]
+__all__ = ["Handle", "Judge", "Judged", "Scene"]
 
 _FAILURES_MAX = 20
 _CHECK_EVERY = 8

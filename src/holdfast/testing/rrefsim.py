@@ -23,38 +23,26 @@ A run of many seeds counts only if it was hard enough: see `seeds.Tally.too_easy
 
 from __future__ import annotations
 
-import random
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref_protocol import Freed, Number, Outcome, References, Send, Ticket
-from holdfast.testing.faultplan import (
-    Crash,
-    Fault,
-    FaultPlan,
-    Incident,
-    Partition,
-    Pause,
-    draw_partition,
-    draw_pause,
-    draw_rates,
-)
+from holdfast.testing.faultplan import Crash, Fault, Partition, Pause
 from holdfast.testing.network import Simulation
 from holdfast.testing.rrefjudge import Handle, Judge
+from holdfast.testing.rrefplan import RRefPlan, draw_plan
 from holdfast.testing.seeds import Report, Tally, command, run_many
 
-__all__ = ["RRefPlan", "RRefSim", "Worker", "draw_plan", "main", "run_seed", "run_seeds"]
+__all__ = ["Frame", "RRefSim", "Worker", "main", "run_seed", "run_seeds"]
 
 _MODULE = "holdfast.testing.rrefsim"
 _LEAST = {"values": 5, "freed": 5}
-_SIZES = (2, 3, 3, 3, 4, 4, 5, 6, 8)  # most bugs need few workers
 
 _GIFT = Kind.PYTHON_CALL
 
@@ -63,53 +51,6 @@ ANSWER_S = 0.5
 RETRY = RetryPolicy(max_retries=5, delay_s=0.1, backoff=1.5)
 SETTLE_S = 30.0
 """Within which time everything must be gone once it is dropped (L1)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RRefPlan:
-    """All that a seed decides."""
-
-    faults: FaultPlan
-    workers: int
-    every_s: float
-    """How often a worker does something, on average."""
-    ambushes: frozenset[int]
-    """Who passes on the nth gift of the run dies right after it."""
-    remembered: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.workers} workers, each does something every {self.every_s:.2f} s and "
-            f"remembers {self.remembered}; givers die after {sorted(self.ambushes)}\n{self.faults}"
-        )
-
-
-def draw_plan(seed: int) -> RRefPlan:
-    """Decide from the seed all that will go wrong."""
-    rng = random.Random(f"rrefs {seed}")
-    names = [f"w{number}" for number in range(rng.choice(_SIZES))]
-    work_s = rng.uniform(3.0, 6.0)
-    pairs = [(one, other) for one in names for other in names if one != other]
-    incidents: list[Incident] = []
-    for _ in range(rng.choice((0, 0, 1, 2))):
-        incidents.append(draw_partition(rng, pairs, work_s, 3.0))
-    for _ in range(rng.choice((0, 0, 1, 2))):
-        incidents.append(draw_pause(rng, names, work_s, 2.0))
-    for _ in range(rng.choice((0, 0, 1, 1, 2))):
-        at = rng.uniform(0.3, work_s)
-        back = rng.choice((None, at + rng.uniform(0.1, 3.0)))
-        incidents.append(Crash(at, rng.choice(names), back, rng.random() < 0.5))
-    low = rng.uniform(0.0002, 0.01)
-    faults = FaultPlan(
-        latency_s=(low, low * rng.uniform(1.5, 30.0)),
-        delay_s=rng.choice((0.05, 0.5, 3.0)),
-        rates=draw_rates(rng),
-        incidents=tuple(incidents),
-        calm_at=work_s,
-    )
-    every_s = rng.choice((0.1, 0.2, 0.4))
-    ambushes = frozenset(rng.randint(1, 15) for _ in range(rng.choice((0, 1, 2))))
-    return RRefPlan(faults, len(names), every_s, ambushes, 1 << 16)
 
 
 class Frame(NamedTuple):

@@ -242,6 +242,20 @@ def test_a_bug_in_a_wait_does_not_leave_the_loop_waiting(
     assert "a bug in holdfast: RuntimeError('a bug')" in end.reason
 
 
+def test_a_bug_in_an_errand_does_not_leave_the_loop_waiting(
+    troupe: Troupe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def count_failure(self: object, *, timeout: float | None = None) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(StoreRendezvous, "count_failure", count_failure)
+    a = troupe.add("a", ONE)
+    a.next_group().fail(0)
+    end = a.ended()
+    assert isinstance(end.error, InternalError)
+    assert "a bug in holdfast: RuntimeError('a bug')" in end.reason
+
+
 def test_a_rendezvous_that_does_not_speak_up_is_asked(
     troupe: Troupe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ FACTS = RoundFacts(
     max_restarts=3,
     use_agent_store=True,
     signals_to_handle=SIGNALS,
+    round=4,
     token={env.GROUP: "00ff"},
 )
 NODES = (NodeInfo("ps", 3), NodeInfo("trainer", 2), NodeInfo("trainer", 4))
@@ -55,6 +56,7 @@ ALWAYS = {
     "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_ERROR_FILE": str(ERROR_FILE),
     "TORCHELASTIC_SIGNALS_TO_HANDLE": SIGNALS,
+    "HOLDFAST_ROUND": "4",
     "HOLDFAST_GROUP": "00ff",
 }
 
@@ -184,7 +186,10 @@ def test_without_virtual_local_ranks_devices_are_the_users() -> None:
 def test_the_table_names_what_is_given_and_nothing_else() -> None:
     """EN-1."""
     everything = dataclasses.replace(
-        VIRTUAL, timer_file=Path("/tmp/timer"), secret_file=Path("/run/job/secret")
+        VIRTUAL,
+        store="tcp://node0:29400",
+        timer_file=Path("/tmp/timer"),
+        secret_file=Path("/run/job/secret"),
     )
     found = made({}, facts=everything) | made({"HIP_VISIBLE_DEVICES": "0,1"}, facts=everything)
     assert sorted(found) == sorted(variable.name for variable in GIVEN)

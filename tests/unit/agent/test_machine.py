@@ -16,6 +16,7 @@ from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import (
     HoldfastError,
+    InternalError,
     RendezvousClosed,
     RendezvousTimedOut,
     StoreUnavailable,
@@ -224,6 +225,7 @@ FOLLOWS: dict[str, dict[str, str]] = {
         "signal": "stopping: stop SIGINT 30",
     },
     "told of the failure": {
+        "worker failed": "stopping: publish 1",
         "group ended": "gathering: publish none final",
         "group stuck": "ended: finish broken",
         "signal": "stopping: stop SIGINT 30",
@@ -442,10 +444,19 @@ def test_what_a_worker_shows_while_it_is_stopped_is_told_too() -> None:
     """Its error file says that it had failed before; it may be the first cause."""
     machine = agent(*STATES["told of the failure"])
     machine.worker_exited(failed(failure(1, at=1.0), asked=True), 5.0)
+    assert after(machine) == ["publish 1"]  # at once: its neighbour may be long in ending
     machine.worker_exited(ended_well(0, asked=True), 5.0)
     assert after(machine, EVENTS["group ended"]) == ["publish 1 final"]
     peer(2, final=True)(machine)
     assert [one.rank for one in outcome(machine).failures] == [1, 2]
+
+
+def test_only_what_changes_the_first_cause_is_told_before_the_end() -> None:
+    machine = agent(*COUNTING)  # rank 0 failed at 10.0
+    assert after(machine, fails(1, at=11.0)) == []
+    assert after(machine, fails(1, at=9.0)) == ["publish 0 1 1"]
+    machine = agent(*STATES["going"])  # nobody has failed: this is not counted, and not told yet
+    assert after(machine, fails(1, at=9.0), fails(0, at=8.0)) == []
 
 
 def test_the_store_is_lost_while_the_job_is_given_up() -> None:
@@ -477,7 +488,7 @@ def test_a_count_that_comes_too_late_says_so() -> None:
     assert machine.reason.endswith("run job is closed: rank 3 failed")
     machine = agent(*COUNTING)
     machine.count_failed(RendezvousClosed("done"), 5.0)
-    assert after(machine, EVENTS["group ended"]) == ["finish broken 0"]
+    assert after(machine, EVENTS["group ended"]) == ["finish not needed"]
 
 
 def test_workers_that_cannot_be_started_end_the_run() -> None:
@@ -603,3 +614,12 @@ class Shell:
 def test_the_guarantees_hold_whatever_happens(seed: int) -> None:
     """AG-1, AG-2, AG-3, AG-4, AG-8."""
     Shell(seed).run()
+
+
+@pytest.mark.parametrize("state", ["running", "counting"])
+def test_an_error_of_its_own_ends_the_run_for_everybody(state: str) -> None:
+    """AG-5."""
+    machine = agent(*STATES[state])
+    heard = after(machine, lambda a: a.broke(InternalError("a bug")))
+    assert "close failed" in heard
+    assert "close failed" not in after(agent(*STATES[state]), EVENTS["broke"])

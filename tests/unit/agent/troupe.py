@@ -66,10 +66,11 @@ class PlayedGroup:
         self._lock = threading.Lock()
         self._running: set[int] = set()
 
-    def start(self) -> None:
+    def start(self) -> dict[int, int]:
         if self.cannot_start is not None:
             raise self.cannot_start
         self._running = {launch.local_rank for launch in self.launches}
+        return self.pids()
 
     def pids(self) -> dict[int, int]:
         return {local_rank: 1000 + local_rank for local_rank in sorted(self._running)}

@@ -23,6 +23,7 @@ from holdfast.observe.events import Event, JobEnded
 from holdfast.observe.sinks import MemorySink
 from holdfast.process.spec import Function, Program, Script
 from holdfast.process.streams import LogOptions
+from holdfast.process.watchdog import expires
 
 
 def config(workers: int = 1, **changes: Any) -> LaunchConfig:
@@ -86,6 +87,11 @@ def test_what_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> Non
     assert events.events == []
 
 
+def test_a_secret_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nofile': no such file"):
+        run_job(config(secret_file=tmp_path / "nofile"), Function(ten_more, (0,)))
+
+
 def test_error_files_are_named_only_if_they_stay(tmp_path: Path) -> None:
     with pytest.raises(WorkersFailed) as caught:
         run_job(config(), Function(raise_an_error))
@@ -100,6 +106,15 @@ def test_a_secret_reaches_workers_by_a_private_file(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HOLDFAST_SECRET", "not for everybody's eyes")
     seen = elastic_launch(config(), read_the_secret)()[0]
     assert seen == {"variable": None, "text": "not for everybody's eyes", "mode": 0o600}
+
+
+def test_the_secret_is_not_kept_with_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_SECRET", "not for everybody's eyes")
+    elastic_launch(config(logs=LogOptions(log_dir=tmp_path)), read_the_secret)()
+    assert len(list(tmp_path.glob("*/attempt_0"))) == 1
+    assert list(tmp_path.glob("*/secret")) == []
 
 
 def read_the_secret() -> dict[str, object]:
@@ -126,6 +141,18 @@ def test_timers_are_watched_if_asked_for(
     path.write_text("taken")
     assert elastic_launch(config(), ten_more)(0) == {0: 0}
     assert "timers are not watched" in caplog.text
+
+
+def hang() -> None:
+    with expires(after=0.1, scope="a step"):
+        threading.Event().wait()
+
+
+def test_a_worker_whose_timer_expires_is_reported_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    with pytest.raises(WorkersFailed, match="the agent ended it: its timer 'a step#1'") as caught:
+        elastic_launch(config(), hang)()
+    assert caught.value.failures[0].exit.code == -signal.SIGKILL
 
 
 def test_health_is_served_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -388,6 +388,7 @@ def test_a_worker_whose_parent_is_gone_already_runs_nothing(folder: Path) -> Non
         env={**os.environ, child.ORDER: child.write_order(order)},
         check=False,
         timeout=TIMEOUT_S,
+        start_new_session=True,
     )
     assert done.returncode == -signal.SIGKILL
     assert not (folder / "ran").exists()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import queue
 import select
+import selectors
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -151,8 +154,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def test_every_end_is_reported_and_the_groups_last(bench: Bench) -> None:
     group = bench.group("exit 0", "exit 7", "kill -SEGV $$")
-    group.start()
+    pids = group.start()
     exits = sorted((bench.next_exit() for _ in range(3)), key=lambda event: event.local_rank)
+    assert {event.local_rank: event.pid for event in exits} == pids
     assert [event.exit.code for event in exits] == [0, 7, -signal.SIGSEGV]
     assert [event.failure and event.failure.message for event in exits] == [
         None,
@@ -467,6 +471,61 @@ def test_a_standby_becomes_a_worker_of_any_group(bench: Bench, tmp_path: Path) -
     finally:
         starter.close()
         standbys.close()
+
+
+def test_a_daemon_of_a_warm_worker_ends_with_its_group(bench: Bench, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, subprocess\n"
+        "daemon = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "open(os.environ['SAY'], 'w').write(f'0 {daemon.pid}\\n')\n"
+    )
+    environment = {**os.environ, **bench.containment.environment}
+    standbys = Standbys((), Script(str(script)), count=1, environment=environment)
+    standbys.fill()
+    starter = Starter(standbys=standbys)
+    try:
+        bench.group(Script(str(script)), starter=starter).start()
+        [(_, pid)] = bench.hear(1)
+        fd = os.pidfd_open(pid)
+        try:
+            assert bench.next_exit().exit == Exit(0)
+            assert bench.next() == GroupEnded()
+            assert wait_for_end(fd)
+        finally:
+            os.close(fd)
+    finally:
+        starter.close()
+
+
+def no_descriptors(*_: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_workers_that_cannot_be_watched_are_killed_and_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter = FailingStarter(1)
+    group = bench.group(STUBBORN, starter=starter)
+    with monkeypatch.context() as patch:
+        patch.setattr(selectors, "DefaultSelector", no_descriptors)
+        pids = group.start()
+        assert bench.next() == GroupEnded((pids[0],))
+    [fd] = starter.pidfds
+    assert wait_for_end(fd)
+    os.close(fd)
+    assert group.close() == (pids[0],)
+    os.waitpid(pids[0], 0)
+
+
+def test_a_group_ends_though_nothing_can_be_swept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = bench.group("exit 0")
+    monkeypatch.setattr(bench.containment, "kill_leftovers", no_descriptors)
+    group.start()
+    assert bench.next_exit().exit == Exit(0)
+    assert bench.next() == GroupEnded()
 
 
 # A worker that even KILL does not end.

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from holdfast.process import handle
-from holdfast.process.handle import WorkerProcess, end, open_process
-from tests.unit.process.workers import TIMEOUT_S
+from holdfast.process.handle import WorkerProcess, end, open_process, readable
+from holdfast.process.spawn import Starter
+from holdfast.process.spec import Exit, Function, StartMethod
+from holdfast.process.warm import Standbys
+from tests.unit.process.workers import TIMEOUT_S, launch_of
 
 
 def start(*command: str) -> WorkerProcess:
@@ -76,3 +83,43 @@ def test_a_process_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "pidfd_open", refuse)
     with pytest.raises(OSError, match="Too many"):
         start("sleep", "1000")
+
+
+@contextmanager
+def no_low_descriptors() -> Iterator[None]:
+    """Let every new descriptor have a number that `select` does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2048)), hard))
+    kept = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while kept[-1] < 1024:
+            kept.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in kept:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="needs many descriptors"
+)
+@pytest.mark.parametrize("method", StartMethod)
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_program_may_have_many_descriptors(
+    tmp_path: Path, method: StartMethod, warm: bool
+) -> None:
+    function = Function(os.getpid, (), method)
+    work = launch_of(tmp_path, function)
+    standbys = Standbys((), function, count=1, environment=os.environ) if warm else None
+    with no_low_descriptors():
+        starter = Starter(standbys=standbys)
+        try:
+            if standbys is not None:
+                standbys.fill(0.01)
+            process = starter.start(work, None, None)
+            assert readable(process.fileno(), TIMEOUT_S)
+            assert process.reap() == Exit(0)
+            process.close()
+        finally:
+            starter.close()

@@ -190,7 +190,7 @@ def test_a_temporary_folder_stays_if_files_were_asked_for(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caplog.set_level(logging.INFO, "holdfast.process")
+    """And who did not say where hears it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with logs_of(LogOptions(redirects=Std.ERR), consoles) as run_logs:
         assert not run_logs.temporary

@@ -367,3 +367,21 @@ def test_where_no_descriptor_is_given_output_goes_to_ours(
     assert worker.reap() is not None
     worker.close()
     assert capfd.readouterr().out == "hello\n"
+
+
+def test_an_interpreter_may_be_wrapped(starter: Starter, tmp_path: Path) -> None:
+    wrapper = tmp_path / "python.sh"
+    wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
+    wrapper.chmod(0o700)
+    script = tmp_path / "script.py"
+    script.write_text("print('here')")
+    ended = run(starter, launch_of(tmp_path, Script(str(script), (), str(wrapper))))
+    assert (ended.exit.code, ended.stdout) == (0, "here\n")
+
+
+def test_a_program_without_standard_output_can_fork(
+    starter: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    ended = run(starter, launch_of(tmp_path, Function(rank_and, (1,), StartMethod.FORK)))
+    assert read_return(ended.launch) == (0, 1)

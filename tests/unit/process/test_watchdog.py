@@ -116,6 +116,8 @@ def test_a_worker_whose_timer_expires_is_ended_and_reported(node: Node) -> None:
     assert event.late_s > 0
     assert node.ended(late) == -SIGKILL
     assert node.unharmed(other)
+    assert node.watchdog.why(late) == "the agent ended it: its timer 'step' has expired"
+    assert node.watchdog.why(late) == node.watchdog.why(other) == ""
 
 
 def test_a_timer_waits_until_it_is_due(node: Node) -> None:
@@ -355,7 +357,9 @@ def test_a_line_without_an_end_is_not_kept(node: Node, caplog: pytest.LogCapture
 def test_of_a_line_without_an_end_nothing_is_kept(tmp_path: Path) -> None:
     """WD-2: the size of memory is all that would show it from outside."""
     reading, writing = os.pipe()
-    watch = watchdog._Watch(reading, tmp_path, lambda pid: False, lambda event: None, SYSTEM_CLOCK)
+    watch = watchdog._Watch(
+        reading, tmp_path, lambda pid: False, lambda event: None, SYSTEM_CLOCK, {}
+    )
     try:
         for _ in range(5):
             os.write(writing, b"x" * 4000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,3 +159,24 @@ def test_a_zygote_that_starts_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -
     os.close(writing2)
     with pytest.raises(Unavailable, match="could not start the worker"):
         zygote.Forked(reading)
+
+
+def test_the_end_of_a_worker_is_not_taken_for_its_number() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"1")  # what the zygote tells of a worker that died before it told its own
+    os.close(writing)
+    with pytest.raises(Unavailable, match="could not start the worker"):
+        zygote.Forked(reading)
+
+
+def test_a_pipe_that_the_agent_closed_as_the_worker_ended_is_not_polled_any_more() -> None:
+    reading, writing = os.pipe()
+    orders, other = socket.socketpair()
+    with orders, other, zygote._Nursery(orders) as nursery:
+        pid = os.posix_spawn("/bin/true", ["true"], {})
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        nursery._pipes[pid] = writing
+        nursery._poll.register(writing, 0)
+        os.close(reading)
+        nursery._tell_ends()
+        assert nursery._poll.poll(0) == []

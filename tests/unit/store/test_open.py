@@ -17,6 +17,7 @@ from holdfast.env import Environment, SecretText
 from holdfast.errors import Refused, Step, StoreUnavailable, UsageError
 from holdfast.net.address import Address
 from holdfast.net.secret import Secret, new_secret
+from holdfast.store.client import RemoteStore
 from holdfast.store.open import choose_secret, open_store, parse_store_endpoint, serve_store
 from tests.unit.net.certificates import Certificates
 
@@ -243,6 +244,25 @@ def test_a_server_that_is_not_there(user: Environment) -> None:
             open_store(endpoint, timeout=0.1, environment=user)
     assert caught.value.step == Step.TCP
     assert str(caught.value).startswith(f"no store at {endpoint} in time: cannot connect to ")
+
+
+def test_one_that_fails_on_its_way_is_closed(
+    user: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[RemoteStore] = []
+    real = RemoteStore.connect
+
+    def interrupted(store: RemoteStore, timeout: float | None) -> None:
+        made.append(store)
+        real(store, timeout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RemoteStore, "connect", interrupted)
+    with serve_store(environment=user) as server:
+        with pytest.raises(KeyboardInterrupt):
+            open_store(server.endpoint, environment=user)
+        with pytest.raises(UsageError, match="closed"):
+            made[0].get("k")
 
 
 def test_only_the_backend_that_is_used_gets_imported() -> None:

@@ -215,6 +215,13 @@ def test_p4_the_victims_exit_code() -> None:
     assert broken_by(MEMBER, record) == "P4"
 
 
+def test_who_is_told_to_end_when_all_is_done_may_end_well() -> None:
+    murder = replace(MEMBER, phase=Phase.FINISHED)
+    record = good_murder(murder)
+    record.finals[Role.MEMBER] = Final(0)
+    assert judge_murder(murder, record) == FINE
+
+
 def test_p1_what_is_left_of_a_murder() -> None:
     record = good_murder(MEMBER)
     record.left = ["process 7"]

@@ -72,7 +72,7 @@ def test_a_worker_that_ends_well(tmp_path: Path, marks: IO[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(EXIT, 3), (RAISE, 1), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
+    ("number", "code"), [(EXIT, 3), (RAISE, 1), (signal.SIGINT, -2), (signal.SIGTERM, -15)]
 )
 def test_a_worker_that_does_not(
     tmp_path: Path, marks: IO[bytes], number: signal.Signals, code: int

@@ -8,7 +8,8 @@ import pytest
 
 from holdfast.rpc.rref_protocol import References
 from holdfast.testing.faultplan import Crash, Fault, FaultPlan, Partition, Pause, Rates
-from holdfast.testing.rrefsim import RRefPlan, RRefSim, main, run_seed
+from holdfast.testing.rrefplan import RRefPlan
+from holdfast.testing.rrefsim import RRefSim, main, run_seed
 
 CALM = RRefPlan(FaultPlan(calm_at=4.0), 3, 0.1, frozenset(), 1 << 16)
 
