@@ -203,6 +203,8 @@ class Node:
                 self._fenced(op)
             case UsageError():
                 self._stop(StoreLost(str(error)))
+            case _ if isinstance(op, LeaseRevoke) and self._me.phase is Phase.LEFT:
+                self._stop(Left())  # all is said: the host waits for no more, and may be gone
             case _:
                 if self._trouble.failed(self._busy_at, now):
                     self._stop(StoreLost(f"the store cannot be used: {error}"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.errors import LeaseLost, UsageError
+from holdfast.errors import LeaseLost, StoreUnavailable, UsageError
 from holdfast.ids import NodeId
 from holdfast.rendezvous.effects import (
     Closed,
@@ -302,6 +302,18 @@ class TestFinish:
         world.run(RULES.lease_s)
         assert b.take(Left) == [Left()]
         assert a.take(RoundOver) == []
+
+    def test_one_that_has_said_so_has_left_though_its_host_is_gone_by_then(self) -> None:
+        world, _, b = pair()
+        b.node.finish(world.now)
+        b.hold = LeaseRevoke
+        b.node.leave(world.now)
+        world.settle()
+        assert announced(world, "b").phase is Phase.LEFT
+        b.held = b.hold = None
+        b.node.failed(StoreUnavailable("the host is gone"), world.now)
+        world.settle()
+        assert b.take(Left) == [Left()]
 
     def test_a_finished_member_that_dies_ends_the_round(self) -> None:
         """RV-8."""
