@@ -19,9 +19,10 @@ settings.register_profile(
 )
 settings.load_profile("holdfast")
 
-# A shell ignores SIGINT in what it runs in the background, and all that we start would inherit it.
+# A shell ignores these in what it runs in the background, and all that we start would inherit it.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
