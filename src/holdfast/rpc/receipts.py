@@ -6,9 +6,9 @@ later get the answer that was kept. The caller says from time to time which answ
 (`acknowledged`), and they are forgotten. Everything of a caller is forgotten when it is gone.
 
 Guarantees
-    RE-1  A call of one incarnation of a caller is run at most once.
-    RE-2  Everybody who asked gets the same answer.
-    RE-3  What is kept is bounded for each caller, in calls; when it is full, new calls are refused
+    RC-1  A call of one incarnation of a caller is run at most once.
+    RC-2  Everybody who asked gets the same answer.
+    RC-3  What is kept is bounded for each caller, in calls; when it is full, new calls are refused
           rather than old answers forgotten.
 """
 

@@ -8,10 +8,10 @@ made within functions) is left to cloudpickle.
 Only peers that have proved that they hold the job's secret get here: they are the same user's code.
 
 Guarantees
-    SE-1  What is loaded shares no memory with what was dumped, and can be written to: arrays and
+    SZ-1  What is loaded shares no memory with what was dumped, and can be written to: arrays and
           tensors are whole, in memory of their own, whatever they were a view of.
-    SE-2  A tensor that requires a gradient arrives as a leaf that does: its history stays.
-    SE-3  An error always comes back: as itself, or as a RemoteError; never as one that would end
+    SZ-2  A tensor that requires a gradient arrives as a leaf that does: its history stays.
+    SZ-3  An error always comes back: as itself, or as a RemoteError; never as one that would end
           the process that asked.
 """
 

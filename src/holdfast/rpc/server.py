@@ -11,9 +11,9 @@ nothing has moved for a tick. Either way another thread takes over reading and g
 old one answers its call and is done.
 
 Guarantees
-    SE-1  Nothing is read of a stranger but a handshake of fixed size, within a time limit.
-    SE-2  Every request that is read is answered once, unless the connection is gone.
-    SE-3  A call that blocks delays the calls behind it on its pipe by at most two ticks.
+    SR-1  Nothing is read of a stranger but a handshake of fixed size, within a time limit.
+    SR-2  Every request that is read is answered once, unless the connection is gone.
+    SR-3  A call that blocks delays the calls behind it on its pipe by at most two ticks.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def asker() -> Asker:
     return lambda message: None
 
 
-def test_a_call_runs_once_however_often_it_comes() -> None:  # RE-1, RE-2
+def test_a_call_runs_once_however_often_it_comes() -> None:  # RC-1, RC-2
     receipts = Receipts()
     first, second = asker(), asker()
     assert receipts.arrived(ME, 1, first) == (Verdict.RUN, None)
@@ -26,13 +26,13 @@ def test_a_call_runs_once_however_often_it_comes() -> None:  # RE-1, RE-2
     assert receipts.kept() == 1
 
 
-def test_callers_are_told_apart() -> None:  # RE-1
+def test_callers_are_told_apart() -> None:  # RC-1
     receipts = Receipts()
     assert receipts.arrived(ME, 1, asker())[0] is Verdict.RUN
     assert receipts.arrived(OTHER, 1, asker())[0] is Verdict.RUN
 
 
-def test_what_the_caller_has_is_forgotten_and_not_run_again() -> None:  # RE-1
+def test_what_the_caller_has_is_forgotten_and_not_run_again() -> None:  # RC-1
     receipts = Receipts()
     for call in (1, 2):
         receipts.arrived(ME, call, asker())
@@ -61,7 +61,7 @@ def test_a_caller_may_acknowledge_before_it_is_known() -> None:
     assert receipts.arrived(ME, 3, asker())[0] is Verdict.RUN
 
 
-def test_when_too_much_is_kept_new_calls_are_refused() -> None:  # RE-3
+def test_when_too_much_is_kept_new_calls_are_refused() -> None:  # RC-3
     receipts = Receipts(kept=2)
     receipts.arrived(ME, 1, asker())
     receipts.answered(ME, 1, answer(1))
