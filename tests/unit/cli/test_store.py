@@ -77,7 +77,7 @@ def test_wait_finds_a_key_that_comes_later(run: Run, store: Store) -> None:
 
 
 def test_wait_times_out(run: Run, store: Store) -> None:
-    code, out, err = run("store", "wait", "k", "--timeout", "0.05")
+    code, out, err = run("store", "wait", "k", "--timeout", "1")
     assert (code, out) == (75, "")
     assert err.startswith("holdfast: ")
     assert "'k'" in err
