@@ -25,6 +25,7 @@ __all__ = [
     "Head",
     "decode_head",
     "decode_lengths",
+    "decode_whole",
     "encode_head",
 ]
 
@@ -39,6 +40,7 @@ BUDGET_MAX_MS = (1 << 32) - 1
 
 _ONCE = 1
 _KINDS = {kind.value: kind for kind in Kind}
+_pack, _unpack = HEADER.pack, HEADER.unpack_from
 
 
 class Head(NamedTuple):
@@ -57,19 +59,15 @@ def encode_head(message: Message, elsewhere_from: int = 0) -> bytes:
 
     Buffers of `elsewhere_from` bytes and more are not sent, only their places; 0 for none.
     """
-    buffers, size = message.buffers, len(message.body)
+    buffers, size, budget_ms = message.buffers, len(message.body), message.budget_ms
+    if budget_ms > BUDGET_MAX_MS:
+        budget_ms = BUDGET_MAX_MS
+    once = _ONCE if message.once else 0
+    if not buffers:
+        return _pack(message.kind, once, 0, budget_ms, message.call, size)
     if len(buffers) > BUFFERS_MAX:
         raise UsageError(f"{len(buffers)} buffers in one message: at most {BUFFERS_MAX}")
-    head = HEADER.pack(
-        message.kind,
-        _ONCE if message.once else 0,
-        len(buffers),
-        min(message.budget_ms, BUDGET_MAX_MS),
-        message.call,
-        size,
-    )
-    if not buffers:
-        return head
+    head = _pack(message.kind, once, len(buffers), budget_ms, message.call, size)
     lengths = [memoryview(buffer).nbytes for buffer in buffers]
     if size + sum(lengths) > MESSAGE_BYTES_MAX:
         raise UsageError(f"message of {size + sum(lengths)} bytes: at most {MESSAGE_BYTES_MAX}")
@@ -80,7 +78,7 @@ def encode_head(message: Message, elsewhere_from: int = 0) -> bytes:
 
 def decode_head(data: bytes | bytearray | memoryview, start: int = 0) -> Head:
     """Read a header; PeerViolation if it makes no sense."""
-    number, flags, buffers, budget_ms, call, size = HEADER.unpack_from(data, start)
+    number, flags, buffers, budget_ms, call, size = _unpack(data, start)
     kind = _KINDS.get(number)
     if kind is None or flags > _ONCE or buffers > BUFFERS_MAX or size > MESSAGE_BYTES_MAX:
         raise PeerViolation(
@@ -88,6 +86,21 @@ def decode_head(data: bytes | bytearray | memoryview, start: int = 0) -> Head:
             f"{size} bytes is out of bounds"
         )
     return Head(kind, flags == _ONCE, buffers, budget_ms, call, size)
+
+
+def decode_whole(view: memoryview, start: int, end: int) -> Message | None:
+    """Return the message that begins at `start`, without buffers and whole before `end`.
+
+    None if it is no such message. Nearly all are, so this reads them without a detour.
+    """
+    body = start + HEADER_BYTES
+    if body > end:
+        return None
+    number, flags, buffers, budget_ms, call, size = _unpack(view, start)
+    after = body + size
+    if buffers or after > end or flags > _ONCE or number not in _KINDS:
+        return None
+    return Message(_KINDS[number], call, bytes(view[body:after]), [], budget_ms, flags == _ONCE)
 
 
 def decode_lengths(data: bytes | bytearray | memoryview, head: Head) -> tuple[int, ...]:

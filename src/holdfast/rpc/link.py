@@ -23,6 +23,7 @@ from holdfast.rpc.codec import (
     Head,
     decode_head,
     decode_lengths,
+    decode_whole,
     encode_head,
 )
 from holdfast.rpc.messages import Buffer, Kind, Message
@@ -179,10 +180,9 @@ class Link:
         Tells the peer what is due, so who calls this is the only one who sends meanwhile, unless
         it only ever receives requests.
         """
-        message = self.here()
-        if message is None:
+        if self._start == self._end:
             self._fetch(0)
-            message = self.here()
+        message = self.here()
         while message is None:
             self._tell_limit()
             self._fetch(0)
@@ -218,9 +218,15 @@ class Link:
     def here(self) -> Message | None:
         """Return the next message if it has been read already."""
         while True:
-            message = self._here()
-            if message is None:
-                return None
+            message = None
+            if self._head is None:
+                message = decode_whole(self._view, self._start, self._end)
+            if message is not None:
+                self._start += HEADER_BYTES + len(message.body)
+            else:
+                message = self._here()
+                if message is None:
+                    return None
             kind = message.kind
             if kind is _TAKEN or kind is _OFFER:
                 self._reach.hear(message)
@@ -232,23 +238,15 @@ class Link:
             self._void = False
 
     def _here(self) -> Message | None:
+        """Return the next message, one of several parts, if all of them have been read."""
         head = self._head
         if head is None:
-            start = self._start
-            if self._end - start < HEADER_BYTES:
+            if self._end - self._start < HEADER_BYTES:
                 return None
-            head = decode_head(self._buffer, start)
-            start += HEADER_BYTES
-            after = start + head.body_bytes
-            if not head.buffers and after <= self._end:
-                self._start = after
-                body = bytes(self._view[start:after])
-                return Message(head.kind, head.call, body, [], head.budget_ms, head.once)
-            self._start = start
+            head = decode_head(self._buffer, self._start)
+            self._start += HEADER_BYTES
             self._head = head
-            self._sizes = [head.body_bytes]
-            if head.buffers:
-                self._sizes = [8 * head.buffers]
+            self._sizes = [8 * head.buffers if head.buffers else head.body_bytes]
         if not self._gather(head):
             return None
         self._head = None
@@ -318,12 +316,15 @@ class Link:
         if part is not None and part.nbytes - self._filled >= _SMALL_BYTES:
             self._filled += self._receive_into(part[self._filled :], flags)
             return
-        if self._start:
+        if self._start == self._end:
+            self._start = self._end = 0  # also if nothing comes
+            self._end = self._receive_into(self._view, flags)
+        else:
             here = self._end - self._start
-            if here:
+            if self._start:
                 self._view[:here] = bytes(self._view[self._start : self._end])
-            self._start, self._end = 0, here
-        self._end += self._receive_into(self._view[self._end :], flags)
+                self._start, self._end = 0, here
+            self._end += self._receive_into(self._view[here:], flags)
         if part is not None:
             more = min(part.nbytes - self._filled, self._end)
             part[self._filled : self._filled + more] = self._view[:more]

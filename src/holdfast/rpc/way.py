@@ -7,7 +7,12 @@ from collections.abc import Callable
 
 __all__ = ["make_way", "sit"]
 
-_here = threading.local()
+
+class _Here(threading.local):
+    give_up: Callable[[], None] | None = None
+
+
+_here = _Here()
 
 
 def sit(give_up: Callable[[], None] | None) -> None:
@@ -17,6 +22,6 @@ def sit(give_up: Callable[[], None] | None) -> None:
 
 def make_way() -> None:
     """Give up what others need: this thread is about to block."""
-    give_up = getattr(_here, "give_up", None)
+    give_up = _here.give_up
     if give_up is not None:
         give_up()

@@ -18,6 +18,7 @@ from holdfast.rpc.codec import (
     Head,
     decode_head,
     decode_lengths,
+    decode_whole,
     encode_head,
 )
 from holdfast.rpc.messages import Kind, Message
@@ -33,6 +34,26 @@ def test_a_head_comes_back_as_it_went(kind: Kind, once: bool) -> None:
     assert len(encoded) == HEADER_BYTES
     assert decode_head(encoded) == Head(kind, once, 0, 7, 2**64 - 1, 4)
     assert decode_head(b"before" + encoded, 6).call == 2**64 - 1
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_small_message_is_read_at_once_when_it_is_whole(once: bool) -> None:
+    message = Message(Kind.PYTHON_CALL, 3, b"body", budget_ms=7, once=once)
+    data = memoryview(b"before" + encode_head(message) + b"body" + b"after")
+    whole = 6 + HEADER_BYTES + 4
+    assert decode_whole(data, 6, whole) == message
+    assert decode_whole(data, 6, len(data)) == message
+    assert [decode_whole(data, 6, end) for end in (6, 6 + HEADER_BYTES - 1, whole - 1)] == [
+        None
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    "head", [(1, 0, 1, 0, 0, 0), (1, 2, 0, 0, 0, 0), (255, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 2**63)]
+)
+def test_what_is_not_small_or_makes_no_sense_is_not_read_at_once(head: tuple[int, ...]) -> None:
+    data = memoryview(HEADER.pack(*head) + bytes(16))
+    assert decode_whole(data, 0, len(data)) is None
 
 
 def test_the_lengths_of_buffers_are_in_bytes() -> None:
