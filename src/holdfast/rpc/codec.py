@@ -60,7 +60,7 @@ def encode_head(message: Message, elsewhere_from: int = 0) -> bytes:
     Buffers of `elsewhere_from` bytes and more are not sent, only their places; 0 for none.
     """
     buffers, size, budget_ms = message.buffers, len(message.body), message.budget_ms
-    if budget_ms > BUDGET_MAX_MS:
+    if budget_ms > BUDGET_MAX_MS:  # noqa: PLR1730  # min is slower, and this is in every call
         budget_ms = BUDGET_MAX_MS
     once = _ONCE if message.once else 0
     if not buffers:
