@@ -21,7 +21,7 @@ from holdfast.net.auth import Key
 from holdfast.rpc.answering import Answerer, deadline_here
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
-from holdfast.rpc.holdings import Holdings, Packing, Unpacking, timed_out
+from holdfast.rpc.holdings import Holdings, timed_out
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
@@ -29,7 +29,7 @@ from holdfast.rpc.peers import Contact, Peer, machine_id
 from holdfast.rpc.pipe import NEVER, Readers, Reply
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
-from holdfast.rpc.serialize import dump, load, load_error
+from holdfast.rpc.serialize import load_error
 from holdfast.rpc.server import Server
 from holdfast.rpc.way import make_way
 
@@ -297,8 +297,7 @@ class Agent:
         return self._post(peer, kind, value, timeout)
 
     def _message(self, peer: Peer, kind: Kind, value: Any, budget_ms: int) -> Message:
-        with Packing(self.holdings, peer.contact.incarnation):
-            body, buffers = dump(value)
+        body, buffers, _ = self.holdings.pack(peer.contact.incarnation, value)
         return Message(kind, next(self._numbers), body, buffers, budget_ms)
 
     def _post(self, peer: Peer, kind: Kind, value: Any, timeout: float | None) -> Future[Any]:
@@ -345,8 +344,7 @@ class Agent:
     def _read(self, answer: Message) -> Any:
         if answer.kind is not Kind.REPLY:
             raise load_error(answer.body, answer.buffers)
-        with Unpacking(self.holdings):
-            return load(answer.body, answer.buffers)
+        return self.holdings.unpack(answer.body, answer.buffers)
 
     def _peer(self, to: Target) -> Peer:
         return self._peer_of(self._directory.find(to))

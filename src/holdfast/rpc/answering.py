@@ -19,14 +19,14 @@ from holdfast.clock import Clock
 from holdfast.errors import Overloaded, PeerLost, UsageError
 from holdfast.rpc.future import Future
 from holdfast.rpc.greeting import Greeting
-from holdfast.rpc.holdings import Holdings, Packing, Unpacking
+from holdfast.rpc.holdings import Holdings
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.pipe import NEVER
 from holdfast.rpc.receipts import Receipts, Verdict
 from holdfast.rpc.rref_protocol import Number
-from holdfast.rpc.serialize import dump, dump_error, load
+from holdfast.rpc.serialize import dump_error
 from holdfast.rpc.server import Later
 
 __all__ = ["ASYNC_MARK", "Answerer", "deadline_here"]
@@ -73,6 +73,17 @@ class Answerer:
     def add_handler(self, kind: Kind, handler: Callable[[Greeting, Any], Any]) -> None:
         """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
         self._handlers[kind] = handler
+
+    @property
+    def open_answers(self) -> int:
+        """How many answers a coroutine or a future is still to give."""
+        return len(self._tasks)
+
+    @property
+    def kept_answers(self) -> int:
+        """How many answers are kept for those who may ask again."""
+        with self._lock:
+            return self._receipts.kept()
 
     def greeted(self, greeting: Greeting) -> None:
         """Refuse who means an earlier one of our name, and who has been given up himself."""
@@ -145,8 +156,7 @@ class Answerer:
         budget_ms = message.budget_ms
         _at.set(self._clock.monotonic() + budget_ms / 1000 if budget_ms else NEVER)
         try:
-            with Unpacking(self._holdings):
-                request = load(message.body, message.buffers)
+            request = self._holdings.unpack(message.body, message.buffers)
             handler = self._handlers.get(message.kind)
             if handler is None:
                 raise UsageError(f"{message.kind.name}: this worker does not serve it")
@@ -220,8 +230,7 @@ class Answerer:
         value.add_done_callback(done)
 
     def _answer(self, caller: Greeting, message: Message, value: Any) -> Message:
-        with Packing(self._holdings, caller.incarnation):
-            body, buffers = dump(value)
+        body, buffers, _ = self._holdings.pack(caller.incarnation, value)
         return Message(Kind.REPLY, message.call, body, buffers)
 
     def _failure(self, message: Message, error: BaseException) -> Message:

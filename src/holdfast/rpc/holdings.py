@@ -13,78 +13,26 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from holdfast.errors import CallTimedOut, ReferenceFailed, TimeoutExpired, UsageError
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
-from holdfast.rpc.messages import Kind
+from holdfast.rpc.messages import Buffer, Kind
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.passing import here
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.rref_protocol import ForkState, Number, Outcome, References, Send, Ticket
+from holdfast.rpc.serialize import dump, load
 
-__all__ = ["Holdings", "Packing", "Unpacking", "timed_out"]
+__all__ = ["Holdings", "timed_out"]
 
 CONTROL_TIMEOUT_S = 10.0
 OVERTAKEN_S = 60.0
 """How long a fetch that has overtaken the request for its value waits for that, at most."""
 
 _log = logging.getLogger("holdfast.rpc")
-
-
-class Packing:
-    """Packs references into one message to one worker, and takes them back if it is not sent."""
-
-    def __init__(self, holdings: Holdings, to: str) -> None:
-        self._holdings = holdings
-        self._to = to
-        self._outer: Packing | None = None
-        self._tickets: list[Ticket] = []
-
-    def __enter__(self) -> Self:
-        self._outer = getattr(here, "packing", None)  # what is packed may make calls of its own
-        here.packing = self
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        here.packing = self._outer
-        if kind is not None:
-            self.undo()
-
-    def give(self, reference: Number, owner: WorkerInfo, fork: Number | None) -> Ticket:
-        """Make the ticket for a reference in the message."""
-        ticket = self._holdings.give(reference, fork, self._to)
-        if ticket is None:
-            raise ReferenceFailed(f"a reference to a value at {owner} that is gone")
-        self._tickets.append(ticket)
-        return ticket
-
-    def undo(self) -> None:
-        """Take back what was packed: it will not be sent."""
-        tickets, self._tickets = self._tickets, []
-        self._holdings.not_given(tickets)
-
-
-class Unpacking:
-    """Unpacks references of a message that has come."""
-
-    def __init__(self, holdings: Holdings) -> None:
-        self._holdings = holdings
-        self._outer: Unpacking | None = None
-
-    def __enter__(self) -> Self:
-        self._outer = getattr(here, "unpacking", None)
-        here.unpacking = self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        here.unpacking = self._outer
-
-    def take(self, ticket: Ticket, owner: WorkerInfo) -> RRef[Any]:
-        """Return the reference of a ticket."""
-        return self._holdings.take(ticket, owner)
 
 
 class Holdings:
@@ -203,6 +151,29 @@ class Holdings:
             self._step(lambda references: references.drop(fork))
 
     # Passing on.
+
+    def pack(self, to: str, value: Any) -> tuple[bytes, list[Buffer], list[Ticket]]:
+        """Dump what goes to a worker; return it, and the tickets of the references within."""
+        tickets: list[Ticket] = []
+        outer = here.packing
+        here.packing = (self, to, tickets)
+        try:
+            body, buffers = dump(value)
+        except BaseException:
+            self.not_given(tickets)
+            raise
+        finally:
+            here.packing = outer
+        return body, buffers, tickets
+
+    def unpack(self, body: Buffer, buffers: list[Buffer]) -> Any:
+        """Load what has come, with the references within."""
+        outer = here.unpacking
+        here.unpacking = self
+        try:
+            return load(body, buffers)
+        finally:
+            here.unpacking = outer
 
     def give(self, reference: Number, fork: Number | None, to: str) -> Ticket | None:
         """Make the ticket by which another worker gets a reference."""
@@ -324,6 +295,12 @@ class Holdings:
         """Return how many there are of what."""
         with self._lock:
             return self._references.counts()
+
+    @property
+    def open_values(self) -> int:
+        """How many values are still being created here."""
+        with self._lock:
+            return sum(not value.done() for value in self._values.values())
 
     def wait_settled(self, timeout: Callable[[], float | None]) -> bool:
         """Wait until everything that was to be told has arrived; False if time is up."""

@@ -1,36 +1,48 @@
 """References within messages: who packs them for whom, and who unpacks them.
 
 Pickling calls back for each reference that it meets. What it needs to know then (by whom, and to
-which worker) is kept for the thread that pickles.
+which worker) is kept for the thread that pickles. A message without references pays for little
+more than that.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from holdfast.rpc.holdings import Packing, Unpacking
+    from holdfast.rpc.holdings import Holdings
+    from holdfast.rpc.rref_protocol import Ticket
 
-__all__ = ["here", "receiver", "sender", "start_over"]
+__all__ = ["Packing", "here", "receiver", "sender", "start_over"]
 
-here = threading.local()
-"""`packing` and `unpacking` of this thread, where there is one."""
+Packing: TypeAlias = "tuple[Holdings, str, list[Ticket]]"
+"""Who packs, for which worker, and what was given so far."""
+
+
+class _Here(threading.local):
+    packing: Packing | None = None
+    unpacking: Holdings | None = None
+
+
+here = _Here()
+"""What this thread packs and unpacks. Who sets it puts back what was there: what is packed may make
+calls of its own."""
 
 
 def sender(what: Any) -> Packing:
     """Return who packs; UsageError outside of a call."""
-    packing: Packing | None = getattr(here, "packing", None)
+    packing = here.packing
     if packing is None:
         raise UsageError(f"{what!r:.80}: can only be pickled as part of a call")
     return packing
 
 
-def receiver() -> Unpacking:
+def receiver() -> Holdings:
     """Return who unpacks; UsageError outside of a call."""
-    unpacking: Unpacking | None = getattr(here, "unpacking", None)
+    unpacking = here.unpacking
     if unpacking is None:
         raise UsageError("an RRef can only be read as part of a call")
     return unpacking
@@ -38,6 +50,7 @@ def receiver() -> Unpacking:
 
 def start_over() -> None:
     """Take back what this thread has packed into its message so far: it is packed anew."""
-    packing: Packing | None = getattr(here, "packing", None)
-    if packing is not None:
-        packing.undo()
+    if here.packing is not None:
+        holdings, _, tickets = here.packing
+        holdings.not_given(tickets)
+        tickets.clear()

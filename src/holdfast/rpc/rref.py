@@ -145,7 +145,13 @@ class RRef(Generic[T]):
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         self._check()
-        ticket = sender(self).give(self._reference, self._owner, self._fork)
+        holdings, to, tickets = sender(self)
+        if holdings is not self._holdings:
+            raise UsageError(f"{self}: it belongs to another agent of this process")
+        ticket = holdings.give(self._reference, self._fork, to)
+        if ticket is None:
+            raise ReferenceFailed(f"{self}: a reference to a value at {self._owner} that is gone")
+        tickets.append(ticket)
         return _rebuild, (*ticket, self._owner)
 
     def __copy__(self) -> NoReturn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +13,10 @@ from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc import holdings as module
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
-from holdfast.rpc.holdings import Holdings, Packing, Unpacking
+from holdfast.rpc.holdings import Holdings
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.passing import start_over
+from holdfast.rpc.passing import here
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.rref_protocol import Number, Ticket
@@ -168,8 +167,8 @@ def test_a_reference_that_is_refused_is_useless(mine: Holdings, agent: Agent) ->
     assert mine.wait_settled(soon())
     with pytest.raises(ReferenceFailed, match="useless: its value was freed"):
         rref.to_here()
-    with Packing(mine, OTHER) as packing, pytest.raises(ReferenceFailed, match="that is gone"):
-        packing.give(rref._reference, OWNER_INFO, rref._fork)
+    with pytest.raises(ReferenceFailed, match="that is gone"):
+        mine.pack(OTHER, rref)
     del rref
     assert mine.wait_empty(soon())
 
@@ -248,34 +247,63 @@ def test_messages_of_all_kinds_are_counted(mine: Holdings) -> None:
 # Packing.
 
 
+class Unwilling:
+    """Cannot be pickled, by anybody."""
+
+    def __reduce__(self) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+
+class Caller:
+    """Packs and unpacks something else while it is pickled, as a call of its own would."""
+
+    def __init__(self, holdings: Holdings, inner: Any) -> None:
+        self.holdings = holdings
+        self.inner = inner
+
+    def __reduce__(self) -> Any:
+        body, buffers, tickets = self.holdings.pack(OWNER, self.inner)
+        assert len(tickets) == 1
+        self.holdings.unpack(body, buffers)
+        return str, ()
+
+
+def of_mine(mine: Holdings) -> RRef[str]:
+    return RRef._made(mine, mine.own("value"), mine.me, ME, None)
+
+
 def test_what_could_not_be_packed_is_not_given(mine: Holdings) -> None:
-    number = mine.own("value")
-    rref: RRef[str] = RRef._made(mine, number, mine.me, ME, None)
-    with pytest.raises(TypeError), Packing(mine, OTHER):
-        pickle.dumps((rref, threading.Lock()))
+    rref = of_mine(mine)
+    with pytest.raises(ZeroDivisionError):
+        mine.pack(OTHER, (rref, Unwilling()))
     assert mine.counts() == mine.counts() | {"forks": 0, "owners": 1}
+    assert here.packing is None
 
 
-def test_packing_can_start_over(mine: Holdings) -> None:
-    rref: RRef[str] = RRef._made(mine, mine.own("value"), mine.me, ME, None)
-    with Packing(mine, OTHER):
-        pickle.dumps(rref)
-        start_over()
-        body = pickle.dumps(rref)
-    assert mine.counts()["forks"] == 1
+def test_what_is_packed_anew_is_given_once(mine: Holdings) -> None:
+    rref = of_mine(mine)
+    body, buffers, tickets = mine.pack(OTHER, (rref, lambda: 1))  # plain pickle cannot do the rest
+    assert len(tickets) == mine.counts()["forks"] == 1
+    assert buffers == []
     with pytest.raises(UsageError, match="part of a call"):
         pickle.dumps(rref)
-    with Unpacking(mine):
-        copy = pickle.loads(body)
+    copy, _ = mine.unpack(body, buffers)
     assert copy.local_value() == "value"
     with pytest.raises(UsageError, match="part of a call"):
         pickle.loads(body)
 
 
 def test_what_is_packed_may_make_calls_of_its_own(mine: Holdings) -> None:
-    rref: RRef[str] = RRef._made(mine, mine.own("value"), mine.me, ME, None)
-    with Packing(mine, OTHER), Unpacking(mine):
-        with Packing(mine, OWNER), Unpacking(mine):
-            pass
-        copy = pickle.loads(pickle.dumps(rref))
-    assert copy.is_owner()
+    rref, other = of_mine(mine), of_mine(mine)
+    body, buffers, tickets = mine.pack(OTHER, (Caller(mine, other), rref))
+    assert [ticket.reference for ticket in tickets] == [rref._reference]
+    assert mine.unpack(body, buffers)[1].is_owner()
+    assert (here.packing, here.unpacking) == (None, None)
+
+
+def test_a_reference_of_another_agent_is_refused(
+    mine: Holdings, agent: Agent, errands: Errands
+) -> None:
+    theirs = of_mine(Holdings(agent, OWNER_INFO, OWNER, errands, FAST))
+    with pytest.raises(UsageError, match="belongs to another agent"):
+        mine.pack(OTHER, theirs)

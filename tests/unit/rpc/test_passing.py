@@ -11,22 +11,22 @@ from holdfast.errors import UsageError
 from holdfast.rpc import passing
 
 
-class Packing:
-    """Stands for a message that is being packed."""
+class Holdings:
+    """Stands for the references of an agent."""
 
     def __init__(self) -> None:
-        self.undone = 0
+        self.taken_back: list[Any] = []
 
-    def undo(self) -> None:
-        self.undone += 1
+    def not_given(self, tickets: list[Any]) -> None:
+        self.taken_back += tickets
 
 
 @pytest.fixture
-def packing(monkeypatch: pytest.MonkeyPatch) -> Packing:
-    made = Packing()
-    monkeypatch.setattr(passing.here, "packing", made, raising=False)
-    monkeypatch.setattr(passing.here, "unpacking", made, raising=False)
-    return made
+def packing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    holdings = Holdings()
+    monkeypatch.setattr(passing.here, "packing", (holdings, "to", ["ticket"]))
+    monkeypatch.setattr(passing.here, "unpacking", holdings)
+    return passing.here.packing
 
 
 def test_outside_of_a_call_nothing_is_packed_or_unpacked() -> None:
@@ -37,16 +37,17 @@ def test_outside_of_a_call_nothing_is_packed_or_unpacked() -> None:
     passing.start_over()
 
 
-def test_within_a_call_it_is_known_who_does(packing: Packing) -> None:
-    assert passing.sender("x") is packing  # type: ignore[comparison-overlap]
-    assert passing.receiver() is packing  # type: ignore[comparison-overlap]
+def test_within_a_call_it_is_known_who_does(packing: Any) -> None:
+    assert passing.sender("x") is packing
+    assert passing.receiver() is packing[0]
 
 
-def test_each_thread_packs_for_itself(packing: Packing) -> None:
+@pytest.mark.usefixtures("packing")
+def test_each_thread_packs_for_itself() -> None:
     found: list[Any] = []
 
     def look() -> None:
-        found.append(getattr(passing.here, "packing", None))
+        found.append(passing.here.packing)
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -54,6 +55,7 @@ def test_each_thread_packs_for_itself(packing: Packing) -> None:
     assert found == [None]
 
 
-def test_starting_over_takes_back_what_was_packed(packing: Packing) -> None:
+def test_starting_over_takes_back_what_was_packed(packing: Any) -> None:
     passing.start_over()
-    assert packing.undone == 1
+    holdings, _, tickets = packing
+    assert (holdings.taken_back, tickets) == (["ticket"], [])
