@@ -17,6 +17,7 @@
     │   └── Fenced                        a guard has changed: what you belonged to is over
     ├── PeerViolation                     the other side broke the protocol
     ├── RemoteError (RuntimeError)        the other side raised; .type_name .traceback_text .worker
+    ├── CallCancelled (RuntimeError)      who waited for it has given it up
     ├── ReferenceFailed (RuntimeError)    a remote reference has no value, and will have none
     ├── WorkersFailed                     the job's own code failed; .failures, the cause first
     ├── Signalled                         this process was told to end; .signal
@@ -35,6 +36,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 __all__ = [
+    "CallCancelled",
     "CallTimedOut",
     "Fenced",
     "HoldfastError",
@@ -261,6 +263,10 @@ class RemoteError(HoldfastError, RuntimeError):
         self.type_name = type_name
         self.traceback_text = traceback_text
         self.worker = worker
+
+
+class CallCancelled(HoldfastError, RuntimeError):
+    """A future was cancelled; the call that it stood for may have run, or run still."""
 
 
 class ReferenceFailed(HoldfastError, RuntimeError):

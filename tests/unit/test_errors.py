@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import errors
 from holdfast.errors import (
+    CallCancelled,
     CallTimedOut,
     Fenced,
     HoldfastError,
@@ -64,6 +65,7 @@ EVERY: list[HoldfastError] = [
     PeerLost("m", peer="w1", incarnation="i"),
     Overloaded("m"),
     RemoteError("m", type_name="x.E", traceback_text="t", worker="w1"),
+    CallCancelled("m"),
     ReferenceFailed("m"),
     RendezvousClosed("m", address="h:1", failed=True),
     Refused("m", step=Step.SECRET, address="h:1"),
@@ -112,6 +114,7 @@ def test_every_error_is_listed_here_and_the_tree_is_drawn_as_it_is() -> None:
         (Refused, PermissionError),
         (Fenced, Refused),
         (PeerViolation, HoldfastError),
+        (CallCancelled, RuntimeError),
         (CallTimedOut, TimeoutError),
         (CallTimedOut, RuntimeError),
         (PeerLost, RuntimeError),

@@ -305,27 +305,33 @@ class Agent:
         message = self._message(peer, kind, value, budget_ms)
         future: Future[Any] = Future()
 
+        def stop() -> None:
+            self._note(peer, Message(Kind.CANCEL, message.call))
+
         def hear(answer: Message | Exception) -> None:
+            # It may have been cancelled: then nobody hears it, but what it brings is taken all the
+            # same, since references may be among it.
             if isinstance(answer, Message):
                 try:
                     value = self._read(answer)
                 except BaseException as error:
                     # Without this frame, which knows the future, which would keep the error: all
                     # that its traceback gathers would stay until the garbage collector comes.
-                    future.set_exception(error.with_traceback(None))
+                    future._settle(None, error.with_traceback(None))
                 else:
-                    future.set_result(value)
+                    future._settle(value, None)
             elif isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError):
-                future.set_exception(timed_out(budget_ms))
-                self._note(peer, Message(Kind.CANCEL, message.call))
+                if future._settle(None, timed_out(budget_ms)):
+                    stop()
             elif isinstance(answer, PeerLost):
                 # A new one: many are told the same, and what one gathers on its way up would stay
                 # as long as any of them, and the peer, keeps it.
                 lost = PeerLost(str(answer), peer=answer.peer, incarnation=answer.incarnation)
-                future.set_exception(lost)
+                future._settle(None, lost)
             else:
-                future.set_exception(answer)
+                future._settle(None, answer)
 
+        future._stop = stop
         try:
             future._driver = self._transport.post(peer, message, hear, at)
         except (TimeoutError, PeerLost, Overloaded) as error:

@@ -7,9 +7,14 @@ else, and waiting for them blocks.
 Callbacks run on the thread that completes the future, or at once if it is complete already. What a
 callback raises is logged: it is nobody's answer.
 
+A future can be cancelled, which completes it with CallCancelled. A call's callee is told, and what
+a future was made of (`then`, `collect_all`) is cancelled with it. A task that is cancelled while it
+awaits a future cancels that too, as with futures of asyncio; `asyncio.shield` prevents it.
+
 Guarantees
     FU-1  A future is completed once; a second completion is refused with UsageError.
     FU-2  Every callback is called exactly once, after the completion.
+    FU-3  Who waits for a future that is cancelled hears so at once, whatever the callee does.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from holdfast.clock import Deadline, check_timeout
-from holdfast.errors import TimeoutExpired, UsageError
+from holdfast.errors import CallCancelled, TimeoutExpired, UsageError
 from holdfast.rpc.way import make_way
 
 __all__ = ["Driver", "Future", "collect_all", "wait_all"]
@@ -44,7 +49,16 @@ class Driver(Protocol):
 class Future(Generic[T]):
     """A value to come. Thread-safe; can be awaited too."""
 
-    __slots__ = ("__weakref__", "_callbacks", "_complete", "_driver", "_error", "_event", "_value")
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_complete",
+        "_driver",
+        "_error",
+        "_event",
+        "_stop",
+        "_value",
+    )
 
     def __init__(self, driver: Driver | None = None) -> None:
         self._complete = False
@@ -53,37 +67,65 @@ class Future(Generic[T]):
         self._callbacks: list[Callable[[Future[T]], object]] | None = None
         self._event: threading.Event | None = None
         self._driver = driver
+        self._stop: Callable[[], object] | None = None  # tells who works for it
 
     # Completing.
 
     def set_result(self, value: T) -> None:
         """Complete it with a value."""
-        self._finish(value, None)
+        if not self._settle(value, None):
+            raise UsageError("the future is complete already")
 
     def set_exception(self, error: BaseException) -> None:
         """Complete it with an error."""
         if not isinstance(error, BaseException):
             raise UsageError(f"error {error!r:.80}: must be an exception")
-        self._finish(None, error)
+        if not self._settle(None, error):
+            raise UsageError("the future is complete already")
 
-    def _finish(self, value: T | None, error: BaseException | None) -> None:
+    def cancel(self) -> bool:
+        """Give it up: complete it with CallCancelled. False if it was complete already.
+
+        The callee of a call is told: a coroutine is cancelled there; a function that has begun
+        runs to its end, and its result is dropped.
+        """
+        stop = self._stop
+        if not self._settle(None, CallCancelled("the future was cancelled")):
+            return False
+        if stop is not None:
+            stop()
+        return True
+
+    def _settle(self, value: T | None, error: BaseException | None) -> bool:
+        """Complete it, if it is not complete; say whether it was not."""
         with _lock:
             if self._complete:
-                raise UsageError("the future is complete already")
+                return False
             self._value, self._error = value, error
             self._complete = True
             callbacks, self._callbacks = self._callbacks, None
-            event, self._driver = self._event, None
+            event, self._driver, self._stop = self._event, None, None
         if event is not None:
             event.set()
-        for callback in callbacks or ():
-            self._call(callback)
+        if callbacks:
+            left = iter(callbacks)
+            try:
+                for callback in left:
+                    self._call(callback)
+            finally:
+                for callback in left:  # an interrupt came to one of them
+                    self._call(callback)
+        return True
 
     # Asking.
 
     def done(self) -> bool:
         """Say whether it is complete."""
         return self._complete
+
+    def cancelled(self) -> bool:
+        """Say whether it was cancelled."""
+        return isinstance(self._error, CallCancelled)
 
     def wait(self, timeout: float | None = None) -> T:
         """Wait for it; return the value or raise the error. TimeoutExpired after `timeout`."""
@@ -136,14 +178,15 @@ class Future(Generic[T]):
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         """Return the future of what the callback returns, called when this one is complete."""
         following: Future[S] = Future(self._driver)
+        following._stop = self.cancel
 
         def follow(done: Future[T]) -> None:
             try:
                 value = callback(done)
             except BaseException as error:
-                following.set_exception(error)
+                following._settle(None, error)
             else:
-                following.set_result(value)
+                following._settle(value, None)
 
         self.add_done_callback(follow)
         return following
@@ -160,7 +203,11 @@ class Future(Generic[T]):
                     waiting.set_result(None)
 
             self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
-            yield from waiting.__await__()
+            try:
+                yield from waiting.__await__()
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
         return self.value()
 
     def __repr__(self) -> str:
@@ -170,7 +217,9 @@ class Future(Generic[T]):
     def _call(self, callback: Callable[[Future[T]], object]) -> None:
         try:
             callback(self)
-        except (Exception, SystemExit):  # the thread is somebody else's
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # the thread is somebody else's
             _log.exception("a callback of a future failed")
 
     def _wait(self, deadline: Deadline) -> None:
@@ -197,6 +246,7 @@ def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
     left = len(waited)
     if not left:
         together.set_result(waited)
+    together._stop = lambda: [future.cancel() for future in waited]
     lock = threading.Lock()
 
     def count(_: Future[Any]) -> None:
@@ -205,7 +255,7 @@ def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
             left -= 1
             last = left == 0
         if last:
-            together.set_result(waited)
+            together._settle(waited, None)
 
     for future in waited:
         future.add_done_callback(count)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from holdfast.clock import Deadline
-from holdfast.errors import TimeoutExpired, UsageError
+from holdfast.errors import CallCancelled, TimeoutExpired, UsageError
 from holdfast.rpc.future import Future, collect_all, wait_all
 
 SOON = 20.0
@@ -140,7 +141,10 @@ def test_callbacks_are_called_once_and_late_ones_at_once(
     def leave(_: Future[int]) -> None:
         raise SystemExit
 
-    for callback in (heard.append, bad, leave, lambda done: heard.append(done.value())):
+    def cancelled(_: Future[int]) -> None:
+        raise asyncio.CancelledError
+
+    for callback in (heard.append, bad, leave, cancelled, lambda done: heard.append(done.value())):
         future.add_done_callback(callback)
     assert heard == []
     future.set_result(1)
@@ -174,15 +178,6 @@ def test_a_future_can_be_awaited() -> None:
     async def use(future: Future[int]) -> int:
         return await future + await future
 
-    async def cancelled(future: Future[int]) -> None:
-        task = asyncio.ensure_future(use(future))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        future.set_result(1)  # after the loop has lost interest
-        await asyncio.sleep(0)
-
     future: Future[int] = Future()
     timer = after(lambda: future.set_result(4))
     assert asyncio.run(use(future)) == 8
@@ -191,7 +186,129 @@ def test_a_future_can_be_awaited() -> None:
     failed.set_exception(KeyError("x"))
     with pytest.raises(KeyError):
         asyncio.run(use(failed))
-    asyncio.run(cancelled(Future()))
+
+
+def test_cancelling_completes_it_and_tells_who_works_for_it() -> None:
+    future: Future[int] = Future()
+    told: list[str] = []
+    future._stop = lambda: told.append("stop")
+    future.add_done_callback(lambda done: told.append(repr(done)))
+    assert not future.cancelled()
+    assert future.cancel()
+    assert told == ["<Future failed>", "stop"]
+    assert future.done()
+    assert future.cancelled()
+    with pytest.raises(CallCancelled, match="was cancelled"):
+        future.wait()
+    with pytest.raises(UsageError, match="complete already"):
+        future.set_result(1)
+    assert not future.cancel()
+    assert told == ["<Future failed>", "stop"]
+    here: Future[int] = Future()
+    here.set_result(1)
+    assert not here.cancel()
+    assert (here.value(), here.cancelled()) == (1, False)
+
+
+def test_cancelling_wakes_who_waits() -> None:
+    future: Future[int] = Future()
+    timer = after(future.cancel)
+    with pytest.raises(CallCancelled):
+        future.wait(SOON)
+    timer.join()
+
+
+def test_what_a_future_was_made_of_is_cancelled_with_it() -> None:
+    futures: list[Future[int]] = [Future() for _ in range(3)]
+    heard: list[bool] = []
+    following = futures[0].then(lambda done: heard.append(done.cancelled()))
+    futures[1].set_result(1)
+    together = collect_all([following, *futures[1:]])
+    assert together.cancel()
+    assert following.cancelled()
+    assert [each.cancelled() for each in futures] == [True, False, True]
+    assert heard == [True]
+    with pytest.raises(CallCancelled):
+        together.value()
+
+
+def test_cancelling_what_a_future_was_made_of_is_an_error_like_others() -> None:
+    future: Future[int] = Future()
+    following = future.then(lambda done: done.value())
+    caught = future.then(lambda done: done.cancelled())
+    together = collect_all([future])
+    future.cancel()
+    assert following.cancelled()
+    assert caught.value()
+    assert together.value() == [future]
+
+
+def test_a_task_that_is_cancelled_cancels_what_it_awaits() -> None:
+    async def cancelled(future: Future[int]) -> None:
+        task = asyncio.ensure_future(waits(future))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def late(future: Future[int]) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(future, 0.01)
+
+    async def shielded(future: Future[int]) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(future), 0.01)
+        assert not future.done()
+        future.set_result(1)
+
+    async def waits(future: Future[int]) -> int:
+        return await future
+
+    for use in (cancelled, late):
+        future: Future[int] = Future()
+        asyncio.run(use(future))
+        assert future.cancelled()
+    kept: Future[int] = Future()
+    asyncio.run(shielded(kept))
+    assert kept.value() == 1
+
+
+def test_a_task_hears_of_a_future_that_another_cancels() -> None:
+    async def use(future: Future[int]) -> None:
+        asyncio.get_running_loop().call_soon(future.cancel)
+        with pytest.raises(CallCancelled):  # and goes on: it has not been cancelled itself
+            await future
+
+    asyncio.run(use(Future()))
+
+
+def test_errors_go_through_a_chain_until_somebody_catches_them() -> None:
+    first: Future[int] = Future()
+    second = first.then(lambda done: done.value() + 1)
+    third = second.then(lambda done: done.value() + 1)
+    caught = third.then(lambda done: repr(done.exception()))
+    first.set_exception(KeyError("x"))
+    for each in (second, third):
+        with pytest.raises(KeyError):
+            each.wait(SOON)
+    assert caught.value() == "KeyError('x')"
+    left = first.then(lambda done: sys.exit(3))
+    assert isinstance(left.exception(), SystemExit)
+
+
+def test_an_interrupt_within_a_callback_is_raised_when_all_have_heard() -> None:
+    future: Future[int] = Future()
+    heard: list[object] = []
+
+    def interrupt(_: Future[int]) -> None:
+        raise KeyboardInterrupt
+
+    future.add_done_callback(interrupt)
+    future.add_done_callback(heard.append)
+    with pytest.raises(KeyboardInterrupt):
+        future.set_result(1)
+    assert heard == [future]
+    assert future.value() == 1
 
 
 def test_collecting_is_complete_with_the_last_of_them() -> None:
