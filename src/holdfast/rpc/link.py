@@ -135,7 +135,7 @@ class Link:
         parts: list[Buffer] = []
         for message in messages:
             self.put(message, parts)
-        self._send_parts(parts)
+        self.send_parts(parts)
 
     def put(self, message: Message, parts: list[Buffer]) -> None:
         """Add a message to what is to be sent; the peer may fetch its buffers from now on."""
@@ -159,9 +159,10 @@ class Link:
         except OSError as error:
             raise _closed(error) from None
         if sent < len(data):
-            self._send_parts([memoryview(data)[sent:]])
+            self.send_parts([memoryview(data)[sent:]])
 
-    def _send_parts(self, parts: list[Buffer]) -> None:
+    def send_parts(self, parts: Sequence[Buffer]) -> None:
+        """Send what `put` has gathered, or what `send_some` has left. Blocks."""
         views = views_of(parts)
         try:
             while True:

@@ -32,6 +32,7 @@ from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
 from holdfast.rpc.greeting import Greeting, Purpose, decode_greeting, encode_answer
 from holdfast.rpc.link import NEVER, Link, LinkClosed
 from holdfast.rpc.messages import Message
+from holdfast.rpc.outlet import Outlet
 from holdfast.rpc.way import sit
 
 __all__ = ["Handler", "Later", "Server"]
@@ -198,10 +199,11 @@ class Server:
 
     def _serve_direct(self, link: Link, caller: Greeting) -> None:
         handle, send, receive = self._handler.handle, link.send, link.receive
+        later = Outlet(link).offer
         try:
             while True:
                 # Who calls sends nothing more before the answer, so nobody else sends either.
-                answer = handle(caller, receive(), send)
+                answer = handle(caller, receive(), later)
                 if answer is not None:
                     send(answer)
         except (OSError, PeerViolation) as error:
@@ -239,12 +241,10 @@ class _PipeOwner:
         self._handler = handler
         self._watch = watch
         self._ended = ended
-        # Held by the thread that sends; taken before the other one, never after it.
-        self._sending = threading.Lock()
+        self._outlet = Outlet(link)
         # Guards what follows; never held while sending, since the watch takes it too.
         self._lock = threading.Lock()
         self._owner: object = None
-        self._answers: list[Message] = []
         self._running = False
         self._serial = 0
 
@@ -284,7 +284,7 @@ class _PipeOwner:
     def _own(self, token: object) -> None:
         sit(lambda: self.make_way(token))
         try:
-            self._flush()  # what the owner before has gathered must not wait for it
+            self._outlet.flush()  # what the owner before has gathered must not wait for it
             self._serve(token)
         except (OSError, PeerViolation) as error:
             _log.debug("a connection of %s ended: %s", self._caller.name, error)
@@ -301,37 +301,23 @@ class _PipeOwner:
     def _serve(self, token: object) -> None:
         """Read, run and answer, until another one owns the pipe or the connection ends."""
         link, handle, caller, watch = self._link, self._handler.handle, self._caller, self._watch
+        outlet = self._outlet
         while True:
             message = link.receive()
             self._serial += 1
             self._running = True
             if watch.asleep:
                 watch.wake()
-            answer = handle(caller, message, self._answer)
+            answer = handle(caller, message, outlet.offer)
             with self._lock:
                 mine = self._owner is token
                 if mine:
                     self._running = False
-                if answer is not None:
-                    self._answers.append(answer)
-                due = not mine or len(self._answers) >= _ANSWERS_AT_ONCE
-            if due or not link.ready():
-                self._flush()
+            gathered = 0 if answer is None else outlet.gather(answer)
+            if not mine or gathered >= _ANSWERS_AT_ONCE or not link.ready():
+                outlet.flush()
             if not mine:
                 return
-
-    def _answer(self, message: Message) -> None:
-        """Send an answer that comes later, from any thread."""
-        with self._lock:
-            self._answers.append(message)
-        self._flush()
-
-    def _flush(self) -> None:
-        with self._sending:
-            with self._lock:
-                answers, self._answers = self._answers, []
-            if answers:
-                self._link.send_all(answers)
 
 
 class _Watch:

@@ -201,6 +201,19 @@ def test_an_answer_may_come_later_from_any_thread(world: World, purpose: Purpose
     until(lambda: raises(lambda: later(Message(Kind.REPLY, 3))))
 
 
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_an_answer_that_comes_later_waits_for_no_caller_that_does_not_read(
+    world: World, purpose: Purpose
+) -> None:
+    link = world.open(purpose)
+    link.send(ask(1, b"later"))
+    assert world.desk.entered.acquire(timeout=SOON)
+    world.desk.later.pop()(Message(Kind.REPLY, 1, bytes(8 << 20)))  # or it would hang here
+    assert len(link.receive().body) == 8 << 20
+    link.send(ask(2))
+    assert link.receive().call == 2
+
+
 def raises(act: Callable[[], object]) -> bool:
     try:
         act()
