@@ -19,6 +19,7 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -42,7 +43,7 @@ STRANGERS_MAX = 256
 ACCEPT_AGAIN_S = 0.05
 TICK_S = 0.002
 _ANSWERS_AT_ONCE = 64
-_QUIET_TICKS = 50
+_QUIET_TICKS = 5
 
 _log = logging.getLogger("holdfast.rpc")
 
@@ -87,6 +88,7 @@ class Server:
         self._listeners: list[socket.socket] = []
         self._strangers: set[socket.socket] = set()
         self._links: dict[Link, Greeting] = {}
+        self._handled = 0  # on links that are over
         self._closing = False
         self._watch = _Watch(name)
 
@@ -102,6 +104,18 @@ class Server:
             links = [link for link, by in self._links.items() if by.incarnation == incarnation]
         for link in links:
             link.shut()
+
+    @property
+    def links(self) -> dict[Link, Greeting]:
+        """The connections that are served, and whose they are."""
+        with self._lock:
+            return dict(self._links)
+
+    @property
+    def handled(self) -> int:
+        """How many messages have been handled so far."""
+        with self._lock:
+            return self._handled + sum(link.handled for link in self._links)
 
     def close(self) -> None:
         """Accept nothing more and hang up on everybody. Idempotent."""
@@ -201,7 +215,7 @@ class Server:
         handle, send, receive = self._handler.handle, link.send, link.receive
         later = Outlet(link).offer
         try:
-            while True:
+            for link.handled in itertools.count():
                 # Who calls sends nothing more before the answer, so nobody else sends either.
                 answer = handle(caller, receive(), later)
                 if answer is not None:
@@ -211,7 +225,8 @@ class Server:
 
     def _forget(self, link: Link) -> None:
         with self._lock:
-            self._links.pop(link, None)
+            if self._links.pop(link, None) is not None:
+                self._handled += link.handled
         link.close()
 
 
@@ -246,7 +261,7 @@ class _PipeOwner:
         self._lock = threading.Lock()
         self._owner: object = None
         self._running = False
-        self._serial = 0
+        self._looked_at = 0
 
     def run(self) -> None:
         """Serve, as the first owner; who owns it when the connection ends tells `ended`."""
@@ -259,12 +274,13 @@ class _PipeOwner:
             if self._owner is owner and self._running:
                 self._give_away()
 
-    def look(self, serial: int) -> int:
-        """Give the pipe to another thread if the same call still runs; return its number."""
+    def look(self) -> None:
+        """Give the pipe to another thread if the call of the last look still runs."""
+        handled = self._link.handled
         with self._lock:
-            if self._running and self._serial == serial:
+            if self._running and handled == self._looked_at:
                 self._give_away()
-            return self._serial
+            self._looked_at = handled
 
     @property
     def running(self) -> bool:
@@ -304,7 +320,7 @@ class _PipeOwner:
         outlet = self._outlet
         while True:
             message = link.receive()
-            self._serial += 1
+            link.handled += 1
             self._running = True
             if watch.asleep:
                 watch.wake()
@@ -326,7 +342,7 @@ class _Watch:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._owners: dict[_PipeOwner, int] = {}
+        self._owners: dict[_PipeOwner, None] = {}
         self._awake = threading.Event()
         self._closing = False
         self._begun = False
@@ -336,7 +352,7 @@ class _Watch:
     def add(self, owner: _PipeOwner) -> None:
         """Watch a pipe."""
         with self._lock:
-            self._owners[owner] = 0
+            self._owners[owner] = None
             if not self._begun and not self._closing:
                 self._begun = _start(f"{self._name}-watch", self._run)
 
@@ -366,12 +382,9 @@ class _Watch:
                 self.asleep = False
             SYSTEM_CLOCK.sleep(TICK_S)
             quiet += 1
-            with self._lock:
-                owners = list(self._owners.items())
-            for owner, serial in owners:
-                now = owner.look(serial)
-                if now != serial:
+            # There may be very many, of which few run; and a machine that is short of time has none
+            # to spare for those that do not.
+            for owner in list(self._owners):
+                if owner.running:
                     quiet = 0
-                    with self._lock:
-                        if owner in self._owners:
-                            self._owners[owner] = now
+                    owner.look()
