@@ -178,6 +178,10 @@ class FaultPlan:
         """Return how often each action has happened."""
         return dict(Counter(fault.action for fault in self.record))
 
+    def counts(self) -> list[int]:
+        """Return how often each rule has fired, in their order."""
+        return [count.fired for count in self._counts]
+
     def _fires(self, rule: Rule, count: _Count, message: Hashable) -> bool:
         count.seen += 1
         lucky = rule.p >= 1 or self._dice.random() < rule.p

@@ -75,6 +75,7 @@ class TestRecord:
         times(plan, 1, 2)
         assert [fault.action for fault in plan.record] == ["duplicate", "drop", "duplicate"]
         assert plan.fired() == {Action.DUPLICATE: 2, Action.DROP: 1}
+        assert plan.counts() == [1, 2]
 
     def test_what_has_not_happened_as_often_as_it_was_to(self) -> None:
         twice = Rule(action=Action.DROP, times=2)
