@@ -27,6 +27,7 @@ __all__ = [
     "decode_lengths",
     "decode_whole",
     "encode_head",
+    "is_whole",
 ]
 
 HEADER = struct.Struct("<BBHIQQ")
@@ -39,6 +40,7 @@ BUDGET_MAX_MS = (1 << 32) - 1
 """Seven weeks; a budget beyond it is cut down to it."""
 
 _ONCE = 1
+_BETWEEN_LINKS = Kind.OFFER.value
 _KINDS = {kind.value: kind for kind in Kind}
 _pack, _unpack = HEADER.pack, HEADER.unpack_from
 
@@ -101,6 +103,20 @@ def decode_whole(view: memoryview, start: int, end: int) -> Message | None:
     if buffers or after > end or flags > _ONCE or number not in _KINDS:
         return None
     return Message(_KINDS[number], call, bytes(view[body:after]), [], budget_ms, flags == _ONCE)
+
+
+def is_whole(view: memoryview, start: int, end: int) -> bool:
+    """Say whether that would return a message, and not one that is between links only."""
+    if start + HEADER_BYTES > end:
+        return False
+    number, flags, buffers, _, _, size = _unpack(view, start)
+    return (
+        not buffers
+        and start + HEADER_BYTES + size <= end
+        and flags <= _ONCE
+        and number in _KINDS
+        and number < _BETWEEN_LINKS
+    )
 
 
 def decode_lengths(data: bytes | bytearray | memoryview, head: Head) -> tuple[int, ...]:

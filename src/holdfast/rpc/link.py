@@ -25,6 +25,7 @@ from holdfast.rpc.codec import (
     decode_lengths,
     decode_whole,
     encode_head,
+    is_whole,
 )
 from holdfast.rpc.messages import Buffer, Kind, Message
 
@@ -74,6 +75,8 @@ class Link:
         self._filled = 0
         self._fetched = self._void = False  # have buffers been fetched; had the peer let go of one
         self._reach = Reach(sock)
+        self.handled = 0
+        """How many messages of the peer have been handled; kept by who serves it."""
 
     def fileno(self) -> int:
         """Return the descriptor of the socket; -1 when it is closed."""
@@ -103,6 +106,11 @@ class Link:
         """Return what is to be sent before anything else, so that the peer may fetch from here."""
         return self._reach.offer()
 
+    @property
+    def owes(self) -> bool:
+        """Whether the peer is to be told something about its buffers."""
+        return bool(self._reach.due)
+
     def due(self) -> list[Message]:
         """Return what the peer is to be told about its buffers; once, to who receives."""
         due = self._reach.due
@@ -119,6 +127,16 @@ class Link:
     def fetched(self) -> bool:
         """Whether large buffers of ours are fetched by the peer, not sent by us."""
         return self._reach.open
+
+    @property
+    def mode(self) -> str:
+        """How messages go, in words, for people."""
+        if self._sock.family != socket.AF_UNIX:
+            return "tcp"
+        ways = {self.fetches, self.fetched}
+        if True not in ways:
+            return "unix, sockets"
+        return "unix, fetch by process_vm_readv" + (" one way" if False in ways else "")
 
     # Out.
 
@@ -208,13 +226,7 @@ class Link:
 
     def ready(self) -> bool:
         """Say whether the next message is small and here already: `receive` will not block."""
-        here = self._end - self._start
-        if here < HEADER_BYTES or self._head is not None:
-            return False
-        head = decode_head(self._buffer, self._start)
-        if head.kind is _TAKEN or head.kind is _OFFER:
-            return False  # it is for us alone
-        return head.buffers == 0 and here >= HEADER_BYTES + head.body_bytes
+        return self._head is None and is_whole(self._view, self._start, self._end)
 
     def here(self) -> Message | None:
         """Return the next message if it has been read already."""

@@ -100,42 +100,39 @@ class Pipe:
         size = len(message.body)
         for buffer in message.buffers:
             size += memoryview(buffer).nbytes
-        at_once = False
         with self._lock:
             lost, first = self._lost, not self._open
             if lost is None:
-                at_once = self._enter(message, reply, expire_at, size) or first
+                self._enter(message, reply, expire_at, size)
         if lost is not None:
             reply(lost)
-            return
-        if at_once:
+        elif first or self._out_messages >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES:
             self.flush()
             if first:
                 self._readers.arm(self)
         elif self._readers.slow:
             self._readers.wake()
 
-    def _enter(self, message: Message, reply: Reply, expire_at: float, size: int) -> bool:
-        """Put a request among those under way; say whether to send what has gathered."""
-        open_bytes = self._open_bytes
-        if len(self._open) >= self._calls_max or (
-            open_bytes and open_bytes + size > self._bytes_max
-        ):
+    def _enter(self, message: Message, reply: Reply, expire_at: float, size: int) -> None:
+        """Put a request among those under way, and among what is to be sent."""
+        calls = self._open
+        open_bytes = self._open_bytes + size
+        alone = open_bytes == size
+        if len(calls) >= self._calls_max or (open_bytes > self._bytes_max and not alone):
             raise Overloaded(
-                f"{len(self._open)} calls and {open_bytes} bytes are under way to this worker: "
+                f"{len(calls)} calls and {open_bytes - size} bytes are under way to this worker: "
                 f"at most {self._calls_max} and {self._bytes_max}"
             )
         self._link.put(message, self._out)  # may refuse it
-        known = self._open.get(message.call)
+        known = calls.pop(message.call, None)
         if known is not None:  # sent again, under the same number: one answer is for both
             reply, size = _both(known[0], reply), size + known[2]
-            open_bytes -= known[2]
-        self._open[message.call] = (reply, expire_at, size)
-        self._open_bytes = open_bytes + size
-        self._expire_at = min(self._expire_at, expire_at)
+        calls[message.call] = (reply, expire_at, size)
+        self._open_bytes = open_bytes
+        if expire_at < self._expire_at:  # noqa: PLR1730  # min is slower
+            self._expire_at = expire_at
         self._out_messages += 1
         self._out_bytes += size
-        return self._out_messages >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES
 
     def note(self, message: Message) -> None:
         """Send a message that is not answered."""
@@ -150,11 +147,11 @@ class Pipe:
         if now < self._expire_at:
             return
         with self._lock:
-            late = [call for call, (_, at, _) in self._open.items() if at <= now]
-            replies = [self._take(call) for call in late]
-            self._expire_at = min((at for _, at, _ in self._open.values()), default=NEVER)
-        for reply in replies:
-            self._tell(reply, TimeoutError())
+            calls = list(self._open.items())  # at once: others take calls out without the lock
+            late = [call for call, (_, at, _) in calls if at <= now]
+            self._expire_at = min((at for _, (_, at, _) in calls if at > now), default=NEVER)
+        for call in late:
+            self._complete(call, TimeoutError())
 
     @property
     def busy(self) -> bool:
@@ -243,14 +240,13 @@ class Pipe:
             if self._lost is not None:
                 return
             self._lost = lost
-            replies = [reply for reply, _, _ in self._open.values()]
-            self._open, self._open_bytes = {}, 0
+            calls = list(self._open)
             self._out, self._unsent = [], []
             self._turn.notify_all()
         self._readers.drop(self)
         self._link.shut()  # wakes who reads it
-        for reply in replies:
-            self._tell(reply, lost)
+        for call in calls:
+            self._complete(call, lost)
 
     @property
     def lost(self) -> Exception | None:
@@ -282,9 +278,10 @@ class Pipe:
         link = self._link
         message = self._next(link.advance)
         while message is not None:
-            for note in link.due():
-                self.note(note)
-            self._complete(message)
+            if link.owes:
+                for note in link.due():
+                    self.note(note)
+            self._complete(message.call, message)
             message = self._next(link.here)
 
     def _next(self, read: Callable[[], Message | None]) -> Message | None:
@@ -299,26 +296,18 @@ class Pipe:
             raise
         return None
 
-    def _complete(self, message: Message) -> None:
-        with self._lock:
-            reply = self._take(message.call)
-        if reply is not None:  # else it has been given up
-            self._tell(reply, message)
-
-    def _take(self, call: int) -> Reply | None:
-        """Take a call out of those under way; with the lock held."""
+    def _complete(self, call: int, answer: Message | Exception) -> None:
+        """Tell who waits for a call; whoever takes it out of those under way does."""
         found = self._open.pop(call, None)
         if found is None:
-            return None
-        self._open_bytes -= found[2]
-        return found[0]
-
-    def _tell(self, reply: Reply | None, answer: Message | Exception) -> None:
-        if reply is not None:
-            try:
-                reply(answer)
-            except Exception:
-                _log.exception("an answer to a call could not be told")
+            return  # it has been given up
+        reply, _, size = found
+        with self._lock:
+            self._open_bytes -= size
+        try:
+            reply(answer)
+        except Exception:
+            _log.exception("an answer to a call could not be told")
         if self._waiting:
             with self._turn:
                 self._turn.notify_all()

@@ -20,6 +20,7 @@ from holdfast.rpc.codec import (
     decode_lengths,
     decode_whole,
     encode_head,
+    is_whole,
 )
 from holdfast.rpc.messages import Kind, Message
 
@@ -41,11 +42,12 @@ def test_a_small_message_is_read_at_once_when_it_is_whole(once: bool) -> None:
     message = Message(Kind.PYTHON_CALL, 3, b"body", budget_ms=7, once=once)
     data = memoryview(b"before" + encode_head(message) + b"body" + b"after")
     whole = 6 + HEADER_BYTES + 4
-    assert decode_whole(data, 6, whole) == message
-    assert decode_whole(data, 6, len(data)) == message
-    assert [decode_whole(data, 6, end) for end in (6, 6 + HEADER_BYTES - 1, whole - 1)] == [
-        None
-    ] * 3
+    for end in (whole, len(data)):
+        assert decode_whole(data, 6, end) == message
+        assert is_whole(data, 6, end)
+    for end in (6, 6 + HEADER_BYTES - 1, whole - 1):
+        assert decode_whole(data, 6, end) is None
+        assert not is_whole(data, 6, end)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,14 @@ def test_a_small_message_is_read_at_once_when_it_is_whole(once: bool) -> None:
 def test_what_is_not_small_or_makes_no_sense_is_not_read_at_once(head: tuple[int, ...]) -> None:
     data = memoryview(HEADER.pack(*head) + bytes(16))
     assert decode_whole(data, 0, len(data)) is None
+    assert not is_whole(data, 0, len(data))
+
+
+def test_a_message_between_links_is_not_said_to_be_here() -> None:
+    for kind in (Kind.OFFER, Kind.TAKEN):
+        data = memoryview(encode_head(Message(kind, 1)))
+        assert decode_whole(data, 0, len(data)) is not None
+        assert not is_whole(data, 0, len(data))
 
 
 def test_the_lengths_of_buffers_are_in_bytes() -> None:
