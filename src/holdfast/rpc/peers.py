@@ -9,6 +9,8 @@ Guarantees
           opens another one, as long as this incarnation is not given up.
     PE-3  At most LINKS_MAX links are open, and at most IDLE_MAX of them idle; a call that would
           need more is refused with Overloaded.
+    PE-4  A connection that ends before the peer has welcomed us is made again, until the call's
+          time or OPEN_WITHIN_S is over.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import threading
 from dataclasses import dataclass
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import HoldfastError, Overloaded, PeerLost, PeerViolation, Unavailable
+from holdfast.errors import HoldfastError, Overloaded, PeerLost, PeerViolation, Step, Unavailable
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
 from holdfast.net.tcp import open_socket, shake_hands
@@ -34,6 +36,7 @@ __all__ = ["Contact", "Peer", "machine_id"]
 IDLE_MAX = 64
 LINKS_MAX = 512
 OPEN_WITHIN_S = 10.0
+AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,29 +205,37 @@ class Peer:
         contact, me = self.contact, self._me
         if len(self._links) >= LINKS_MAX:
             raise Overloaded(f"{contact.info}: {LINKS_MAX} calls to it are under way, the most")
-        try:
-            link = self._connect(deadline)
-        except (OSError, HoldfastError) as error:
-            raise self._unopened(error, at) from None
         greeting = Greeting(me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose)
-        try:
-            link.set_limit(NEVER if deadline.at is None else deadline.at)
-            link.send_all([*link.offer(), greeting.encode()])
-            refusal = decode_answer(link.receive())
-            if refusal:
-                raise LinkClosed(refusal)
-            link.set_limit(NEVER)
-        except BaseException as error:
+        while True:
+            try:
+                link = self._connect(deadline)
+                refusal = self._greet(link, greeting, deadline)
+                break
+            except (OSError, HoldfastError) as error:
+                if self._lost is not None or deadline.passed() or not _is_cut_off(error):
+                    raise self._unopened(error, at) from None
+            self._clock.sleep(deadline.sooner(AGAIN_S).remaining() or 0.0)  # PE-4
+        if refusal:
             link.close()
-            if isinstance(error, OSError | HoldfastError):
-                raise self._unopened(error, at) from None
-            raise
+            raise self._unopened(LinkClosed(refusal), at)
         with self._lock:
             if self._lost is None:
                 self._links.add(link)
                 return link
         link.close()
         raise self._lost
+
+    def _greet(self, link: Link, greeting: Greeting, deadline: Deadline) -> str:
+        """Say who we are and what for; return why that is refused, or nothing."""
+        try:
+            link.set_limit(NEVER if deadline.at is None else deadline.at)
+            link.send_all([*link.offer(), greeting.encode()])
+            refusal = decode_answer(link.receive())
+            link.set_limit(NEVER)
+        except BaseException:
+            link.close()
+            raise
+        return refusal
 
     def _unopened(self, error: Exception, at: float) -> Exception:
         """Return what to raise when no connection could be opened."""
@@ -259,6 +270,16 @@ class Peer:
         except BaseException:
             sock.close()
             raise
+
+
+def _is_cut_off(error: Exception) -> bool:
+    """Say whether a connection ended before it was greeted: nothing was run, so it may be retried.
+
+    A peer that is overrun hangs up on strangers. One that is gone does not let us connect at all.
+    """
+    if isinstance(error, Unavailable):
+        return error.step is Step.HANDSHAKE
+    return isinstance(error, LinkClosed)
 
 
 def _connect_unix(sock: socket.socket, path: str, deadline: Deadline) -> None:

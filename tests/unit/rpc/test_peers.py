@@ -14,6 +14,7 @@ from holdfast.errors import Overloaded, PeerLost
 from holdfast.net.auth import Key, derive_key
 from holdfast.rpc import peers as peers_module
 from holdfast.rpc.greeting import Greeting, Purpose
+from holdfast.rpc.link import Link
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer, machine_id
@@ -337,6 +338,71 @@ def test_a_peer_that_cannot_be_reached_is_lost_and_the_text_says_why(
     assert caught.value.peer == "you"
     with pytest.raises(PeerLost, match=text):
         peer.post(ask(2), Heard(), soon())
+
+
+def admit_after(world: World, refused: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the server hang up on as many strangers; return a list of all that came."""
+    admit, came = world.server._admit, list[int]()
+
+    def hang_up_first(sock: socket.socket) -> tuple[Link, Greeting]:
+        came.append(1)
+        if len(came) <= refused:
+            raise OSError("too many strangers")
+        return admit(sock)
+
+    monkeypatch.setattr(world.server, "_admit", hang_up_first)
+    return came
+
+
+@pytest.mark.parametrize("machine", ["machine", "another machine"])
+def test_a_peer_that_hangs_up_on_strangers_is_tried_again(
+    world: World, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PE-4: nothing was run by then."""
+    came = admit_after(world, 3, monkeypatch)
+    peer = world.make(machine=machine)
+    assert peer.exchange(ask(1), soon()).call == 1
+    assert len(came) == 4
+    heard = Heard()
+    admit_after(world, 3, monkeypatch)
+    peer.post(ask(2), heard, soon())
+    assert isinstance(heard.wait(), Message)
+
+
+def test_a_peer_that_hangs_up_before_its_welcome_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greeted, came = world.desk.greeted, list[Greeting]()
+
+    def fail_first(greeting: Greeting) -> None:
+        came.append(greeting)
+        if len(came) <= 2:
+            raise OSError("no time")
+        greeted(greeting)
+
+    monkeypatch.setattr(world.desk, "greeted", fail_first)
+    assert world.peer.exchange(ask(1), soon()).call == 1
+    assert len(came) == 3
+
+
+def test_a_peer_that_never_stops_hanging_up_is_tried_for_as_long_as_there_is_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit_after(world, 10**9, monkeypatch)
+    with pytest.raises(TimeoutError):
+        world.peer.exchange(ask(1), SYSTEM_CLOCK.monotonic() + 0.1)
+    monkeypatch.setattr(peers_module, "OPEN_WITHIN_S", 0.1)
+    with pytest.raises(PeerLost, match="Connection closed by peer"):
+        world.peer.exchange(ask(2))
+
+
+def test_a_refusal_is_not_argued_with(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    came = admit_after(world, 0, monkeypatch)
+    with pytest.raises(PeerLost, match="another one has its name now"):
+        world.make(life="an earlier life").exchange(ask(1), soon())
+    with pytest.raises(PeerLost, match="secret"):
+        world.make(key=derive_key(b"another job", "rpc")).exchange(ask(1), soon())
+    assert len(came) == 2
 
 
 def test_a_peer_that_is_silent_takes_no_longer_than_the_call_may(world: World) -> None:
