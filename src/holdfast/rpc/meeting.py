@@ -5,6 +5,10 @@ tcp://host:port    the built-in store there, which rank 0 serves
 file:///path       a file of this host
 env://             as `holdfast run` says (HOLDFAST_STORE, and the run and the round); else at
                    MASTER_ADDR and MASTER_PORT, which rank 0 serves, with RANK and WORLD_SIZE
+
+Where the store is decides whom a worker listens for: at an address of this host alone, or in a
+file, it meets workers of this host; else those of other hosts too, by the address of this host that
+the store sees. These need a secret that was given to all hosts.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from dataclasses import dataclass
 from holdfast import env
 from holdfast.clock import Deadline
 from holdfast.errors import UsageError
-from holdfast.net.address import Address, is_loopback, parse_address, parse_endpoint
+from holdfast.net.address import Address, is_loopback, parse_address
 from holdfast.net.auth import Key
 from holdfast.net.towards import address_towards
 from holdfast.rpc.names import ID_MAX
@@ -60,7 +64,7 @@ def meet(
     if store is not None:
         if init_method is not None:
             raise UsageError("init_rpc: give a store or an init_method, not both")
-        address, prefix, serves = LOOPBACK, "rpc/", False
+        prefix, serves = "rpc/", False
         _check_place(rank, world_size)
     else:
         method = init_method or "env://"
@@ -70,16 +74,16 @@ def meet(
         endpoint, prefix = _place(method, variables, environment)
         given = method == "env://" and environment.store
         serves = rank == 0 and not given and endpoint.startswith("tcp://")
-        address = _address(endpoint)
         if serves:
             undo.enter_context(serve_store(endpoint, environment=environment))
         store = undo.enter_context(
             open_store(endpoint, timeout=deadline.remaining(), environment=environment)
         )
-    key = choose_secret(address, None, environment).key(CONTEXT)
-    host = ""
-    if not is_loopback(address.host):
-        host = address_towards(address, deadline)
+    far = next((each for each in store.addresses if not is_loopback(each.host)), None)
+    key = choose_secret(far or LOOPBACK, None, environment).key(CONTEXT)
+    host = "" if far is None else address_towards(far, deadline)
+    if is_loopback(host):  # 0.0.0.0, say, or a name that means the host that it is used on
+        host = ""
     return Meeting(store, prefix, key, rank, world_size, host, serves)
 
 
@@ -121,12 +125,3 @@ def _place(
             "init_method env://: neither HOLDFAST_STORE nor MASTER_ADDR and MASTER_PORT are set"
         )
     return f"tcp://{parse_address(host, 0).host}:{port}", "rpc/"
-
-
-def _address(endpoint: str) -> Address:
-    if endpoint.startswith("file://"):
-        return LOOPBACK
-    addresses = parse_endpoint(endpoint).addresses
-    if len(addresses) != 1:
-        raise UsageError(f"init_method {endpoint!r:.80}: must be tcp://host:port, with one address")
-    return addresses[0]

@@ -27,6 +27,7 @@ from typing import Self, TypeVar
 from holdfast.clock import Deadline, check_timeout
 from holdfast.errors import UsageError
 from holdfast.ids import LeaseId
+from holdfast.net.address import Address, parse_endpoint
 from holdfast.store.ops import (
     INT_MAX,
     INT_MIN,
@@ -106,6 +107,14 @@ class Store(ABC):
 
     endpoint: str
     """Where the store is, as `open_store` takes it; for messages."""
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where its servers are; none if it is of this host alone."""
+        _, _, rest = self.endpoint.partition("://")
+        if not rest or rest.startswith("/"):  # memory, or a file, whatever is in its name
+            return ()
+        return parse_endpoint(self.endpoint).addresses
 
     # What a backend implements.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.clock import Deadline
 from holdfast.errors import UsageError
+from holdfast.net.address import Address
 from holdfast.store.ops import Change
 from holdfast.store.store import Store, Watch
 
@@ -18,6 +19,10 @@ class View(Store):
         self.endpoint = f"{store.endpoint} {how}"
         self._watches: set[ViewWatch] = set()
         self._closed = False
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return self._store.addresses
 
     def _close(self) -> None:
         self._closed = True

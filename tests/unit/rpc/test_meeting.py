@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 
 from holdfast.clock import Deadline
 from holdfast.errors import UsageError
+from holdfast.net.address import Address
 from holdfast.rpc.meeting import Meeting, meet
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import serve_store
+from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
 
 
@@ -31,6 +34,19 @@ def met(
     )
 
 
+SECRET = {"HOLDFAST_SECRET": "a secret of all hosts of this job"}
+
+
+def heard_as(target: str) -> str:
+    """Return by which address this host reaches another one; empty if it cannot."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect((target, 1))
+            return str(sock.getsockname()[0])
+    except OSError:
+        return ""
+
+
 def test_a_given_store() -> None:
     store = MemoryStore()
     with ExitStack() as stack:
@@ -38,6 +54,29 @@ def test_a_given_store() -> None:
     assert meeting.store is store
     assert (meeting.rank, meeting.world_size) == (1, 2)
     assert (meeting.prefix, meeting.host, meeting.serves) == ("rpc/", "", False)
+
+
+def test_a_given_store_that_other_hosts_reach() -> None:
+    """Then workers of other hosts may come, wherever the store was opened."""
+
+    class Elsewhere(MemoryStore):
+        addresses = (Address("127.0.0.1", 1), Address("192.0.2.1", 2))
+
+    store = PrefixStore(Elsewhere(), "mine/")
+    with ExitStack() as stack:
+        with pytest.raises(UsageError, match=r"tcp://192.0.2.1:2 can be reached .* secret"):
+            met(stack, store=store, rank=1)
+        meeting = met(stack, SECRET, store=store, rank=1)
+    assert meeting.host == heard_as("192.0.2.1")
+
+
+@pytest.mark.parametrize("name", ["0.0.0.0", "localhost.localdomain"])
+def test_an_address_that_means_every_host_itself_brings_no_others(name: str) -> None:
+    class Anywhere(MemoryStore):
+        addresses = (Address(name, 1),)
+
+    with ExitStack() as stack:
+        assert met(stack, SECRET, store=Anywhere(), rank=1).host == ""
 
 
 def test_the_first_one_serves_an_address() -> None:
@@ -101,7 +140,8 @@ def test_other_ways_do_not_look_at_the_environment(tmp_path: Path) -> None:
         ("http://x", "init_method 'http://x': must be tcp://host:port, file:///path or env://"),
         ("here", "init_method 'here': must be"),
         ("env://", "neither HOLDFAST_STORE nor MASTER_ADDR and MASTER_PORT are set"),
-        ("tcp://", "init_method 'tcp://': must be tcp://host:port, with one address"),
+        ("tcp://", "endpoint 'tcp://': write tcp://host:port"),
+        ("tcp://a:1,b:2", "endpoint 'tcp://a:1,b:2': write tcp://host:port"),
     ],
 )
 def test_what_is_no_place(method: str, said: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import UsageError
 from holdfast.ids import LeaseId
+from holdfast.net.address import Address
 from holdfast.store import ops
 from holdfast.store.ops import Entry, Lease, Op, Swap
 from holdfast.store.store import DEFAULT_TIMEOUT_S, Store, Watch
@@ -170,3 +171,18 @@ def test_a_watch_can_be_iterated_and_is_closed_by_with() -> None:
         watch.next(timeout=5)
         assert (watch.limits[-1] or 0) > SYSTEM_CLOCK.monotonic()
     assert watch.closed
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "addresses"),
+    [
+        ("memory://", ()),
+        ("file:///a,b?c:d", ()),
+        ("tcp://host:1/prefix", (Address("host", 1),)),
+        ("etcd://a:1,[::1]:2/p?protocol=https", (Address("a", 1), Address("::1", 2))),
+    ],
+)
+def test_where_its_servers_are(endpoint: str, addresses: tuple[Address, ...]) -> None:
+    store = ScriptedStore()
+    store.endpoint = endpoint
+    assert store.addresses == addresses

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.clock import Deadline
 from holdfast.errors import UsageError
+from holdfast.net.address import Address
 from holdfast.store.fenced import FencedStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.ops import Op
@@ -44,6 +45,15 @@ def test_closing_a_view_ends_its_watches_and_leaves_the_store_open(
         assert other.get("k") is None
         store.set("k", b"v")
         assert store.get("k") == b"v"
+
+
+@each_view
+def test_a_view_is_where_its_store_is(view_of: Callable[[Store], View]) -> None:
+    class Elsewhere(MemoryStore):
+        addresses = (Address("far", 1),)
+
+    with Elsewhere() as store:
+        assert view_of(view_of(store)).addresses == store.addresses
 
 
 @each_view
