@@ -15,9 +15,9 @@ from contextlib import contextmanager
 import holdfast
 from holdfast.clock import Deadline
 from holdfast.net.auth import derive_key
-from holdfast.rpc import current, directory
+from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.directory import Directory
+from holdfast.rpc.directory import KEEP_ALIVE_S, Directory
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
 from holdfast.store.prefix import PrefixStore
@@ -27,7 +27,9 @@ SOON = 30.0
 
 
 @contextmanager
-def joined(name: str, number: int, endpoint: str, size: int = 0) -> Iterator[Agent]:
+def joined(
+    name: str, number: int, endpoint: str, size: int = 0, lease_s: float = KEEP_ALIVE_S
+) -> Iterator[Agent]:
     """Be a worker."""
     agents: list[Agent] = []
 
@@ -37,7 +39,7 @@ def joined(name: str, number: int, endpoint: str, size: int = 0) -> Iterator[Age
 
     deadline = Deadline.after(SOON)
     with holdfast.open_store(endpoint) as store:
-        known = Directory(PrefixStore(store, "rpc/"), lost=gone)
+        known = Directory(PrefixStore(store, "rpc/"), lost=gone, keep_alive_s=lease_s)
         agent = Agent(WorkerInfo(name, number), known, KEY, timeout_s=SOON)
         try:
             agent.start()
@@ -117,7 +119,6 @@ def workers(count: int, lease_s: float = 10.0) -> Iterator[tuple[Agent, Workers]
 
 def main() -> None:
     names, endpoint, lease_s = sys.argv[1:]
-    directory.LEASE_S = float(lease_s)
     name, *others = names.split(",")
     born = []
     for other in others:
@@ -125,7 +126,7 @@ def main() -> None:
         if not born[-1]:
             name, born = other, []
             break
-    with joined(name, int(name[1:]), endpoint) as agent:
+    with joined(name, int(name[1:]), endpoint, lease_s=float(lease_s)) as agent:
         current.set_agent(agent)
         sys.stdout.write("here\n")
         sys.stdout.flush()

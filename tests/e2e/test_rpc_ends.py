@@ -131,6 +131,9 @@ class Table:
         return self.known[target]
 
     def find_incarnation(self, incarnation: str) -> Any:
+        for contact in self.known.values():
+            if contact.incarnation == incarnation:
+                return contact
         raise PeerLost(incarnation)
 
 

@@ -110,7 +110,9 @@ class Agent:
         self._incarnation = secrets.token_hex(8)
         self.holdings = Holdings(self, info, self._incarnation, self._errands)
         self._loop = Loop(f"holdfast-rpc-{info.name}-loop")
-        self._answerer = Answerer(info, self._incarnation, self.holdings, self._loop, clock)
+        self._answerer = Answerer(
+            info, self._incarnation, self.holdings, self._loop, clock, self.knows
+        )
         self._server = Server(f"holdfast-rpc-{info.name}", key, self._answerer)
         # Calls that may be sent again and are not answered yet; the callees keep what is newer.
         self._open_once: set[int] = set()

@@ -50,13 +50,20 @@ class Answerer:
     """Runs the requests that come to one agent."""
 
     def __init__(
-        self, info: WorkerInfo, incarnation: str, holdings: Holdings, loop: Loop, clock: Clock
+        self,
+        info: WorkerInfo,
+        incarnation: str,
+        holdings: Holdings,
+        loop: Loop,
+        clock: Clock,
+        knows: Callable[[str], bool],
     ) -> None:
         self._info = info
         self._incarnation = incarnation
         self._holdings = holdings
         self._loop = loop
         self._clock = clock
+        self._knows = knows
         # Guards what follows.
         self._lock = threading.Lock()
         self._receipts = Receipts()
@@ -89,7 +96,8 @@ class Answerer:
         """Refuse who means an earlier one of our name, and who has been given up himself."""
         if greeting.target != self._incarnation:
             raise PeerLost("Connection closed by peer (another one has its name now)")
-        if greeting.incarnation in self._dead:
+        # He may have been given up before we came, too: then only the directory can tell.
+        if greeting.incarnation in self._dead or not self._knows(greeting.incarnation):
             raise PeerLost("Connection closed by peer (the caller has been given up)")
 
     def died(self, worker: str) -> None:

@@ -22,13 +22,14 @@ from holdfast.rpc import current
 from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.answering import ASYNC_MARK
 from holdfast.rpc.backends import make_transport
-from holdfast.rpc.directory import Directory
+from holdfast.rpc.directory import GRACE_S, KEEP_ALIVE_S, Directory
 from holdfast.rpc.future import Future
 from holdfast.rpc.meeting import Meeting, meet
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
+from holdfast.store.ops import check_ttl
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
 
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 DEFAULT_TIMEOUT_S = 60.0
-LEAVE_WITHIN_S = 5.0
+STAY_WITHIN_S = 5.0
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ends: dict[Agent, _End] = {}
@@ -62,13 +63,17 @@ def init_rpc(
     options: Mapping[str, Any] | None = None,
     rpc_timeout: float = DEFAULT_TIMEOUT_S,
     timeout: float | None = DEFAULT_TIMEOUT_S,
+    keep_alive: float = KEEP_ALIVE_S,
 ) -> WorkerInfo:
-    """Become a worker of this name, and wait until all `world_size` are there.
+    """Become a worker of this name, and wait until all `world_size` know each other.
 
     Workers meet at `store`, or where `init_method` says: `tcp://host:port` (rank 0 serves),
     `file:///path`, `env://`, which is the default: what `holdfast run` gave this process, or
     MASTER_ADDR and MASTER_PORT, RANK and WORLD_SIZE. Without a `world_size` workers come and go as
     they like, and nobody is waited for; without a `rank` a number is given.
+
+    A worker that is silent for `keep_alive` seconds, since its host was cut off or its process was
+    stopped, counts as lost for the others, and is not heard any more if it wakes up.
 
     `backend` names what carries the messages (see `register_backend`), `options` are for it.
     """
@@ -77,6 +82,7 @@ def init_rpc(
         raise UsageError("init_rpc: this process has an RPC agent already; shut it down first")
     transport = make_transport(backend, options or {})
     deadline = Deadline.after(check_timeout(timeout))
+    keep_alive_s = check_ttl(keep_alive, "keep_alive")
 
     def lost(contact: Contact) -> None:
         agent.lost(contact)
@@ -86,7 +92,8 @@ def init_rpc(
         meeting: Meeting = meet(
             undo, env.variables(), rank, world_size, init_method, store, deadline
         )
-        directory = Directory(PrefixStore(meeting.store, meeting.prefix), lost=lost)
+        place = PrefixStore(meeting.store, meeting.prefix)
+        directory = Directory(place, lost=lost, keep_alive_s=keep_alive_s)
         number = meeting.rank
         if number is None:
             number = directory.next_id(deadline.remaining())
@@ -101,7 +108,7 @@ def init_rpc(
         undo.callback(directory.close)
         directory.join(agent.contact, deadline)
         if meeting.world_size is not None:
-            directory.wait_for(meeting.world_size, deadline)
+            directory.meet(agent.contact, meeting.world_size, deadline)
         _ends[agent] = _End(directory, meeting, agent.contact, undo.pop_all())
     return info
 
@@ -141,14 +148,15 @@ def _part(agent: Agent, end: _End, graceful: bool, deadline: Deadline) -> tuple[
     directory, me = end.directory, end.me
     try:
         if not graceful or end.meeting.world_size is None:
-            directory.say_done(me, deadline.sooner(LEAVE_WITHIN_S).remaining())
+            directory.say_done(me, deadline.sooner(GRACE_S))
             return ()
         missing = directory.finish(me, deadline)
         agent.holdings.wait_settled(deadline.sooner(1.0).remaining)
         if end.meeting.serves:  # the others read there that they may end
-            directory.wait_alone(me, deadline.sooner(LEAVE_WITHIN_S))
+            directory.wait_alone(me, deadline.sooner(STAY_WITHIN_S))
     except HoldfastError as error:
         _log.warning("shutdown: the store where the workers meet is gone: %s", error)
+        directory.close(0.0)  # it would wait for the store as well
         others = {contact.info.name for contact in directory.everybody()} - {me.info.name}
         return tuple(sorted(others)) if graceful else ()
     return missing

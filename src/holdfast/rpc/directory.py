@@ -3,15 +3,23 @@
     worker/NAME   where the worker of that name is (`Contact`), on the worker's lease
     id/NUMBER     whose number it is, on the same lease
     next          the number that was given last, where numbers are given by us
+    ready/NAME    the incarnation that knows all workers of a fixed world
     done/NAME     the incarnation that wants to end, and waits for the others to
 
 A worker's entries vanish with it: `LINGER_S` after its process ends where the store can tell, else
 when its lease does. One that comes again under its old name is another *incarnation*: what was
-meant for the old one is refused.
+meant for the old one is refused. What it said (`ready`, `done`) stays: others may look later.
+
+Everybody reads the entries as they change, so somebody who is there may not be known here yet.
+Who is not known is looked for in the store before he counts as unknown.
 
 Guarantees
     DI-1  At any time a name and a number belong to one incarnation.
     DI-2  Who was found and then lost is told to be lost exactly once.
+    DI-3  Who is in the store when he is looked for is found, or the store did not answer in time.
+    DI-4  When `meet` returns, every other worker of the world has seen the whole world too.
+    DI-5  `finish` ends at its deadline and `close` at its time, and GRACE_S later at the latest,
+          whatever the store does.
 """
 
 from __future__ import annotations
@@ -20,6 +28,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -30,28 +39,37 @@ from holdfast.store.lease import LeaseKeeper
 from holdfast.store.ops import Lease
 from holdfast.store.store import Store, Watch
 
-__all__ = ["Directory"]
+__all__ = ["KEEP_ALIVE_S", "Directory"]
 
-LEASE_S = 10.0
+KEEP_ALIVE_S = 10.0
 LINGER_S = 0.5
 LOOK_EVERY_S = 0.2
+LOOK_WITHIN_S = 2.0
+GRACE_S = 1.0
+LEAVE_WITHIN_S = 5.0
+OVER_MAX = 4096
 _WORKERS = "worker/"
 
 _log = logging.getLogger("holdfast.rpc")
 
 
 class Directory:
-    """The workers of a job. `join` makes this process one of them; `close` takes it out."""
+    """The workers of a job. `join` makes this process one of them; `close` takes it out.
+
+    A worker that is silent for `keep_alive_s` is lost, and counts as lost even if it wakes up.
+    """
 
     def __init__(
         self,
         store: Store,
         *,
         lost: Callable[[Contact], None] = lambda contact: None,
+        keep_alive_s: float = KEEP_ALIVE_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store = store
         self._lost = lost
+        self._keep_alive_s = keep_alive_s
         self._clock = clock
         self._keeper: LeaseKeeper | None = None
         self._watch: Watch | None = None
@@ -59,8 +77,11 @@ class Directory:
         # Replaced whole when something changes, so that looking needs no lock.
         self._names: dict[str, Contact] = {}
         self._ids: dict[int, Contact] = {}
+        self._lives: dict[str, Contact] = {}
         self._gone: dict[str, Contact] = {}
+        # Guards what follows, and tells when any of it changes.
         self._changed = threading.Condition()
+        self._over: dict[str, None] = {}  # lives that are over: the latest ones
         self._failure: HoldfastError | None = None
 
     def next_id(self, timeout: float | None) -> int:
@@ -69,7 +90,12 @@ class Directory:
 
     def join(self, contact: Contact, deadline: Deadline) -> None:
         """Enter this worker; TimeoutExpired if its name or number stays taken by another one."""
-        self._keeper = LeaseKeeper(self._store, LEASE_S, linger=LINGER_S)
+        self._keeper = LeaseKeeper(
+            self._store,
+            self._keep_alive_s,
+            linger=LINGER_S,
+            on_lost=lambda loss: _log.warning("%s was given up: %s", contact.info, loss),
+        )
         self._keeper.open(deadline.remaining())
         lease, info = self._keeper.lease, contact.info
         value = json.dumps(asdict(contact)).encode()
@@ -81,7 +107,7 @@ class Directory:
         )
         self._reader.start()
 
-    def wait_for(self, world_size: int, deadline: Deadline) -> None:
+    def wait_for(self, world_size: int, deadline: Deadline) -> tuple[Contact, ...]:
         """Wait until so many workers are there; TimeoutExpired says how many were."""
         with self._changed:
             while len(self._names) < world_size:
@@ -93,60 +119,70 @@ class Directory:
                         f"{len(self._names)} of {world_size} workers came in time: {here}"
                     )
                 self._changed.wait(deadline.sooner(1.0).remaining())
+            return self.everybody()
+
+    def meet(self, me: Contact, world_size: int, deadline: Deadline) -> None:
+        """Wait until so many workers are there, and each of them has seen as many."""
+        world = self.wait_for(world_size, deadline)
+
+        def all_of_them() -> tuple[Contact, ...]:
+            nonlocal world
+            if len(self._names) >= world_size:  # else somebody was quick, and has left already
+                world = self.everybody()
+            return world
+
+        missing = self._gather("ready", me, all_of_them, deadline)
+        if missing:
+            raise TimeoutExpired(
+                f"all {world_size} workers came, but not all have seen the others in time: "
+                f"{', '.join(sorted(missing)[:20])}"
+            )
 
     def find(self, target: str | int | WorkerInfo) -> Contact:
         """Return where a worker is now; UsageError if nobody of that name or number is there."""
         try:
-            if isinstance(target, str):
-                return self._names[target]
-            if isinstance(target, WorkerInfo):
-                return self._names[target.name]
-            return self._ids[target]
+            return self._known(target)
         except (KeyError, TypeError):
-            raise UsageError(
-                f"worker {target!r:.140}: unknown; there are {', '.join(sorted(self._names)[:20])}"
-            ) from None
+            pass
+        try:
+            self._look_for(target)
+            return self._known(target)
+        except (KeyError, TypeError, HoldfastError) as error:
+            why = f" ({error})" if isinstance(error, HoldfastError) else ""
+            names = ", ".join(sorted(self._names)[:20])
+            raise UsageError(f"worker {target!r:.140}: unknown; there are {names}{why}") from None
 
     def find_incarnation(self, incarnation: str) -> Contact:
         """Return where this life of a worker is; PeerLost if it is over."""
-        for contact in self._names.values():
-            if contact.incarnation == incarnation:
-                return contact
-        raise PeerLost("Connection closed by peer (it is gone)", incarnation=incarnation)
+        contact = self._lives.get(incarnation)
+        if contact is None and incarnation not in self._over:
+            try:
+                contact = self._look_for_life(incarnation)
+            except HoldfastError as error:
+                _log.warning("a worker that is not known here is taken for lost: %s", error)
+        if contact is None:
+            raise PeerLost("Connection closed by peer (it is gone)", incarnation=incarnation)
+        return contact
 
     def everybody(self) -> tuple[Contact, ...]:
         """Return all workers that are there, by number."""
         return tuple(sorted(self._names.values(), key=lambda contact: contact.info.id))
 
-    def say_done(self, me: Contact, timeout: float | None) -> None:
+    def say_done(self, me: Contact, deadline: Deadline) -> None:
         """Say that this worker wants to end."""
-        self._store.set(f"done/{me.info.name}", me.incarnation.encode(), timeout=timeout)
+        self._say("done", me, deadline)
 
     def finish(self, me: Contact, deadline: Deadline) -> tuple[str, ...]:
         """Say that this worker wants to end, and wait until all others do.
 
         Return the names of those who do not, and of those who were lost before they did.
         """
-        self.say_done(me, deadline.remaining())
-        done: dict[str, bytes | None] = {}
-
-        def missing(contacts: Iterable[Contact]) -> set[str]:
-            return {
-                other.info.name
-                for other in contacts
-                if done.get(other.info.name) != other.incarnation.encode()
-            }
-
-        with self._store.watch("done/", prefix=True, timeout=deadline.remaining()) as watch:
-            while missing(self.everybody()) and not deadline.passed():
-                try:  # also looks from time to time who is still there
-                    change = watch.next(deadline.sooner(LOOK_EVERY_S).remaining())
-                except TimeoutExpired:
-                    continue
-                done[change.key.removeprefix("done/")] = change.value
-        for name in missing(self._gone.values()):
-            done[name] = self._store.get(f"done/{name}", timeout=deadline.sooner(5.0).remaining())
-        return tuple(sorted(missing(self.everybody()) | missing(self._gone.values())))
+        missing = self._gather("done", me, self.everybody, deadline)
+        gone = self._gone.values()
+        if gone:
+            entries = self._store.list_prefix("done/", timeout=_at_least(deadline, GRACE_S))
+            missing |= _silent("done", gone, {entry.key: entry.value for entry in entries})
+        return tuple(sorted(missing))
 
     def wait_alone(self, me: Contact, deadline: Deadline) -> None:
         """Wait until all others have left."""
@@ -154,17 +190,89 @@ class Directory:
             while self._names.keys() - {me.info.name} and not deadline.passed():
                 self._changed.wait(deadline.sooner(1.0).remaining())
 
-    def close(self) -> None:
-        """Leave. Idempotent."""
+    def close(self, timeout: float | None = LEAVE_WITHIN_S) -> None:
+        """Leave. What takes longer is left to itself: our entries end with their lease.
+
+        Idempotent.
+        """
+        deadline = Deadline.after(timeout, self._clock)
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
-            keeper.close()
-        if self._reader is not None:
-            self._reader.join(5.0)
-            self._reader = None
+            keeper.close(deadline.remaining())
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.join(deadline.remaining())
+
+    # Looking for who is not known.
+
+    def _known(self, target: str | int | WorkerInfo) -> Contact:
+        if isinstance(target, str):
+            return self._names[target]
+        if isinstance(target, WorkerInfo):
+            return self._names[target.name]
+        return self._ids[target]
+
+    def _look_for(self, target: str | int | WorkerInfo) -> None:
+        """Look into the store for somebody; if he is there, wait until he is known here, too."""
+        if self._watch is None or self._failure is not None:
+            return  # nobody becomes known here any more
+        deadline = Deadline.after(LOOK_WITHIN_S, self._clock)
+        name = target.name if isinstance(target, WorkerInfo) else target
+        if isinstance(name, int):
+            found = self._store.get(f"id/{name}", timeout=deadline.remaining())
+            name = None if found is None else found.decode(errors="replace")
+        if isinstance(name, str):
+            there = self._store.get(f"{_WORKERS}{name}", timeout=deadline.remaining())
+            if there is not None:
+                self._wait_until(lambda: name in self._names, deadline)
+
+    def _look_for_life(self, incarnation: str) -> Contact | None:
+        if self._watch is None or self._failure is not None:
+            return None
+        deadline = Deadline.after(LOOK_WITHIN_S, self._clock)
+        for entry in self._store.list_prefix(_WORKERS, timeout=deadline.remaining()):
+            with suppress(PeerViolation):
+                if _decode(entry.value).incarnation == incarnation:
+                    self._wait_until(lambda: incarnation in self._lives, deadline)
+                    return self._lives.get(incarnation)
+        # Who is not there any more will not be again: a life is entered before it is heard of.
+        with self._changed:
+            self._note_over(incarnation)
+        return None
+
+    def _wait_until(self, known: Callable[[], bool], deadline: Deadline) -> None:
+        """Wait for what the store has, so that only the reader enters, and in order (DI-2)."""
+        with self._changed:
+            while not known() and self._failure is None and not deadline.passed():
+                self._changed.wait(deadline.remaining())
+
+    # What all say.
+
+    def _say(self, topic: str, me: Contact, deadline: Deadline) -> None:
+        if self._keeper is not None:
+            _ = self._keeper.lease  # raises if we are lost: another one may have our name
+        value = me.incarnation.encode()
+        self._store.set(f"{topic}/{me.info.name}", value, timeout=_at_least(deadline, GRACE_S))
+
+    def _gather(
+        self, topic: str, me: Contact, who: Callable[[], tuple[Contact, ...]], deadline: Deadline
+    ) -> set[str]:
+        """Say something, and wait until all others have; return who has not."""
+        self._say(topic, me, deadline)
+        said: dict[str, bytes | None] = {}
+        with self._store.watch(
+            f"{topic}/", prefix=True, timeout=_at_least(deadline, GRACE_S)
+        ) as watch:
+            while _silent(topic, who(), said) and not deadline.passed():
+                try:  # also looks from time to time who is still there
+                    change = watch.next(deadline.sooner(LOOK_EVERY_S).remaining())
+                except TimeoutExpired:
+                    continue
+                said[change.key] = change.value
+        return _silent(topic, who(), said)
 
     def _claim(self, key: str, value: bytes, lease: Lease, what: str, deadline: Deadline) -> None:
         """Take a key that nobody holds; wait while somebody does, since he may be gone already."""
@@ -182,6 +290,8 @@ class Directory:
                     raise TimeoutExpired(
                         f"{what} is taken by another worker of this job; each needs its own"
                     ) from None
+
+    # The reader's thread.
 
     def _read(self, watch: Watch) -> None:
         try:
@@ -203,17 +313,43 @@ class Directory:
     def _enter(self, name: str, contact: Contact | None) -> None:
         old = self._names.get(name)
         names = {known: other for known, other in self._names.items() if known != name}
+        gone = {known: other for known, other in self._gone.items() if known != name}
         if contact is not None:
             names[name] = contact
-            self._gone.pop(name, None)
         elif old is not None:
-            self._gone[name] = old
+            gone[name] = old
+        lost = old is not None and (contact is None or contact.incarnation != old.incarnation)
         with self._changed:
-            self._names = names
+            self._names, self._gone = names, gone
             self._ids = {other.info.id: other for other in names.values()}
+            self._lives = {other.incarnation: other for other in names.values()}
+            if old is not None and lost:
+                self._note_over(old.incarnation)
             self._changed.notify_all()
-        if old is not None and (contact is None or contact.incarnation != old.incarnation):
+        if old is not None and lost:
             self._lost(old)
+
+    def _note_over(self, incarnation: str) -> None:
+        self._over[incarnation] = None
+        while len(self._over) > OVER_MAX:
+            del self._over[next(iter(self._over))]
+
+
+def _silent(
+    topic: str, contacts: Iterable[Contact], said: dict[str, bytes] | dict[str, bytes | None]
+) -> set[str]:
+    """Return the names of those who have not said something, in this life of theirs."""
+    return {
+        other.info.name
+        for other in contacts
+        if said.get(f"{topic}/{other.info.name}") != other.incarnation.encode()
+    }
+
+
+def _at_least(deadline: Deadline, seconds: float) -> float | None:
+    """Return what is left, or a little where that is less: for what must be said in any case."""
+    left = deadline.remaining()
+    return None if left is None else max(left, seconds)
 
 
 def _decode(data: bytes) -> Contact:

@@ -304,12 +304,12 @@ def check_value(value: bytes, what: str = "value") -> bytes:
     return value
 
 
-def check_ttl(ttl: float) -> float:
+def check_ttl(ttl: float, what: str = "ttl") -> float:
     """Return the time to live if it is one: more than 0 seconds, at most a day."""
     number = isinstance(ttl, (int, float)) and not isinstance(ttl, bool)
     if not number or not 0 < ttl <= TTL_MAX_S:
         raise UsageError(
-            f"ttl {ttl!r:.80}: more than 0 and at most {TTL_MAX_S:g} seconds are allowed"
+            f"{what} {ttl!r:.80}: more than 0 and at most {TTL_MAX_S:g} seconds are allowed"
         )
     return float(ttl)
 

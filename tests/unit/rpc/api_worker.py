@@ -1,6 +1,7 @@
 """A worker in a process of its own: `api_worker.py NAME OPTIONS`, both for `init_rpc`.
 
-It says "ready" when it is there, waits until its input ends, and says what `shutdown` returned.
+It says "ready" when it is there. For each line that it is told, a worker's name, it calls that one
+and says what came of it. When its input ends it says what `shutdown` returned.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import os
 import sys
 from typing import Any
 
-from holdfast.rpc.api import get_worker_info, init_rpc, shutdown
+from holdfast.rpc.api import get_worker_info, init_rpc, rpc_sync, shutdown
+
+visits: list[str] = []
 
 
 def say(what: object) -> None:
@@ -23,6 +26,22 @@ def who() -> tuple[str, int, int]:
     return info.name, info.id, os.getpid()
 
 
+def visit(by: str) -> int:
+    """Note that somebody was here; return how many were."""
+    visits.append(by)
+    return len(visits)
+
+
+def visit_from(by: str, to: str) -> int:
+    """Visit one worker from another one."""
+    return int(rpc_sync(by, rpc_sync, args=(to, visit, (by,))))
+
+
+def visited() -> list[str]:
+    """Return who was here."""
+    return visits
+
+
 def main() -> None:
     options: dict[str, Any] = json.loads(sys.argv[2])
     ending = options.pop("ending", {})
@@ -32,9 +51,15 @@ def main() -> None:
         say([type(error).__name__, str(error)])
         return
     say("ready")
-    sys.stdin.read()
+    for line in iter(sys.stdin.readline, ""):
+        try:
+            say(rpc_sync(line.strip(), visit, args=(sys.argv[1],)))
+        except Exception as error:
+            say([type(error).__name__, str(error)])
     say(shutdown(**ending))
 
 
 if __name__ == "__main__":
-    main()
+    from tests.unit.rpc import api_worker  # as those who are called know it
+
+    api_worker.main()

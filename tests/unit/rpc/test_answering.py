@@ -39,7 +39,9 @@ def answerer() -> Iterator[Answerer]:
     gate.clear()
     errands, loop = Errands("test-errands"), Loop("test-loop")
     try:
-        yield Answerer(ME, "my life", Holdings(None, ME, "my life", errands), loop, SYSTEM_CLOCK)
+        holdings = Holdings(None, ME, "my life", errands)
+        known = {"your life", "a new life"}
+        yield Answerer(ME, "my life", holdings, loop, SYSTEM_CLOCK, known.__contains__)
     finally:
         gate.set()
         loop.close()
@@ -293,6 +295,11 @@ def test_who_was_given_up_is_not_heard_again(answerer: Answerer) -> None:
     new = Greeting("you", 1, "a new life", "my life", Purpose.PIPE)
     answerer.greeted(new)
     assert read(answerer.handle(new, call(1, add, 1, 2), later)) == 3
+
+
+def test_who_was_given_up_before_we_came_is_not_heard(answerer: Answerer) -> None:
+    with pytest.raises(PeerLost, match="given up"):  # AN-4: the directory does not know him
+        answerer.greeted(Greeting("you", 1, "a stale life", "my life", Purpose.PIPE))
 
 
 def test_those_who_were_given_up_do_not_pile_up(

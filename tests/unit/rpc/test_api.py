@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,66 +20,16 @@ from holdfast.rpc.api import (
     rpc_sync,
     shutdown,
 )
+from holdfast.rpc.directory import GRACE_S
 from holdfast.rpc.future import Future
 from holdfast.rpc.names import WorkerInfo
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store, serve_store
+from holdfast.store.ops import Op
+from holdfast.store.prefix import PrefixStore
+from holdfast.store.store import Store
 from tests.unit.rpc.api_worker import who
-
-SCRIPT = Path(__file__).with_name("api_worker.py")
-ROOT = Path(__file__).parents[3]
-
-
-class Worker:
-    """A worker to be called."""
-
-    def __init__(self, name: str, env: dict[str, str] | None = None, **options: Any) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), name, json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": path()} | (env or {}),
-        )
-
-    def hear(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline() or '"it has ended"')
-
-    def let_end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-    def discard(self) -> None:
-        self.process.kill()
-        self.process.wait(20.0)
-        for file in (self.process.stdin, self.process.stdout):
-            assert file is not None
-            file.close()
-
-
-def path() -> str:
-    return os.pathsep.join([str(ROOT), *sys.path])
-
-
-@contextmanager
-def workers() -> Iterator[list[Worker]]:
-    """Give a list for workers; none of them is left, and no agent either."""
-    made: list[Worker] = []
-    try:
-        yield made
-    finally:
-        if current.is_agent_set():
-            shutdown(graceful=False, timeout=5.0)
-        for worker in made:
-            worker.discard()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+from tests.unit.rpc.api_world import Worker, free_port, workers
 
 
 def calls_work() -> None:
@@ -175,6 +119,9 @@ class TestMistakes:
             ({"store": None, "init_method": "http://x"}, "must be tcp://host:port, file:///path"),
             ({"store": None}, "neither HOLDFAST_STORE nor MASTER_ADDR and MASTER_PORT are set"),
             ({"timeout": -1}, "timeout"),
+            ({"keep_alive": 0}, "keep_alive 0: more than 0 and at most 86400 seconds are allowed"),
+            ({"keep_alive": True}, "keep_alive True: more than 0"),
+            ({"keep_alive": "9"}, "keep_alive '9': more than 0"),
         ],
     )
     def test_one_line_says_what_is_wrong(self, options: dict[str, Any], said: str) -> None:
@@ -284,6 +231,15 @@ class TestComingAndGoing:
                 assert shutdown(timeout=0.3) == ("w1",)
         assert "the store where the workers meet is gone" in caplog.text
 
+    @pytest.mark.parametrize("graceful", [True, False])
+    def test_a_store_that_does_not_answer_holds_no_end_up(self, graceful: bool) -> None:
+        """R1: it is waited for a moment longer than `timeout`, whatever is to be said there."""
+        store = Mute(MemoryStore(), "x/")
+        init_rpc("w0", store=store, rank=0, world_size=1)
+        store.mute = True
+        assert shutdown(graceful, timeout=0.0 if graceful else None) == ()
+        assert sum(store.waits) <= GRACE_S
+
     def test_an_end_that_is_not_graceful_waits_for_nobody(self) -> None:
         with serve_store() as server, workers() as started:
             where = server.endpoint
@@ -302,6 +258,24 @@ class TestComingAndGoing:
             assert rpc_sync("w1", divmod, args=(7, 2)) == (3, 1)
             assert shutdown() == ()
             assert not current.is_agent_set()
+
+
+class Mute(PrefixStore):
+    """A store that stops answering; it notes how long it was waited for."""
+
+    mute = False
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        super().__init__(store, prefix)
+        self.waits: list[float] = []
+
+    def _perform(self, op: Op[Any], deadline: Deadline) -> Any:
+        if not self.mute:
+            return super()._perform(op, deadline)
+        left = deadline.remaining()
+        assert left is not None
+        self.waits.append(left)
+        raise TimeoutExpired("no answer in time")
 
 
 def rpc_is_known(name: str) -> bool:

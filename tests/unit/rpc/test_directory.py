@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import PeerLost, TimeoutExpired, UsageError
-from holdfast.rpc.directory import Directory
+from holdfast.errors import LeaseLost, PeerLost, StoreUnavailable, TimeoutExpired, UsageError
+from holdfast.rpc.directory import GRACE_S, Directory
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
 from holdfast.store.memory import MemoryStore
+from holdfast.store.ops import Get, ListPrefix, Op
+from holdfast.store.prefix import PrefixStore
+from holdfast.store.store import Store, Watch
 
 SOON_S = 20.0
+R = TypeVar("R")
 
 
 def contact(name: str, number: int, life: str = "") -> Contact:
@@ -31,8 +35,16 @@ class World:
         self._stack = stack
         self.lost: list[Contact] = []
 
-    def join(self, name: str, number: int, life: str = "", timeout: float = SOON_S) -> Directory:
-        directory = Directory(self.store, lost=self.lost.append)
+    def join(
+        self,
+        name: str,
+        number: int,
+        life: str = "",
+        timeout: float = SOON_S,
+        store: Store | None = None,
+        keep_alive_s: float = SOON_S,
+    ) -> Directory:
+        directory = Directory(store or self.store, lost=self.lost.append, keep_alive_s=keep_alive_s)
         self._stack.callback(directory.close)
         directory.join(contact(name, number, life), Deadline.after(timeout))
         return directory
@@ -72,6 +84,224 @@ def test_who_is_not_there(world: World) -> None:
         directory.find_incarnation("b-life")
     with pytest.raises(TimeoutExpired, match="1 of 3 workers came in time: a"):
         directory.wait_for(3, Deadline.after(0.05))
+
+
+class Meeting:
+    """Workers that wait for each other, each in a thread."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, directory: Directory, me: Contact, then: Callable[[], object] = list) -> None:
+        def meet() -> None:
+            try:
+                directory.meet(me, 2, Deadline.after(SOON_S))
+                then()
+            except BaseException as error:
+                self.errors.append(error)
+
+        self._threads.append(threading.Thread(target=meet))
+        self._threads[-1].start()
+
+    def end(self) -> None:
+        for thread in self._threads:
+            thread.join(SOON_S)
+            assert not thread.is_alive()
+        assert self.errors == []
+
+
+class TestMeeting:
+    """DI-4: nobody goes on before all have seen all."""
+
+    def test_it_takes_all_of_them(self, world: World) -> None:
+        a, b = world.join("a", 0), world.join("b", 1)
+        said = "all 2 workers came, but not all have seen the others in time: b"
+        with pytest.raises(TimeoutExpired, match=said):
+            a.meet(contact("a", 0), 2, Deadline.after(0.05))
+        meeting = Meeting()
+        for directory, me in ((a, contact("a", 0)), (b, contact("b", 1))):
+            meeting.begin(directory, me)
+        meeting.end()
+        with pytest.raises(TimeoutExpired, match="2 of 3 workers came in time: a, b"):
+            a.meet(contact("a", 0), 3, Deadline.after(0.05))
+
+    def test_who_leaves_at_once_has_been_there(self, world: World) -> None:
+        left = threading.Event()
+
+        class Late(PrefixStore):
+            def _open_watch(self, key: str, prefix: bool, deadline: Deadline) -> Watch:
+                assert key != "ready/" or left.wait(SOON_S)
+                return super()._open_watch(key, prefix, deadline)
+
+        a = world.join("a", 0, store=PrefixStore(world.store, "x/"))
+        b = world.join("b", 1, store=Late(world.store, "x/"))
+        meeting = Meeting()
+
+        def leave() -> None:
+            a.close()
+            until(lambda: len(b.everybody()) == 1)
+            left.set()
+
+        meeting.begin(a, contact("a", 0), leave)
+        meeting.begin(b, contact("b", 1))
+        meeting.end()
+
+    def test_one_that_comes_again_needs_nobody_to_meet_again(self, world: World) -> None:
+        a, b = world.join("a", 0), world.join("b", 1)
+        meeting = Meeting()
+        meeting.begin(a, contact("a", 0))
+        meeting.begin(b, contact("b", 1), b.close)
+        meeting.end()
+        second = world.join("b", 1, life="second")
+        second.meet(contact("b", 1, "second"), 2, Deadline.after(SOON_S))
+
+    def test_what_an_earlier_life_said_does_not_count(self, world: World) -> None:
+        a, b = world.join("a", 0), world.join("b", 1)
+        meeting = Meeting()
+        meeting.begin(a, contact("a", 0))
+        meeting.begin(b, contact("b", 1), b.close)
+        meeting.end()
+        world.join("b", 1, life="second")
+        until(lambda: a.find("b").incarnation == "second")
+        with pytest.raises(TimeoutExpired, match="not all have seen the others in time: b"):
+            a.meet(contact("a", 0), 2, Deadline.after(0.05))
+
+    def test_a_store_that_is_closed_is_told(self, world: World) -> None:
+        directory = world.join("a", 0)
+        directory.wait_for(1, Deadline.after(SOON_S))
+        world.store.close()
+        with pytest.raises(UsageError, match="is closed"):
+            directory.meet(contact("a", 0), 1, Deadline.after(SOON_S))
+
+
+class Slow(PrefixStore):
+    """A store whose changes come only after an operation of a kind; it can be broken, too."""
+
+    def __init__(self, store: Store, *kinds: type[Any]) -> None:
+        super().__init__(store, "x/")
+        self._kinds = kinds
+        self.open = threading.Event()
+        self.looks = 0
+        self.broken = False
+        self.waits: list[float | None] = []
+
+    def _perform(self, op: Op[R], deadline: Deadline) -> R:
+        if self.broken:
+            self.waits.append(deadline.remaining())
+            raise StoreUnavailable("the store is broken")
+        result = super()._perform(op, deadline)
+        if isinstance(op, self._kinds):
+            self.looks += 1
+            self.open.set()
+        return result
+
+    def _open_watch(self, key: str, prefix: bool, deadline: Deadline) -> Watch:
+        watch = super()._open_watch(key, prefix, deadline)
+        return _SlowWatch(watch, self.open) if key == "worker/" else watch
+
+
+class _SlowWatch(Watch):
+    def __init__(self, inner: Watch, open_: threading.Event) -> None:
+        self._inner = inner
+        self._open = open_
+
+    def _next(self, deadline: Deadline) -> Any:
+        assert self._open.wait(SOON_S)
+        return self._inner._next(deadline)
+
+    def close(self) -> None:
+        self._open.set()
+        self._inner.close()
+
+
+class TestWhoIsNotKnownYet:
+    """DI-3: is looked for."""
+
+    @pytest.mark.parametrize("target", ["b", 1, WorkerInfo("b", 1)])
+    def test_by_name_or_number(self, world: World, target: str | int | WorkerInfo) -> None:
+        store = Slow(world.store, Get)
+        world.join("b", 1, store=PrefixStore(world.store, "x/"))
+        assert world.join("a", 0, store=store).find(target) == contact("b", 1)
+
+    def test_by_its_life(self, world: World) -> None:
+        store = Slow(world.store, ListPrefix)
+        world.join("b", 1, store=PrefixStore(world.store, "x/"))
+        world.store.set("x/worker/a0", b"junk")
+        assert world.join("a", 0, store=store).find_incarnation("b-life") == contact("b", 1)
+
+    def test_a_life_that_is_over_is_looked_for_once(self, world: World) -> None:
+        store = Slow(world.store, ListPrefix)
+        directory = world.join("a", 0, store=store)
+        for _ in range(3):
+            with pytest.raises(PeerLost, match="Connection closed by peer"):
+                directory.find_incarnation("an older life")
+        assert store.looks == 1
+        b = world.join("b", 1, store=PrefixStore(world.store, "x/"))
+        until(lambda: len(directory.everybody()) == 2)
+        b.close()
+        until(lambda: len(directory.everybody()) == 1)
+        with pytest.raises(PeerLost):  # known to be over
+            directory.find_incarnation("b-life")
+        assert store.looks == 1
+
+    def test_lives_that_are_over_do_not_pile_up(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("holdfast.rpc.directory.OVER_MAX", 2)
+        directory = world.join("a", 0)
+        for number in range(5):
+            with pytest.raises(PeerLost):
+                directory.find_incarnation(f"life {number}")
+        assert list(directory._over) == ["life 3", "life 4"]
+
+    def test_who_does_not_become_known_in_time(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("holdfast.rpc.directory.LOOK_WITHIN_S", 0.05)
+        store = Slow(world.store)
+        world.join("b", 1, store=PrefixStore(world.store, "x/"))
+        directory = world.join("a", 0, store=store)
+        with pytest.raises(UsageError, match="worker 'b': unknown"):
+            directory.find("b")
+        with pytest.raises(PeerLost):
+            directory.find_incarnation("b-life")
+
+    def test_when_the_store_is_broken(self, world: World, caplog: pytest.LogCaptureFixture) -> None:
+        store = Slow(world.store, Get)
+        directory = world.join("a", 0, store=store)
+        store.broken = True
+        with pytest.raises(UsageError, match=r"worker 'b': unknown; .* \(the store is broken\)"):
+            directory.find("b")
+        with pytest.raises(PeerLost):
+            directory.find_incarnation("b-life")
+        assert "taken for lost: the store is broken" in caplog.text
+
+    def test_nobody_looks_when_it_is_over(self, world: World) -> None:
+        store = Slow(world.store)
+        directory = world.join("a", 0, store=store)
+        directory.close()
+        store.broken = True
+        with pytest.raises(UsageError, match="unknown; there are [^(]*$"):
+            directory.find("b")
+        with pytest.raises(PeerLost):
+            directory.find_incarnation("b-life")
+
+
+def test_who_was_given_up_says_nothing_in_the_name_of_its_successor(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    stale = world.join("a", 0, keep_alive_s=0.3)
+    assert stale._keeper is not None
+    lease = stale._keeper.lease
+    world.store.revoke_lease(lease)
+    until(lambda: stale._keeper is None or stale._keeper.lost)
+    assert "WorkerInfo(id=0, name=a) was given up: " in caplog.text
+    second = world.join("a", 0, life="second")
+    second.say_done(contact("a", 0, "second"), Deadline.after(SOON_S))
+    with pytest.raises(LeaseLost):
+        stale.say_done(contact("a", 0), Deadline.after(SOON_S))
+    assert world.store.get("done/a") == b"second"
 
 
 def test_a_name_and_a_number_have_one_owner(world: World) -> None:
@@ -155,14 +385,14 @@ class TestTheEnd:
     def test_who_has_said_so_and_left_is_not(self, world: World) -> None:
         directory, other = world.join("a", 0), world.join("b", 1)
         directory.wait_for(2, Deadline.after(SOON_S))
-        other.say_done(contact("b", 1), 1.0)
+        other.say_done(contact("b", 1), Deadline.after(SOON_S))
         other.close()
         until(lambda: len(directory.everybody()) == 1)
         assert directory.finish(contact("a", 0), Deadline.after(SOON_S)) == ()
 
     def test_an_earlier_life_speaks_for_itself_only(self, world: World) -> None:
         directory, other = world.join("a", 0), world.join("b", 1)
-        other.say_done(contact("b", 1), 1.0)
+        other.say_done(contact("b", 1), Deadline.after(SOON_S))
         other.close()
         world.join("b", 1, life="second")
         directory.wait_for(2, Deadline.after(SOON_S))
@@ -176,3 +406,15 @@ class TestTheEnd:
         other.close()
         directory.wait_alone(contact("a", 0), Deadline.after(SOON_S))
         assert directory.everybody() == (contact("a", 0),)
+
+    def test_a_store_that_does_not_answer_holds_nobody_up(self, world: World) -> None:
+        """DI-5: it is given what is left of the time, or a moment."""
+        store = Slow(world.store)
+        directory = world.join("a", 0, store=store)
+        store.broken = True
+        for left in (0.0, 7.0):
+            with pytest.raises(StoreUnavailable):
+                directory.finish(contact("a", 0), Deadline.after(left))
+            assert store.waits.pop() == pytest.approx(left or GRACE_S, abs=GRACE_S / 2)
+        directory.close(0.0)
+        assert store.waits == [0.0]

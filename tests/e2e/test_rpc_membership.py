@@ -1,0 +1,164 @@
+"""Who belongs to a world of RPC: workers that come, fall silent, are cut off, and come again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import PeerLost, UsageError
+from holdfast.launch.config import LaunchConfig
+from holdfast.rpc.api import init_rpc, remote, rpc_async, rpc_sync, shutdown
+from tests.unit.rpc.api_worker import visit, visit_from, visited, who
+from tests.unit.rpc.api_world import Worker, workers
+
+SOON = 60.0
+
+
+@pytest.fixture(autouse=True)
+def nobody_was_here() -> None:
+    visited().clear()
+
+
+def until(true: Callable[[], object]) -> None:
+    """Wait for something; workers that are lost or unknown by then are what is waited for."""
+    deadline = Deadline.after(SOON)
+    while True:
+        try:
+            if true():
+                return
+        except (PeerLost, UsageError):
+            pass
+        assert not deadline.passed()
+        SYSTEM_CLOCK.sleep(0.01)
+
+
+def stay() -> None:
+    signal.pause()
+
+
+def test_one_that_comes_again_is_reached_by_all_and_reaches_all() -> None:
+    with holdfast.serve_store() as server, workers() as started:
+        where = server.endpoint
+        for rank in (1, 2):
+            started.append(Worker(f"w{rank}", rank=rank, world_size=3, init_method=where))
+        with holdfast.open_store(where) as store:
+            init_rpc("w0", rank=0, world_size=3, store=store)
+            before = rpc_sync("w1", who)[2]
+            assert visit_from("w2", "w1") == 1
+            waiting = rpc_async("w1", stay)
+            started[0].signal(signal.SIGKILL)
+            with pytest.raises(PeerLost):
+                waiting.wait(SOON)
+            started.append(Worker("w1", rank=1, world_size=3, init_method=where))
+            assert started[-1].hear() == "ready"  # nobody else has to be started again
+            until(lambda: rpc_sync("w1", who)[2] != before)
+            until(lambda: visit_from("w2", "w1"))
+            assert visit_from("w1", "w2") == visit_from("w1", "w0") == 1
+            for worker in started[1:]:
+                worker.let_end()
+            assert shutdown() == ()
+
+
+def test_a_newcomer_is_known_to_whom_it_calls() -> None:
+    """It calls one that may not have heard of it, which calls it back at once."""
+    with holdfast.serve_store() as server, workers() as started:
+        init_rpc("w0", init_method=server.endpoint, rank=100)
+        for number in range(5):
+            started.append(Worker(f"n{number}", init_method=server.endpoint))
+            assert started[-1].hear() == "ready"
+            started[-1].tell("w0")
+            assert started[-1].hear() == number + 1
+            assert rpc_sync(f"n{number}", visit_from, args=("w0", f"n{number}")) == 1
+
+
+def test_a_worker_that_was_silent_too_long_is_lost_and_not_heard_again() -> None:
+    """AN-4, by those who knew it and by those who came later."""
+    with holdfast.serve_store() as server, workers() as started:
+        options: dict[str, Any] = {"init_method": server.endpoint, "keep_alive": 1.0}
+        init_rpc("w0", rank=9, init_method=server.endpoint)
+        started.append(Worker("w1", rank=1, **options))
+        assert started[0].hear() == "ready"
+        started[0].tell("w0")
+        assert started[0].hear() == 1  # so that it has a connection
+        waiting = rpc_async("w1", stay)
+        started[0].signal(signal.SIGSTOP)
+        with pytest.raises(PeerLost, match="Connection closed by peer"):
+            waiting.wait(SOON)
+        # A call that it makes before it knows, on a connection that it has.
+        started[0].tell("w0")
+        started.append(Worker("w2", rank=2, **options))
+        assert started[1].hear() == "ready"
+        started[0].signal(signal.SIGCONT)
+        kind, text = started[0].hear()
+        assert (kind, "Connection" in text) == ("PeerLost", True)
+        for name in ("w0", "w2"):
+            deadline = Deadline.after(SOON)
+            while True:  # until it has heard of the newcomer
+                started[0].tell(name)
+                kind, text = started[0].hear()
+                if kind == "PeerLost":
+                    break
+                assert not deadline.passed()
+            assert "the caller has been given up" in text
+        assert (visited(), rpc_sync("w2", visited)) == (["w1"], [])
+        started.append(Worker("w1", rank=1, **options))  # its name is free
+        assert started[-1].hear() == "ready"
+        started[-1].tell("w2")
+        assert started[-1].hear() == 1
+
+
+class TestTheEnd:
+    """R1: it comes, and says for whom it did not wait any longer."""
+
+    @pytest.mark.parametrize(("keep_alive", "timeout"), [(600.0, 0.3), (0.5, SOON)])
+    def test_with_a_peer_that_is_stopped(self, keep_alive: float, timeout: float) -> None:
+        with holdfast.serve_store() as server, workers() as started:
+            where = server.endpoint
+            started.append(
+                Worker("w1", rank=1, world_size=2, init_method=where, keep_alive=keep_alive)
+            )
+            with holdfast.open_store(where) as store:
+                init_rpc("w0", rank=0, world_size=2, store=store)
+                reference = remote("w1", dict)
+                assert reference.to_here() == {}
+                started[0].signal(signal.SIGSTOP)
+                assert shutdown(timeout=timeout) == ("w1",)
+
+    def test_without_the_one_who_serves(self) -> None:
+        """Rank 0, and the store with it, is killed: the others end, and say that it was lost."""
+        with workers() as started:
+            port = holdfast.serve_store()
+            where = port.endpoint
+            port.close()
+            started.append(Worker("w0", rank=0, world_size=2, init_method=where))
+            init_rpc("w1", rank=1, world_size=2, init_method=where)
+            started[0].signal(signal.SIGKILL)
+            with pytest.raises(PeerLost):
+                rpc_sync("w0", stay)
+            assert shutdown(timeout=0.3) == ("w0",)
+
+
+def fail_once() -> list[int]:
+    """In the first round one worker fails when all have met; in the second all is well."""
+    rank = int(os.environ["RANK"])
+    init_rpc(f"worker{rank}")
+    found: list[int] = [rpc_sync(f"worker{other}", visit, args=(str(rank),)) for other in (0, 1)]
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if rank == 1:
+            raise RuntimeError("once")
+        stay()
+    shutdown()
+    return found
+
+
+def test_the_next_round_of_a_job_is_another_world() -> None:
+    config = LaunchConfig(1, 1, 2, rdzv_endpoint="localhost:0", max_restarts=1)
+    results = holdfast.elastic_launch(config, fail_once)()
+    assert sorted(results) == [0, 1]
+    assert sorted(results[0] + results[1]) == [1, 1, 2, 2]
