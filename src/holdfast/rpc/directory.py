@@ -220,7 +220,7 @@ class Directory:
         if self._watch is None or self._failure is not None:
             return  # nobody becomes known here any more
         deadline = Deadline.after(LOOK_WITHIN_S, self._clock)
-        name = target.name if isinstance(target, WorkerInfo) else target
+        name: str | int | None = target.name if isinstance(target, WorkerInfo) else target
         if isinstance(name, int):
             found = self._store.get(f"id/{name}", timeout=deadline.remaining())
             name = None if found is None else found.decode(errors="replace")

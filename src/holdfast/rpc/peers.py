@@ -206,24 +206,28 @@ class Peer:
         if len(self._links) >= LINKS_MAX:
             raise Overloaded(f"{contact.info}: {LINKS_MAX} calls to it are under way, the most")
         greeting = Greeting(me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose)
-        while True:
-            try:
-                link = self._connect(deadline)
-                refusal = self._greet(link, greeting, deadline)
-                break
-            except (OSError, HoldfastError) as error:
-                if self._lost is not None or deadline.passed() or not _is_cut_off(error):
-                    raise self._unopened(error, at) from None
-            self._clock.sleep(deadline.sooner(AGAIN_S).remaining() or 0.0)  # PE-4
-        if refusal:
-            link.close()
-            raise self._unopened(LinkClosed(refusal), at)
+        link = self._be_welcomed(greeting, deadline, at)
         with self._lock:
             if self._lost is None:
                 self._links.add(link)
                 return link
         link.close()
         raise self._lost
+
+    def _be_welcomed(self, greeting: Greeting, deadline: Deadline, at: float) -> Link:
+        while True:
+            try:
+                link = self._connect(deadline)
+                refusal = self._greet(link, greeting, deadline)
+            except (OSError, HoldfastError) as error:
+                if self._lost is not None or deadline.passed() or not _is_cut_off(error):
+                    raise self._unopened(error, at) from None
+                self._clock.sleep(deadline.sooner(AGAIN_S).remaining() or 0.0)
+                continue  # PE-4
+            if refusal:
+                link.close()
+                raise self._unopened(LinkClosed(refusal), at)
+            return link
 
     def _greet(self, link: Link, greeting: Greeting, deadline: Deadline) -> str:
         """Say who we are and what for; return why that is refused, or nothing."""
