@@ -116,7 +116,7 @@ class Insight:
         for key, links in (("agent.peer", outward), ("agent.caller", inward)):
             carried = Counter((name, link.mode) for name, link in links)
             for (name, mode), number in sorted(carried.items()):
-                text = f"{number} links: {mode}"
+                text = f"{number} link{'s' * (number > 1)}: {mode}"
                 before = words.get(f"{key}.{name}")
                 words[f"{key}.{name}"] = f"{before}; {text}" if before else text
         return self.metrics() | words

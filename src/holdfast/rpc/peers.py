@@ -119,6 +119,20 @@ class Peer:
             link.close()
 
     @property
+    def links(self) -> tuple[Link, ...]:
+        """The connections to it."""
+        with self._lock:
+            return tuple(self._links)
+
+    @property
+    def under_way(self) -> int:
+        """How many calls to it are not answered yet."""
+        with self._lock:
+            pipe, pipe_link = self._pipe, self._pipe_link
+            direct = len(self._links - {pipe_link}) - len(self._idle)
+        return max(0, direct) + (0 if pipe is None else pipe.under_way[0])
+
+    @property
     def lost(self) -> PeerLost | None:
         """Why this incarnation is given up; None while it is not."""
         return self._lost

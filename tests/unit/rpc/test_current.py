@@ -23,8 +23,12 @@ def two() -> Iterator[list[Agent]]:
 
 def test_there_is_none_at_first() -> None:
     assert not is_agent_set()
-    with pytest.raises(UsageError, match="Current RPC agent is not set! Did you initialize"):
+    with pytest.raises(UsageError) as caught:
         current_agent()
+    assert str(caught.value) == (
+        "Current RPC agent is not set! Did you initialize the RPC framework "
+        "(e.g. by calling `rpc.init_rpc`)?"
+    )
     with pytest.raises(UsageError, match=r"`rpc.init_rpc`"):
         RRef(3)
 
@@ -40,13 +44,13 @@ def test_set_got_and_reset(two: list[Agent]) -> None:
 def test_one_at_a_time(two: list[Agent]) -> None:
     set_agent(two[0])
     for agent in two:
-        with pytest.raises(UsageError, match="Current RPC agent is set!"):
+        with pytest.raises(UsageError, match=r"^Current RPC agent is set!$"):
             set_agent(agent)
     assert current_agent() is two[0]
 
 
 def test_what_is_not_set_cannot_be_reset(two: list[Agent]) -> None:
-    with pytest.raises(UsageError, match="Current RPC agent is not set!"):
+    with pytest.raises(UsageError, match=r"^Current RPC agent is not set!$"):
         reset_agent()
     set_agent(two[1])
     reset_agent()

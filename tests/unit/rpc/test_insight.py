@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast import rpc
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import UsageError
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.big import BIG_BYTES
+from holdfast.rpc.current import reset_agent, set_agent
 from holdfast.rpc.future import wait_all
 from holdfast.rpc.greeting import Greeting, Purpose
 from holdfast.rpc.insight import InterpreterWait
@@ -223,7 +225,7 @@ def test_connections_of_several_kinds_are_told_apart(
     first, _ = one._peer("w1").links
     monkeypatch.setattr(first._reach, "open", False)
     monkeypatch.setattr(first._reach, "_readable", 0)
-    text = "1 links: unix, fetch by process_vm_readv; 1 links: unix, sockets"
+    text = "1 link: unix, fetch by process_vm_readv; 1 link: unix, sockets"
     assert one.debug_info()["agent.peer.w1"] == text
     monkeypatch.setattr(first._reach, "_readable", 1)
     assert "unix, fetch by process_vm_readv one way" in one.debug_info()["agent.peer.w1"]
@@ -239,7 +241,7 @@ def test_workers_of_other_machines_are_reached_by_tcp() -> None:
             assert other.contact is not None
             table.contacts.append(replace(other.contact, machine="another", unix=""))
             one.call("far", add, (1, 2))
-            assert one.debug_info()["agent.peer.far"] == "1 links: tcp"
+            assert one.debug_info()["agent.peer.far"] == "1 link: tcp"
         finally:
             other.close()
 
@@ -292,3 +294,16 @@ def test_an_agent_that_is_shut_down_measures_nothing(two: list[Agent]) -> None:
 def test_values_arrive_on_the_cpu(two: list[Agent]) -> None:
     assert two[0].device_map("w1") == two[0].device_map(two[1].info) == {}
     assert two[0].devices() == ()
+
+
+# By the package.
+
+
+def test_the_current_agent_shows_itself(two: list[Agent]) -> None:
+    with pytest.raises(UsageError, match="Current RPC agent is not set!"):
+        rpc.debug_info()
+    set_agent(two[1])
+    try:
+        assert rpc.debug_info()["agent.worker"] == "WorkerInfo(id=1, name=w1)"
+    finally:
+        reset_agent()
