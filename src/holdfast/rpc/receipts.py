@@ -2,27 +2,35 @@
 
 A caller that does not know whether its request arrived sends it again, under the same number and
 marked `once`. The first one runs; those that come while it runs wait with it, and those that come
-later get the answer that was kept. The caller says from time to time which answers it has
-(`acknowledged`), and they are forgotten. Everything of a caller is forgotten when it is gone.
+later get the answer that was kept. The caller says from time to time which calls are over
+(`acknowledgement`): all below a number, but for some that are still open. Their answers are
+forgotten. Everything of a caller is forgotten when it is gone.
 
 Guarantees
-    RC-1  A call of one incarnation of a caller is run at most once.
+    RC-1  A call of one incarnation of a caller is run at most once, also if it comes again after
+          its answer was acknowledged, and in whatever order acknowledgements come.
     RC-2  Everybody who asked gets the same answer.
-    RC-3  What is kept is bounded for each caller, in calls; when it is full, new calls are refused
-          rather than old answers forgotten.
+    RC-3  What is kept is bounded for each caller, in calls and in bytes: when it is full, new calls
+          are refused rather than old answers forgotten. How large an answer is shows only when it
+          is there, so the calls that were running then may add to what is full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from holdfast.rpc.messages import Message
+from holdfast.rpc.messages import Kind, Message
 
-__all__ = ["KEPT_MAX", "Receipts", "Verdict"]
+__all__ = ["KEPT_BYTES_MAX", "KEPT_MAX", "STILL_MAX", "Receipts", "Verdict", "acknowledgement"]
 
 KEPT_MAX = 4096
+KEPT_BYTES_MAX = 1 << 28
+STILL_MAX = 64
+"""So many open calls are named in an acknowledgement, at most."""
+_NUMBER = struct.Struct(">Q")
 
 Asker = Callable[[Message], None]
 
@@ -38,35 +46,50 @@ class Verdict(StrEnum):
     FORGOTTEN = "forgotten"
     """The caller has said that it has the answer: this is an old request, for nobody."""
     FULL = "full"
-    """Too many answers of this caller are kept: refuse it."""
+    """Too many answers of this caller are kept, or too large ones: refuse it."""
+
+
+def acknowledgement(below: int, still: Iterable[int] = ()) -> Message:
+    """Return the note that the calls below this number are over, but for those still open."""
+    body = b"".join(_NUMBER.pack(call) for call in still if call < below)
+    return Message(Kind.ACKNOWLEDGE, below, body)
 
 
 @dataclass(slots=True)
 class _Caller:
     below: int = 0
-    """Answers to calls below this number have arrived at the caller."""
+    """Calls below this number are over at the caller …"""
+    still: frozenset[int] = frozenset()
+    """… but for these."""
     running: dict[int, list[Asker]] = field(default_factory=dict)
     answers: dict[int, Message] = field(default_factory=dict)
+    size: int = 0
+    """The bytes of the answers."""
+
+    def is_over(self, call: int) -> bool:
+        return call < self.below and call not in self.still
 
 
 class Receipts:
     """What is known of the calls of each caller."""
 
-    def __init__(self, kept: int = KEPT_MAX) -> None:
+    def __init__(self, kept: int = KEPT_MAX, kept_bytes: int = KEPT_BYTES_MAX) -> None:
         self._kept = kept
+        self._kept_bytes = kept_bytes
         self._callers: dict[str, _Caller] = {}
 
     def arrived(self, caller: str, call: int, asker: Asker) -> tuple[Verdict, Message | None]:
         """Judge a request; with ANSWERED comes the answer to give."""
         known = self._callers.setdefault(caller, _Caller())
-        if call < known.below:
+        if known.is_over(call):
             return Verdict.FORGOTTEN, None
         if call in known.answers:
             return Verdict.ANSWERED, known.answers[call]
         if call in known.running:
             known.running[call].append(asker)
             return Verdict.WAIT, None
-        if len(known.running) + len(known.answers) >= self._kept:
+        count = len(known.running) + len(known.answers)
+        if count >= self._kept or known.size >= self._kept_bytes:
             return Verdict.FULL, None
         known.running[call] = [asker]
         return Verdict.RUN, None
@@ -77,16 +100,21 @@ class Receipts:
         if known is None:
             return []
         askers = known.running.pop(call, [])
-        if call >= known.below:
+        if not known.is_over(call):
             known.answers[call] = answer
+            known.size += _size(answer)
         return askers
 
-    def acknowledged(self, caller: str, below: int) -> None:
-        """Forget the answers to calls below this number: the caller has them."""
+    def acknowledged(self, caller: str, note: Message) -> None:
+        """Forget the answers to calls that are over. What one note calls over stays so."""
         known = self._callers.setdefault(caller, _Caller())
-        known.below = max(known.below, below)
-        for call in [call for call in known.answers if call < known.below]:
-            del known.answers[call]
+        other = _Caller(note.call, frozenset(_numbers(note)))
+        open_ones = {call for call in known.still if not other.is_over(call)}
+        open_ones |= {call for call in other.still if not known.is_over(call)}
+        known.below = max(known.below, other.below)
+        known.still = frozenset(open_ones)
+        for call in [call for call in known.answers if known.is_over(call)]:
+            known.size -= _size(known.answers.pop(call))
 
     def gone(self, caller: str) -> None:
         """Forget a caller that is gone."""
@@ -95,3 +123,12 @@ class Receipts:
     def kept(self) -> int:
         """Return how many answers are kept."""
         return sum(len(known.answers) for known in self._callers.values())
+
+
+def _size(answer: Message) -> int:
+    return len(answer.body) + sum(memoryview(buffer).nbytes for buffer in answer.buffers)
+
+
+def _numbers(note: Message) -> Iterable[int]:
+    body = bytes(note.body)
+    return (number for (number,) in _NUMBER.iter_unpack(body[: len(body) // 8 * 8]))

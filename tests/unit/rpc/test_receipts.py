@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
+
 from holdfast.rpc.messages import Kind, Message
-from holdfast.rpc.receipts import Asker, Receipts, Verdict
+from holdfast.rpc.receipts import Asker, Receipts, Verdict, acknowledgement
 
 ME, OTHER = "incarnation-1", "incarnation-2"
 
@@ -37,11 +41,11 @@ def test_what_the_caller_has_is_forgotten_and_not_run_again() -> None:  # RC-1
     for call in (1, 2):
         receipts.arrived(ME, call, asker())
         receipts.answered(ME, call, answer(call))
-    receipts.acknowledged(ME, 2)
+    receipts.acknowledged(ME, acknowledgement(2))
     assert receipts.kept() == 1
     assert receipts.arrived(ME, 1, asker()) == (Verdict.FORGOTTEN, None)
     assert receipts.arrived(ME, 2, asker())[0] is Verdict.ANSWERED
-    receipts.acknowledged(ME, 1)  # an old note changes nothing
+    receipts.acknowledged(ME, acknowledgement(1))  # an old note changes nothing
     assert receipts.arrived(ME, 1, asker())[0] is Verdict.FORGOTTEN
 
 
@@ -49,14 +53,14 @@ def test_an_answer_that_nobody_wants_any_more_is_not_kept() -> None:
     receipts = Receipts()
     first = asker()
     receipts.arrived(ME, 1, first)
-    receipts.acknowledged(ME, 5)  # it gave up
+    receipts.acknowledged(ME, acknowledgement(5))  # it gave up
     assert receipts.answered(ME, 1, answer(1)) == [first]
     assert receipts.kept() == 0
 
 
 def test_a_caller_may_acknowledge_before_it_is_known() -> None:
     receipts = Receipts()
-    receipts.acknowledged(ME, 3)
+    receipts.acknowledged(ME, acknowledgement(3))
     assert receipts.arrived(ME, 2, asker())[0] is Verdict.FORGOTTEN
     assert receipts.arrived(ME, 3, asker())[0] is Verdict.RUN
 
@@ -70,8 +74,71 @@ def test_when_too_much_is_kept_new_calls_are_refused() -> None:  # RC-3
     assert receipts.arrived(ME, 1, asker())[0] is Verdict.ANSWERED
     assert receipts.arrived(ME, 2, asker())[0] is Verdict.WAIT
     assert receipts.arrived(OTHER, 3, asker())[0] is Verdict.RUN
-    receipts.acknowledged(ME, 2)
+    receipts.acknowledged(ME, acknowledgement(2))
     assert receipts.arrived(ME, 3, asker())[0] is Verdict.RUN
+
+
+def test_when_too_many_bytes_are_kept_new_calls_are_refused() -> None:  # RC-3
+    receipts = Receipts(kept_bytes=10)
+    for call in (1, 2, 3):
+        assert receipts.arrived(ME, call, asker())[0] is Verdict.RUN
+    receipts.answered(ME, 1, Message(Kind.REPLY, 1, b"four"))
+    assert receipts.arrived(ME, 4, asker())[0] is Verdict.RUN
+    buffers = [bytearray(4), memoryview(b"12345678").cast("L")]
+    receipts.answered(ME, 2, Message(Kind.REPLY, 2, b"", buffers))
+    assert receipts.arrived(ME, 5, asker()) == (Verdict.FULL, None)
+    assert receipts.arrived(OTHER, 5, asker())[0] is Verdict.RUN
+    # What ran by then is kept all the same, and everything kept can be had.
+    receipts.answered(ME, 3, answer(3))
+    for call in (1, 2, 3):
+        assert receipts.arrived(ME, call, asker())[0] is Verdict.ANSWERED
+    receipts.acknowledged(ME, acknowledgement(3, [1]))
+    assert receipts.arrived(ME, 5, asker())[0] is Verdict.RUN  # 4 and 5 bytes are left
+    receipts.acknowledged(ME, acknowledgement(4))
+    assert receipts.kept() == 0
+    receipts.answered(ME, 4, Message(Kind.REPLY, 4, bytes(9)))
+    assert receipts.arrived(ME, 6, asker())[0] is Verdict.RUN
+
+
+def test_calls_that_are_still_open_hold_up_no_others() -> None:
+    receipts = Receipts(kept=3)
+    for call in (1, 2, 3):
+        receipts.arrived(ME, call, asker())
+    for call in (2, 3):
+        receipts.answered(ME, call, answer(call))
+    receipts.acknowledged(ME, acknowledgement(4, [1]))
+    assert receipts.kept() == 0
+    assert receipts.arrived(ME, 2, asker())[0] is Verdict.FORGOTTEN
+    assert receipts.arrived(ME, 1, asker())[0] is Verdict.WAIT
+    assert len(receipts.answered(ME, 1, answer(1))) == 2
+    assert receipts.arrived(ME, 1, asker())[0] is Verdict.ANSWERED
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_what_one_note_calls_over_stays_so_in_whatever_order_they_come(
+    order: tuple[int, ...],
+) -> None:  # RC-1
+    notes = [
+        acknowledgement(3, [1, 2]),
+        acknowledgement(5, [2, 4]),
+        acknowledgement(5, [4]),
+        acknowledgement(7, [2, 4, 6]),
+    ]
+    receipts = Receipts()
+    for number in order:
+        receipts.acknowledged(ME, notes[number])
+    over = [receipts.arrived(ME, call, asker())[0] is Verdict.FORGOTTEN for call in range(1, 8)]
+    assert over == [True, True, True, False, True, False, False]
+
+
+def test_a_note_names_only_what_is_below_its_number_and_may_be_cut_off() -> None:
+    assert acknowledgement(3, [1, 2, 3, 9]) == Message(
+        Kind.ACKNOWLEDGE, 3, (1).to_bytes(8) + (2).to_bytes(8)
+    )
+    receipts = Receipts()
+    receipts.acknowledged(ME, Message(Kind.ACKNOWLEDGE, 9, (2).to_bytes(8) + b"odd"))
+    assert receipts.arrived(ME, 2, asker())[0] is Verdict.RUN
+    assert receipts.arrived(ME, 3, asker())[0] is Verdict.FORGOTTEN
 
 
 def test_nothing_is_kept_of_a_caller_that_is_gone() -> None:

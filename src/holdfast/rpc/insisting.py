@@ -1,0 +1,371 @@
+"""Sends requests again until they are answered.
+
+One mechanism for calls of users (`retries=`) and for messages about references. A request whose try
+failed waits for the delay of its policy, and is sent again under the same number. Nobody sleeps
+for that: the errands' thread sends what nobody waits for, and who waits for an answer sends it
+himself, so that a slow connection to one worker does not hold up the calls to others.
+
+Requests of users are marked `once`: the callee runs them once, however often they arrive (see
+`receipts.py`), and is told when their answers need not be kept. Only a try that told nothing is
+repeated, since any answer is final. Messages of the RETRYABLE kinds may run twice; they are not
+marked, and sent again whatever went wrong.
+
+Guarantees
+    IS-1  Every request is completed exactly once: with its answer, or with why there is none.
+    IS-2  It is never sent to another incarnation than the one that it was made for; when that is
+          gone, it fails at once.
+    IS-3  It is not sent after its deadline, and not waited for when the next try would come later.
+    IS-4  After `close` nothing is sent again, and what was open has failed.
+    IS-5  What is open is never acknowledged. What is over is, soon, unless more than STILL_MAX
+          older requests to the same worker are open.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Protocol
+
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.errors import CallCancelled, CallTimedOut, HoldfastError, Overloaded, PeerLost
+from holdfast.rpc.errands import Errands
+from holdfast.rpc.future import Driver
+from holdfast.rpc.holdings import timed_out
+from holdfast.rpc.messages import RETRYABLE, Kind, Message
+from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.peers import Peer
+from holdfast.rpc.pipe import NEVER, TICK_S, Reply
+from holdfast.rpc.receipts import STILL_MAX, acknowledgement
+
+__all__ = ["Insisting", "Patience", "Request", "Sender", "note"]
+
+_log = logging.getLogger("holdfast.rpc")
+
+
+class Patience(Protocol):
+    """How often to try, and how long to wait in between: a `RetryPolicy`, or what is like one."""
+
+    @property
+    def try_s(self) -> float | None:
+        """How long one try may take; None for as long as the connection holds."""
+        ...
+
+    def delay(self, tried: int) -> float | None:
+        """Return how long to wait after so many tries; None to give up."""
+        ...
+
+    def exhausted(self) -> str:
+        """Return what to say when it has given up."""
+        ...
+
+
+class Sender(Protocol):
+    """What carries a try: an agent's transport."""
+
+    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
+        """Send a request whose answer `reply` hears; return what a waiter can drive."""
+        ...
+
+
+class Insisting:
+    """The requests of one agent that are sent until they are answered."""
+
+    def __init__(
+        self,
+        me: WorkerInfo,
+        sender: Sender,
+        numbers: Iterator[int],
+        errands: Errands,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._me = me
+        self.sender = sender
+        self._numbers = numbers
+        self.errands = errands
+        self.clock = clock
+        # Guards what follows, and what the requests know of themselves; those who wait between
+        # two tries are told of changes.
+        self.changed = threading.Condition()
+        self._open: dict[str, OrderedDict[int, Request]] = {}  # by receiver; the oldest first
+        self._untold: dict[str, int] = {}  # the latest number that is over, by receiver
+        self._closed = False
+
+    def post(
+        self,
+        to: str,
+        find: Callable[[], Peer],
+        message: Message,
+        reply: Reply,
+        at: float,
+        patience: Patience,
+    ) -> Request:
+        """Send a request to an incarnation, under a number of its own; `reply` hears the outcome.
+
+        `find` returns the receiver, or raises PeerLost while it is not known.
+        """
+        request = Request(self, to, find, message, reply, at, patience)
+        with self.changed:
+            # With the lock: a number that is not among the open ones may be acknowledged.
+            message.call = next(self._numbers)
+            message.once = message.kind not in RETRYABLE
+            if not self._closed:
+                self._open.setdefault(to, OrderedDict())[message.call] = request
+        request.again(0)
+        return request
+
+    def lost(self, to: str, error: PeerLost) -> None:
+        """Hear that an incarnation is gone: what is meant for it fails."""
+        with self.changed:
+            requests = list(self._open.get(to, {}).values())
+        for request in requests:
+            request.end(error)
+
+    def close(self) -> None:
+        """Let everything that is open fail, and send nothing any more. Idempotent."""
+        with self.changed:
+            self._closed = True
+            requests = [request for known in self._open.values() for request in known.values()]
+        for request in requests:
+            request.end(self.stopped())
+
+    def stopped(self) -> PeerLost:
+        """Return why nothing is sent any more."""
+        text = f"RPC Agent is no longer running on Node {self._me.id}. Cannot retry message."
+        return PeerLost(text, peer=self._me.name)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
+    def __len__(self) -> int:
+        """Return how many requests are not completed."""
+        with self.changed:
+            return sum(map(len, self._open.values()))
+
+    # The callee keeps answers until it is told.
+
+    def over(self, to: str, call: int) -> None:
+        """Take out a request that is completed; with the lock held."""
+        requests = self._open.get(to)
+        if requests is not None:
+            requests.pop(call, None)
+            if not requests:
+                del self._open[to]
+
+    def acknowledge(self, peer: Peer, call: int) -> None:
+        """Let the callee know, soon, that this answer need not be kept. One note tells of many."""
+        to = peer.contact.incarnation
+        with self.changed:
+            if self._closed:
+                return
+            known = self._untold.get(to)
+            self._untold[to] = call if known is None else max(known, call)
+        if known is None:
+            self.errands.do(partial(self._tell, peer))
+
+    def _tell(self, peer: Peer) -> None:
+        to = peer.contact.incarnation
+        with self.changed:
+            below = self._untold.pop(to) + 1
+            still = list(islice(self._open.get(to, ()), STILL_MAX + 1))
+        if len(still) > STILL_MAX:
+            below = min(below, still.pop())
+        note(peer, acknowledgement(below, still))
+
+
+def note(peer: Peer, message: Message) -> None:
+    """Send what is not answered; nobody is told of its failure. Blocks: an errand."""
+    try:
+        peer.note(message)
+    except (OSError, HoldfastError) as error:
+        _log.debug("a note to %s was not sent: %s", peer.contact.info, error)
+
+
+class Request:
+    """One request, from its first try to its end. It is the driver of who waits for it."""
+
+    def __init__(
+        self,
+        desk: Insisting,
+        to: str,
+        find: Callable[[], Peer],
+        message: Message,
+        reply: Reply,
+        at: float,
+        patience: Patience,
+    ) -> None:
+        self._desk = desk
+        self._to = to
+        self._find = find
+        self._at = at
+        self._patience = patience
+        # The lock of the desk guards what follows.
+        self._message = message
+        self._reply: Reply | None = reply
+        self._peer: Peer | None = None
+        self._tried = 0
+        self._due: float | None = 0.0  # when the next try is to be made; None while one is
+        self._driver: Driver | None = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Try no more: its answer is not wanted. What is under way is still heard."""
+        with self._desk.changed:
+            self._stopped = True
+            waits, open_ = self._due is not None, self._reply is not None
+        if open_:
+            self._cancel()
+        if waits:
+            self.end(CallCancelled("it is not sent again"))
+
+    # Trying.
+
+    def again(self, tried: int) -> None:
+        """Make the next try, after so many, if nobody else has or does."""
+        desk = self._desk
+        with desk.changed:
+            if self._reply is None or self._due is None or self._tried != tried:
+                return
+            self._due = None
+            tried = self._tried = tried + 1
+        if desk.closed:
+            self.end(desk.stopped())
+            return
+        try:
+            driver = self._send(tried)
+        except Exception as error:
+            self._hear(tried, error)
+        except BaseException:  # such as an interrupt: nobody knows how far it got
+            self._hear(tried, PeerLost("Connection closed by peer (sending was interrupted)"))
+            raise
+        else:
+            with desk.changed:
+                if self._reply is not None and self._due is None and self._tried == tried:
+                    self._driver = driver
+                    desk.changed.notify_all()
+
+    def _send(self, tried: int) -> Driver | None:
+        now = self._desk.clock.monotonic()
+        at, try_s, message = self._at, self._patience.try_s, self._message
+        if now >= at:  # whoever was to send it was held up
+            raise TimeoutError
+        if tried > 1 and at != NEVER:
+            message = replace(message, budget_ms=max(1, int((at - now) * 1000)))
+        self._peer = peer = self._find()
+        until = at if try_s is None else min(at, now + try_s)
+        return self._desk.sender.post(peer, message, partial(self._hear, tried), until)
+
+    def _hear(self, tried: int, answer: Message | Exception) -> None:
+        """Hear what came of a try; an answer is welcome even if its try was given up."""
+        with self._desk.changed:
+            if self._reply is None:
+                return
+            failed = not isinstance(answer, Message) or (
+                answer.kind is Kind.FAILURE and not self._message.once
+            )
+            if failed and (self._due is not None or self._tried != tried):
+                return
+        if failed and self._may_repeat(tried, answer):
+            self._failed(tried, answer)
+        else:
+            self.end(answer)
+
+    def _may_repeat(self, tried: int, answer: Message | Exception) -> bool:
+        if not self._message.once or isinstance(answer, PeerLost | TimeoutError):
+            return True
+        # Who has sent nothing yet hears that there is too much; who has would not know the outcome.
+        return isinstance(answer, Overloaded) and tried > 1
+
+    def _failed(self, tried: int, failure: Message | Exception) -> None:
+        """Wait for the next try, or give up."""
+        desk, peer = self._desk, self._peer
+        why = str(failure) if isinstance(failure, Exception) else "it was refused"
+        _log.debug("%s to %s: try %d failed: %s", self._message.kind.name, self._to, tried, why)
+        now = desk.clock.monotonic()
+        if self._stopped:
+            self.end(CallCancelled("it is not sent again"))
+        elif now >= self._at:
+            self._time_out("")
+        elif peer is not None and peer.lost is not None:
+            self.end(peer.lost)  # another incarnation must not run it: it may have run
+        elif (delay := self._patience.delay(tried)) is None:
+            self._exhausted(failure, why)
+        elif now + delay >= self._at:
+            self._time_out(f": try {tried} failed ({why}), and another one would come too late")
+        else:
+            with desk.changed:
+                self._due, self._driver = now + delay, None
+                desk.changed.notify_all()
+            desk.errands.do(partial(self.again, tried), delay)
+
+    # The end.
+
+    def _exhausted(self, failure: Message | Exception, why: str) -> None:
+        if isinstance(failure, Message):
+            self.end(failure)  # it says more than we could
+            return
+        text = f"{self._patience.exhausted()} {why or 'No answer came in time.'}"
+        name = "" if self._peer is None else self._peer.contact.info.name
+        self.end(PeerLost(text, peer=name, incarnation=self._to))
+
+    def _time_out(self, why: str) -> None:
+        late = timed_out(self._message.budget_ms)
+        self._cancel()
+        self.end(CallTimedOut(f"{late}{why}"))
+
+    def _cancel(self) -> None:
+        if self._peer is not None:
+            cancel = Message(Kind.CANCEL, self._message.call)
+            self._desk.errands.do(partial(note, self._peer, cancel))
+
+    def end(self, answer: Message | Exception) -> None:
+        """Complete it, if it is not."""
+        desk = self._desk
+        with desk.changed:
+            reply, self._reply = self._reply, None
+            if reply is None:
+                return
+            call, once = self._message.call, self._message.once
+            self._driver = None
+            # An errand that comes too late knows this object: it must not keep what is large.
+            self._message = Message(self._message.kind, call, once=once)
+            desk.over(self._to, call)
+            desk.changed.notify_all()
+        if once and self._peer is not None and self._peer.lost is None:
+            desk.acknowledge(self._peer, call)
+        reply(answer)
+
+    # For who waits.
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        """Work until `done()` or the deadline: read the answer, and make the next tries."""
+        changed, clock = self._desk.changed, self._desk.clock
+        while not done() and not deadline.passed():
+            with changed:
+                driver, due, tried = self._driver, self._due, self._tried
+                if self._reply is None:
+                    return
+                if driver is None and (due is None or due > clock.monotonic()):
+                    until = deadline if due is None else deadline.sooner(due - clock.monotonic())
+                    changed.wait(until.remaining())
+                    continue
+            if driver is None:
+                self.again(tried)
+            else:
+                driver.drive(partial(self._is_past, driver, done), deadline)
+                self._wait_past(driver, deadline)
+
+    def _is_past(self, driver: Driver, done: Callable[[], bool]) -> bool:
+        return done() or self._driver is not driver
+
+    def _wait_past(self, driver: Driver, deadline: Deadline) -> None:
+        """Wait for those to whom a driver has left it: they are about to tell."""
+        with self._desk.changed:
+            if self._driver is driver:
+                self._desk.changed.wait(deadline.sooner(TICK_S).remaining())
