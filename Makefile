@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cover lint format types docs sim chaos bench bench-rendezvous clean
+.PHONY: help demo test cover lint format types docs sim chaos bench bench-rivals bench-rendezvous clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -28,7 +28,8 @@ help:
 	@echo "make types         mypy, strict"
 	@echo "make sim SEEDS=n   n simulated stores, clusters, jobs and RRefs, fresh seeds"
 	@echo "make chaos KILLS=n n workers of real jobs are killed, and agents too"
-	@echo "make bench         measure, beside torch's launcher and store"
+	@echo "make bench         measure, beside torch's launcher, store and RPC"
+	@echo "make bench-rivals  install gRPC, Ray, rpyc and pyzmq, to be measured too"
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
 	@echo "make docs          write what is generated, and check all documents"
 	@echo "make clean         remove what the other targets made"
@@ -76,6 +77,8 @@ chaos: .venv/.demo
 bench: .venv/.test
 	$(BIN)/python -m bench $(ARGS)
 
+bench-rivals: .venv/.bench
+
 # How many nodes `make bench-rendezvous` lets join; its last line is our seconds.
 NODES ?= 128
 
@@ -105,6 +108,11 @@ clean:
 .venv/.lint: requirements/lint.txt .venv/.demo
 	@echo "installing ruff, mypy and import-linter into .venv"
 	@$(PIP) --requirement requirements/lint.txt
+	@touch $@
+
+.venv/.bench: requirements/bench.txt .venv/.demo
+	@echo "installing gRPC, Ray, rpyc and pyzmq into .venv"
+	@$(PIP) --requirement requirements/bench.txt
 	@touch $@
 
 # torch for CPU where an index or a folder of wheels offers it, else whatever torch there is.

@@ -7,6 +7,8 @@ Layout, in reading order
     listener.py  a process that waits to be woken
     stores.py    operations a second, idle clients, wake-up latency, memory
     rendezvous.py  time to join, operations a node, re-formation after a kill
+    launch.py, jobs.py, recovery.py, tee.py  the launcher: start, idle agents, recovery, output
+    rpc.py       RPC beside rivals; rpc_*.py are its parts
     imports.py   what importing costs
     table.py     figures as text
 

@@ -15,7 +15,7 @@ from bench.imports import imports
 from bench.launch import agents, starting
 from bench.recovery import recovery
 from bench.rendezvous import joins, reforming
-from bench.rpc import calls
+from bench.rpc import QUICK, WHOLE, calls
 from bench.stores import idle_clients, memory, rates, wakeups
 from bench.tee import tee
 
@@ -34,7 +34,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "warm": lambda quick: recovery(1 if quick else 5, "torch"),
     "agents": lambda quick: agents(1 if quick else 10),
     "tee": lambda quick: tee(1, 20, 20) if quick else tee(5, 200, 100),
-    "rpc": lambda quick: calls(500, (1, 16)) if quick else calls(20_000, (1, 16, 64, 256)),
+    "rpc": lambda quick: calls(QUICK if quick else WHOLE),
     "rates": lambda quick: rates(1 if quick else 3, 0.3 if quick else 1.0),
 }
 

@@ -1,177 +1,94 @@
-"""RPC between two workers of one machine: one call, many at once, large ones; beside torch's."""
+"""RPC between processes of one machine, beside rivals and what the machine allows.
+
+Layout, in reading order
+    rpc.py           whom to measure, how long, in which order
+    rpc_report.py    figures as tables, and whether our aims are met
+    rpc_subject.py   what a subject is
+    rpc_workers.py   holdfast and torch
+    rpc_rivals.py    gRPC, Ray, rpyc, pyzmq
+    rpc_limits.py    raw sockets, copies of memory
+    rpc_subjects.py  all of them by name
+    rpc_calls.py     the functions that are called
+    rpc_callee.py    a process that is called
+    rpc_caller.py    a process that calls and measures
+    rpc_idle.py      what a connected peer costs
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
-import socket
 import statistics
-import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any
+import subprocess
+import sys
+from typing import NamedTuple
 
-from bench.subjects import available
-from bench.table import number, render
-from holdfast.launch.config import LaunchConfig
-from holdfast.launch.launcher import elastic_launch
+from bench.rpc_idle import IDLE
+from bench.rpc_report import FAILED, MISSING, Data, report
+from bench.rpc_subjects import SUBJECTS
+from bench.subjects import ROOT
 
-__all__ = ["calls"]
+__all__ = ["QUICK", "WHOLE", "Effort", "calls"]
 
-IN_FLIGHT = 64
-LIMIT = "limit: raw socket and pickle"
-Call = Callable[..., Any]
+PATIENCE_S = 120.0
+QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def nothing() -> None:
-    """Do nothing, over there."""
+class Effort(NamedTuple):
+    """How much to measure: so often, so long for each figure, with so large arrays."""
+
+    rounds: int
+    seconds: float
+    megabytes: tuple[int, ...]
+    peers: int
 
 
-def same(value: Any) -> Any:
-    return value
+QUICK = Effort(rounds=1, seconds=0.05, megabytes=(1, 16), peers=3)
+WHOLE = Effort(rounds=3, seconds=0.4, megabytes=(1, 16, 64, 256), peers=17)
 
 
-def calls(number_of: int, megabytes: tuple[int, ...]) -> tuple[str, object]:
-    """Measure synchronous calls, pipelined ones, and echoes of large arrays."""
-    subjects: dict[str, Call] = {LIMIT: raw, "holdfast": holdfast}
-    if available("torch"):
-        subjects["torch"] = torch
-    data: dict[str, dict[str, float]] = {}
-    for name, work in subjects.items():
-        config = LaunchConfig(1, 1, 2, rdzv_endpoint="localhost:0", max_restarts=0)
-        data[name] = elastic_launch(config, work)(number_of, megabytes)[0]
-    head = ["", *data["holdfast"]]
-    rows = []
-    for name, figures in data.items():
-        cells = [number(figures[column]) if column in figures else "" for column in head[1:]]
-        rows.append([name, *cells])
-    if "torch" in data:
-        ours, theirs = data["holdfast"], data["torch"]
-        ratios = [
-            number(ours[column] / theirs[column]) if column in theirs else "" for column in head[1:]
-        ]
-        rows.append(["holdfast / torch", *ratios])
-    else:
-        rows.append(["torch", "is not installed", *[""] * (len(head) - 2)])
-    return render("RPC: two workers of one machine", head, rows), data
-
-
-def measured(
-    sync: Call, start: Call, wait: Call, echo: Call, number_of: int, megabytes: tuple[int, ...]
-) -> dict[str, float]:
-    """Run the same measurements for every subject."""
-    for _ in range(100):
-        sync()
-    taken = []
-    for _ in range(number_of):
-        began = time.perf_counter()
-        sync()
-        taken.append(time.perf_counter() - began)
-    taken.sort()
-    figures = {
-        "call p50, µs": statistics.median(taken) * 1e6,
-        "p99, µs": taken[len(taken) * 99 // 100] * 1e6,
+def calls(effort: Effort) -> tuple[str, object]:
+    """Measure everyone in turn, round by round; each figure is the median of the rounds."""
+    sizes = ",".join(map(str, effort.megabytes))
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in SUBJECTS}
+    for _ in range(effort.rounds):
+        for name, subject in SUBJECTS.items():
+            if subject.installed():
+                rounds[name].append(_run("rpc_caller", name, str(effort.seconds), sizes))
+    idle = {
+        name: [_run("rpc_idle", "hub", name, str(effort.peers))]
+        for name, subject in IDLE.items()
+        if subject.installed()
     }
-    began = time.perf_counter()
-    open_: deque[Any] = deque()
-    for _ in range(number_of):
-        open_.append(start())
-        if len(open_) >= IN_FLIGHT:
-            wait(open_.popleft())
-    while open_:
-        wait(open_.popleft())
-    figures["pipelined, calls/s"] = number_of / (time.perf_counter() - began)
-    for size in megabytes:
-        best = []
-        for _ in range(5):
-            began = time.perf_counter()
-            echo(size << 20)
-            best.append(time.perf_counter() - began)
-        figures[f"{size} MB echo, ms"] = statistics.median(best) * 1e3
+    data = {name: _medians(figures) for name, figures in rounds.items()}
+    costs = {name: _medians(idle.get(name, [])) for name in IDLE}
+    text = report(data, costs, effort.megabytes)
+    return text, {"rounds": rounds, "medians": data, "idle": costs}
+
+
+def _run(module: str, *words: str) -> dict[str, float]:
+    """Run a program and return its figures; none if it fails."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", f"bench.{module}", *words],
+            cwd=ROOT,
+            env=os.environ | QUIET,
+            stdout=subprocess.PIPE,
+            timeout=PATIENCE_S,
+            check=True,
+        )
+    except subprocess.SubprocessError as error:
+        print(error, file=sys.stderr)
+        return {}
+    figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
 
-def holdfast(number_of: int, megabytes: tuple[int, ...]) -> dict[str, float] | None:
-    """Measure ours."""
-    from holdfast.rpc import api as rpc
-
-    rank = int(os.environ["RANK"])
-    rpc.init_rpc(f"worker{rank}")
-    try:
-        if rank:
-            return None
-        import numpy as np
-
-        def echo(size: int) -> None:
-            rpc.rpc_sync("worker1", same, (np.zeros(size, dtype=np.uint8),))
-
-        return measured(
-            lambda: rpc.rpc_sync("worker1", nothing),
-            lambda: rpc.rpc_async("worker1", nothing),
-            lambda future: future.wait(),
-            echo,
-            number_of,
-            megabytes,
-        )
-    finally:
-        rpc.shutdown()
-
-
-def torch(number_of: int, megabytes: tuple[int, ...]) -> dict[str, float] | None:
-    """Measure torch's."""
-    import torch as t
-    from torch.distributed import rpc
-
-    rank = int(os.environ["RANK"])
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
-    try:
-        if rank:
-            return None
-        return measured(
-            lambda: rpc.rpc_sync("worker1", nothing),
-            lambda: rpc.rpc_async("worker1", nothing),
-            lambda future: future.wait(),
-            lambda size: rpc.rpc_sync("worker1", same, (t.zeros(size, dtype=t.uint8),)),
-            max(200, number_of // 10),
-            megabytes,
-        )
-    finally:
-        rpc.shutdown()
-
-
-def raw(number_of: int, megabytes: tuple[int, ...]) -> dict[str, float] | None:
-    """Measure what a Unix socket and pickle alone take, between two processes."""
-    if int(os.environ["RANK"]):
-        return None
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if not child:
-        ours.close()
-        while data := theirs.recv(4096):
-            function, args = pickle.loads(data)
-            theirs.send(pickle.dumps(function(*args), 5))
-        os._exit(0)
-    theirs.close()
-    taken = []
-    for _ in range(number_of):
-        began = time.perf_counter()
-        ours.send(pickle.dumps((nothing, ()), 5))
-        pickle.loads(ours.recv(4096))
-        taken.append(time.perf_counter() - began)
-    ours.close()
-    os.waitpid(child, 0)
-    taken.sort()
-    figures = {
-        "call p50, µs": statistics.median(taken) * 1e6,
-        "p99, µs": taken[len(taken) * 99 // 100] * 1e6,
-    }
-    for size in megabytes:
-        source, target = bytearray(size << 20), bytearray(size << 20)
-        best = []
-        for _ in range(5):
-            began = time.perf_counter()
-            target[:] = source
-            source[:] = target
-            best.append(time.perf_counter() - began)
-        figures[f"{size} MB echo, ms"] = statistics.median(best) * 1e3
-    return figures
+def _medians(rounds: list[dict[str, float]]) -> Data:
+    """Return the median of each figure; in words, why there is none."""
+    if not rounds:
+        return MISSING
+    if not all(rounds):
+        return FAILED
+    figures = set.intersection(*map(set, rounds))
+    return {one: statistics.median(figure[one] for figure in rounds) for one in figures}

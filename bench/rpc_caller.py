@@ -1,0 +1,141 @@
+"""A process that calls: `python -m bench.rpc_caller SUBJECT SECONDS MEGABYTES,…`.
+
+It has a callee of its own, measures for so many seconds each, and prints the figures as one line
+of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from bench.rpc_callee import beside
+from bench.rpc_calls import array, nothing, same, small
+from bench.rpc_subject import Function, Subject
+from bench.rpc_subjects import SUBJECTS
+
+__all__ = ["CALLERS", "IN_FLIGHT", "WAYS"]
+
+IN_FLIGHT = 64
+CALLERS = (1, 4, 16)
+MIB = 1 << 20
+SLOW_S = 0.5
+"""Who needs longer for an array is not asked to send a larger one."""
+WAYS: dict[str, Callable[[str, int], tuple[Any, ...]]] = {
+    "echo": lambda library, size: (same, array(library, size)),
+    "argument": lambda library, size: (nothing, array(library, size)),
+    "result": lambda library, size: (array, library, size),
+}
+"""How large arrays go: what is called with what."""
+
+Figures = Iterator[tuple[str, float]]
+
+
+def repeated(act: Callable[[], object], seconds: float, least: int = 1) -> list[float]:
+    """Act for a while, at least so often; return how long each took.
+
+    Before, it acts for a quarter of the time: first calls connect, import and allocate.
+    """
+    end = time.perf_counter() + seconds / 4
+    act()
+    while time.perf_counter() < end:
+        act()
+    taken: list[float] = []
+    before = time.perf_counter()
+    end = before + seconds
+    while before < end or len(taken) < least:
+        act()
+        after = time.perf_counter()
+        taken.append(after - before)
+        before = after
+    return taken
+
+
+def one_call(call: Function, seconds: float, label: str, *asked: Any) -> Figures:
+    """Measure one call after the other."""
+    taken = sorted(repeated(partial(call, *asked), seconds, 100))
+    yield f"{label} p50", 1e6 * statistics.median(taken)
+    yield f"{label} p99", 1e6 * taken[len(taken) * 99 // 100]
+
+
+def pipelined(subject: Subject, seconds: float) -> Figures:
+    """Measure calls that do not wait for each other."""
+    start = subject.caller().start
+    waiting: deque[Callable[[], object]] = deque()
+
+    def one() -> None:
+        waiting.append(start(nothing))
+        if len(waiting) >= IN_FLIGHT:
+            waiting.popleft()()
+
+    yield "pipelined", _rate(repeated(one, seconds))
+    while waiting:
+        waiting.popleft()()
+
+
+def callers(subject: Subject, seconds: float) -> Figures:
+    """Measure threads that call at once."""
+    for count in CALLERS:
+        gate = threading.Barrier(count)
+
+        def run(_: int, gate: threading.Barrier = gate) -> float:
+            call = subject.caller().call
+            gate.wait()
+            return _rate(repeated(partial(call, nothing), seconds))
+
+        with ThreadPoolExecutor(count) as threads:
+            yield f"callers {count}", sum(threads.map(run, range(count)))
+
+
+def _rate(taken: list[float]) -> float:
+    return len(taken) / sum(taken)
+
+
+def large_calls(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Figures:
+    """Measure large arrays, there and back and one way, until they take too long."""
+    call = subject.caller().call
+    for way, asked in WAYS.items():
+        for size in megabytes:
+            parts = asked(subject.library, size * MIB)
+            taken = statistics.median(repeated(partial(call, *parts), seconds / 2))
+            yield f"{way} {size}", 1e3 * taken
+            if taken > SLOW_S:
+                break
+
+
+def measured(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Figures:
+    """Measure whatever can be measured of it."""
+    if "no-op" in subject.measures:
+        yield from one_call(subject.caller().call, seconds, "no-op", nothing)
+    if "matrix" in subject.measures:
+        matrix = small(subject.library)
+        yield from one_call(subject.caller().call, seconds, "matrix", same, matrix)
+    if "pipelined" in subject.measures:
+        yield from pipelined(subject, seconds)
+    if "callers" in subject.measures:
+        yield from callers(subject, seconds)
+    if "large" in subject.measures:
+        yield from large_calls(subject, seconds, megabytes)
+
+
+def main(name: str, seconds: str, megabytes: str) -> None:
+    sizes = tuple(map(int, megabytes.split(",")))
+    subject = SUBJECTS[name]()
+    with beside("bench.rpc_callee", name) as folder:
+        subject.connect(folder)
+        print(json.dumps(dict(measured(subject, float(seconds), sizes))), flush=True)
+        subject.close()
+    os._exit(0)  # torch's agent has no quick end
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,75 @@
+"""Ours and torch's RPC, which have the same functions."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bench.rpc_subject import Function, Subject
+
+__all__ = ["HUB", "Holdfast", "Torch", "Workers", "peer"]
+
+HUB = "zhub"  # the last by name and number: torch's workers gather at the first
+
+
+def peer(number: int) -> str:
+    """Return the name of one of those who are called."""
+    return f"peer{number}"
+
+
+FIRST = peer(0)
+
+
+class Workers(Subject):
+    """A job of so many peers that are called, and a hub that calls."""
+
+    library = "torch" if importlib.util.find_spec("torch") else "numpy"
+    functions: ClassVar[str]
+
+    def __init__(self, peers: int = 1, number: int = 0) -> None:
+        self._peers = peers
+        self._number = number
+        self._rpc: Any = None
+
+    def serve(self, folder: Path, ready: Callable[[], None]) -> None:
+        ready()  # they wait for each other
+        self._join(folder, peer(self._number), self._number)
+
+    def connect(self, folder: Path) -> None:
+        self._join(folder, HUB, self._peers)
+
+    def _join(self, folder: Path, name: str, rank: int) -> None:
+        self._rpc = importlib.import_module(self.functions)
+        self._rpc.init_rpc(
+            name, rank=rank, world_size=self._peers + 1, **self.place(f"file://{folder}/meeting")
+        )
+
+    def place(self, url: str) -> dict[str, Any]:
+        """Return the arguments that say where to meet."""
+        return {"init_method": url}
+
+    def call(self, function: Function, *args: Any) -> Any:
+        return self._rpc.rpc_sync(FIRST, function, args)
+
+    def start(self, function: Function, *args: Any) -> Callable[[], object]:
+        wait: Callable[[], object] = self._rpc.rpc_async(FIRST, function, args).wait
+        return wait
+
+
+class Holdfast(Workers):
+    label = "holdfast"
+    module = "holdfast"
+    functions = "holdfast.rpc"
+
+
+class Torch(Workers):
+    label = "torch RPC"
+    module = "torch"
+    functions = "torch.distributed.rpc"
+
+    def place(self, url: str) -> dict[str, Any]:
+        rpc = importlib.import_module(self.functions)
+        return {"rpc_backend_options": rpc.TensorPipeRpcBackendOptions(init_method=url)}
