@@ -14,6 +14,7 @@ Guarantees
     SR-1  Nothing is read of a stranger but a handshake of fixed size, within a time limit.
     SR-2  Every request that is read is answered once, unless the connection is gone.
     SR-3  A call that blocks delays the calls behind it on its pipe by at most two ticks.
+    SR-4  Strangers, however many, keep nobody out: the oldest one makes room for the next.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Server:
         self._strangers_max = strangers_max
         self._lock = threading.Lock()
         self._listeners: list[socket.socket] = []
-        self._strangers: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._links: dict[Link, Greeting] = {}
         self._handled = 0  # on links that are over
         self._closing = False
@@ -144,17 +145,26 @@ class Server:
                 SYSTEM_CLOCK.sleep(ACCEPT_AGAIN_S)  # as long as descriptors are short, say
                 continue
             with self._lock:
-                refused = self._closing or len(self._strangers) >= self._strangers_max
+                refused = self._closing
                 if not refused:
-                    self._strangers.add(sock)
+                    self._make_room()
+                    self._strangers[sock] = None
             if refused or not _start(f"{self._name}-link", self._welcome, sock):
                 self._known(sock)
                 sock.close()
 
+    def _make_room(self) -> None:
+        """Let one more stranger in: the oldest goes, who has had most time to say who he is."""
+        if len(self._strangers) >= self._strangers_max:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # whoever reads him ends it
+
     def _known(self, sock: socket.socket) -> None:
         """Count somebody no longer among the strangers."""
         with self._lock:
-            self._strangers.discard(sock)
+            self._strangers.pop(sock, None)
 
     def _welcome(self, sock: socket.socket) -> None:
         """Let somebody in who holds the secret, and serve him."""
@@ -166,7 +176,6 @@ class Server:
             sock.close()
             return
         with self._lock:
-            self._strangers.discard(sock)
             refused = self._closing
             if not refused:
                 self._links[link] = greeting
@@ -207,6 +216,7 @@ class Server:
         except HoldfastError as error:
             link.send(encode_answer(str(error)))
             raise
+        self._known(sock)  # before he is told: who is welcome makes room for nobody
         link.send_all([*link.offer(), encode_answer("")])
         link.set_limit(NEVER)
         return link, greeting

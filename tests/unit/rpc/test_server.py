@@ -393,12 +393,14 @@ def drip(sock: socket.socket) -> None:
         threading.Event().wait(0.02)
 
 
-def test_too_many_strangers_are_not_let_to_the_door(world: World) -> None:
+def test_the_oldest_stranger_makes_room(world: World) -> None:
+    """SR-4."""
+    world.server._handshake_within_s = SOON
     waiting = [world.connect() for _ in range(4)]
     until(lambda: len(world.server._strangers) == 4)
-    assert ended(world.connect())
-    waiting[0].close()
-    until(lambda: len(world.server._strangers) < 4)
+    waiting += [world.connect() for _ in range(2)]
+    assert all(ended(sock) for sock in waiting[:2])
+    until(lambda: len(world.server._strangers) == 4)
     assert world.open(Purpose.DIRECT)
 
 
