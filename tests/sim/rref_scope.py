@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.rpc.messages import Kind
+from holdfast.rpc.rref_answers import Memory
 from holdfast.rpc.rref_protocol import (
     Fork,
     ForkState,
@@ -24,7 +25,6 @@ from holdfast.rpc.rref_protocol import (
     References,
     Send,
     Ticket,
-    _Memory,
     _Owned,
 )
 
@@ -268,7 +268,7 @@ def clone(machine: References) -> References:
     }
     other._parents = dict(machine._parents)
     for name in ("_deleted", "_freed", "_dead"):
-        memory = _Memory(64)
+        memory = Memory(64)
         memory._known = getattr(machine, name)._known.copy()
         setattr(other, name, memory)
     return other

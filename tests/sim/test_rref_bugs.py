@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.rpc import rref_protocol
+from holdfast.rpc import rref_answers, rref_protocol
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.rref_protocol import (
     Fork,
@@ -51,7 +51,7 @@ def instead(patch: pytest.MonkeyPatch, name: str, act: Callable[..., Any]) -> No
 
 @bug("L1", 100)
 def nothing_is_remembered_of_the_deleted(patch: pytest.MonkeyPatch) -> None:  # RR-2, RR-3
-    patch.setattr(rref_protocol._Memory, "__contains__", lambda self, key: False)
+    patch.setattr(rref_answers.Memory, "__contains__", lambda self, key: False)
 
 
 @bug("L1", 100)
@@ -157,6 +157,29 @@ def a_refused_child_does_not_free_its_parent(patch: pytest.MonkeyPatch) -> None:
 
     instead(patch, "refused", refused)
     instead(patch, "fork_requested", requested)
+
+
+# Calls that ended without their answers.
+
+
+@bug("L1", 60)
+def what_an_unread_answer_gave_is_forgotten(patch: pytest.MonkeyPatch) -> None:  # RR-2, RA-1
+    instead(patch, "unread", lambda real, self, *args: real(self, *args) and [])
+
+
+@bug("L1", 200)
+def an_answer_that_comes_too_late_gives_all_the_same(patch: pytest.MonkeyPatch) -> None:  # RA-2
+    instead(patch, "answered", lambda real, self, *args: real(self, *args) or True)
+
+
+@bug("L1", 60)
+def what_was_given_without_an_answer_is_not_dropped(patch: pytest.MonkeyPatch) -> None:  # RR-2
+    instead(patch, "come_to_nothing", lambda real, self, ticket: [])
+
+
+@bug("L1", 60)
+def what_comes_to_nothing_is_taken_and_kept(patch: pytest.MonkeyPatch) -> None:  # RR-2
+    instead(patch, "come_to_nothing", lambda real, self, ticket: self.take(ticket))
 
 
 # Counting.

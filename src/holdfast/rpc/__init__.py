@@ -13,6 +13,7 @@ Layout, in reading order (◦ = pure)
     greeting.py ◦       the first words on a connection
     retry.py ◦          trying again: how often, after how long
     receipts.py ◦       what may be asked again runs once
+    rref_answers.py ◦   references in answers that may not have been read
     rref_protocol.py ◦  counting references: when a value may go
     serialize.py        values as bytes
     big.py              large buffers on one machine

@@ -6,9 +6,10 @@ the same call number; NOTE kinds are not answered.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 __all__ = ["NO_BUDGET", "RETRYABLE", "Buffer", "Kind", "Message"]
 
@@ -31,6 +32,8 @@ class Kind(IntEnum):
     RREF_CHILD_ACCEPT = 8
     RREF_USER_DELETE = 9
     CLEANUP_AUTOGRAD_CONTEXT_REQ = 10
+    RREF_UNREAD = 11
+    """Calls ended without their answers: what they gave comes to nothing, and what those gave."""
 
     REPLY = 64
     """The answer to a request: what it returned."""
@@ -62,6 +65,7 @@ RETRYABLE = frozenset(
         Kind.RREF_CHILD_ACCEPT,
         Kind.RREF_USER_DELETE,
         Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ,
+        Kind.RREF_UNREAD,
     }
 )
 """The kinds that are sent again by themselves when they fail."""
@@ -74,7 +78,7 @@ class Message:
     `call` numbers the requests of one agent. `budget_ms` is how long the caller will wait, in
     milliseconds, NO_BUDGET for as long as it takes. `once` asks the callee to remember the answer,
     since the request may come again. `body` is the part that is read at once, `buffers` what it
-    refers to.
+    refers to. `given`, which is not sent, is what to take back if it does not arrive.
     """
 
     kind: Kind
@@ -83,3 +87,4 @@ class Message:
     buffers: list[Buffer] = field(default_factory=list)
     budget_ms: int = NO_BUDGET
     once: bool = False
+    given: Sequence[Any] = ()

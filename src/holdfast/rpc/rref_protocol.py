@@ -19,6 +19,10 @@ value is freed.
     to the owner    A gives it back to B: B holds it locally, and accepts the child itself.
     dropping        A drops its reference: when its own fork is confirmed and no child waits, it
                     tells the owner (USER_DELETE).
+    unread          A call of A at B ends at A without its answer: A gave up, or a connection broke.
+                    Nobody knows whether what it gave was taken, and what its answer gave. So A
+                    gives it again, to be dropped, and names the call (UNREAD); B says what the
+                    answer gave, for A to take and drop. If it is yet to come, it gives nothing.
     dying           The forks of a worker that is gone are dropped by the owner; children on their
                     way to it no longer hold anybody back; references that it owned are lost.
 
@@ -31,7 +35,7 @@ Guarantees
           lives, as far as the owner knows.
     RR-2  When all references are dropped, or their holders gone, and all messages have arrived, the
           value is freed, and nothing of it is left on any worker. What was given must have been
-          taken, taken back (`not_given`), or given to somebody who is gone.
+          taken, taken back (`not_given`), given to somebody who is gone, or asked for (`unread`).
     RR-3  Every message may be handled any number of times, at any time: after the first nothing
           changes. A ticket may be taken any number of times: each is one more holder of the fork.
     RR-4  What is remembered of the deleted is bounded: the newest `REMEMBERED_MAX` of each kind. A
@@ -45,13 +49,12 @@ Guarantees
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 from holdfast.rpc.messages import Kind
+from holdfast.rpc.rref_answers import Answers, Memory
 
 __all__ = [
     "REMEMBERED_MAX",
@@ -148,25 +151,6 @@ class _Owned:
     holds: int = 0
 
 
-class _Memory:
-    """The newest of some keys, in a bounded number (RR-4)."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: OrderedDict[Hashable, None] = OrderedDict()
-
-    def add(self, key: Hashable) -> None:
-        self._known[key] = None
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._known
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-
 class References:
     """The references of one worker: those that it owns, and those that it uses."""
 
@@ -176,9 +160,10 @@ class References:
         self._owned: dict[Number, _Owned] = {}
         self._held: dict[Number, Fork] = {}
         self._parents: dict[Number, Number] = {}  # child that waits → our fork that it came from
-        self._deleted = _Memory(remembered)
-        self._freed = _Memory(remembered)
-        self._dead = _Memory(remembered)
+        self._deleted = Memory(remembered)
+        self._freed = Memory(remembered)
+        self._dead = Memory(remembered)
+        self._answers = Answers(remembered)
 
     # Making references.
 
@@ -291,6 +276,23 @@ class References:
             del self._held[fork]
             return []
         return self._delete_if_idle(fork)
+
+    # Calls that ended without an answer.
+
+    def answered(self, caller: Worker, call: int, tickets: list[Ticket]) -> bool:
+        """Note what the answer to a call gives; False if nobody will read it: take it back then."""
+        return self._answers.add(caller, call, tickets, self._is_open)
+
+    def unread(self, caller: Worker, call: int) -> list[Ticket]:
+        """Hear that the answer to a call was not read, and never will be; return what it gave."""
+        return self._answers.ask(caller, call, self._is_open)
+
+    def come_to_nothing(self, ticket: Ticket) -> list[Outcome]:
+        """Take a reference that may have come before, or still come, and drop it."""
+        outcomes = self.take(ticket)
+        if ticket.owner == self._me:
+            return [*outcomes, *self.let_go(ticket.reference)]
+        return [*outcomes, *self.drop(ticket.fork)]
 
     # Messages, as they come. Each is acknowledged by the shell when these return.
 
@@ -422,6 +424,13 @@ class References:
     def _next(self) -> Number:
         self._serial += 1
         return Number(self._me, self._serial)
+
+    def _is_open(self, ticket: Ticket) -> bool:
+        """Say whether what we gave is counted on its ticket's account still."""
+        if ticket.parent:
+            return ticket.fork in self._parents
+        owned = self._owned.get(ticket.reference)
+        return owned is not None and ticket.fork in owned.forks
 
     def _accept(self, ticket: Ticket) -> list[Outcome]:
         if not ticket.parent or ticket.parent in self._dead:

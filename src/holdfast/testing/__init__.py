@@ -27,6 +27,7 @@ In reading order:
     chaos.py       many of these jobs, by a command
     rrefjudge.py   are remote references counted right, at every step?
     rrefplan.py    what a seed decides for them
+    rrefworker.py  one simulated worker that makes, passes on and drops them
     rrefsim.py     their counting between simulated workers, judged over many seeds
     rpcworld.py    a test in several real workers, with faults if wanted
     rpcsoak.py     many calls under faults, audited: each runs once, none is mixed up

@@ -53,7 +53,7 @@ class Judge:
         self._scene = scene
         self.failures: list[str] = []
         self.counts: Counter[str] = Counter(
-            values=0, freed=0, taken=0, found=0, refused=0, deaths=0
+            values=0, freed=0, taken=0, found=0, refused=0, deaths=0, too_late=0
         )
         self._steps = 0
         self._first: dict[Number, Number] = {}  # value that is asked for → its maker's fork

@@ -5,7 +5,8 @@ from __future__ import annotations
 from holdfast.rpc.messages import NO_BUDGET, RETRYABLE, Kind, Message
 
 
-def test_the_ten_kinds_that_faults_are_planned_by() -> None:
+def test_the_kinds_that_faults_are_planned_by() -> None:
+    """The ten that others know by name, and one of ours."""
     assert {kind.name: int(kind) for kind in Kind if kind < Kind.REPLY} == {
         "PYTHON_CALL": 1,
         "PYTHON_REMOTE_CALL": 2,
@@ -17,20 +18,22 @@ def test_the_ten_kinds_that_faults_are_planned_by() -> None:
         "RREF_CHILD_ACCEPT": 8,
         "RREF_USER_DELETE": 9,
         "CLEANUP_AUTOGRAD_CONTEXT_REQ": 10,
+        "RREF_UNREAD": 11,
     }
 
 
 def test_requests_are_answered_and_nothing_else_is() -> None:
-    assert {kind for kind in Kind if kind.is_request} == set(list(Kind)[:10])
+    assert {kind for kind in Kind if kind.is_request} == set(list(Kind)[:11])
     for kind in (Kind.REPLY, Kind.FAILURE, Kind.HELLO, Kind.CANCEL, Kind.ACKNOWLEDGE):
         assert not kind.is_request
 
 
-def test_four_kinds_are_sent_again_by_themselves() -> None:
+def test_kinds_that_are_sent_again_by_themselves() -> None:
     assert sorted(kind.name for kind in RETRYABLE) == [
         "CLEANUP_AUTOGRAD_CONTEXT_REQ",
         "RREF_CHILD_ACCEPT",
         "RREF_FORK_REQUEST",
+        "RREF_UNREAD",
         "RREF_USER_DELETE",
     ]
 

@@ -405,6 +405,76 @@ def test_each_invariant_is_checked() -> None:
 # Any history, against a set of those who hold.
 
 
+# Calls that ended without their answers.
+
+
+def test_what_an_answer_gave_and_nobody_read_is_taken_and_dropped() -> None:
+    """RR-2, for a value of the callee, and for one that it passes on."""
+    owner, a, ticket = made()
+    given = owner.give_own(ticket.reference, C)
+    passed_on = a.give(ticket.fork, C)
+    assert given is not None
+    assert passed_on is not None
+    assert owner.answered(C, 1, [given])
+    assert a.answered(C, 1, [passed_on])
+    c = References(C)
+    for _ in range(2):  # told again, and dropped again
+        assert owner.unread(C, 1) == [given]
+        assert c.come_to_nothing(given) in ([delete(given)], [])
+    assert a.unread(C, 1) == [passed_on]
+    assert c.come_to_nothing(passed_on) == [request(passed_on)]
+    assert owner.fork_requested(passed_on.reference, passed_on.fork, C)
+    assert c.confirmed(passed_on.fork) == [accept(passed_on), delete(passed_on)]
+    assert a.child_accepted(passed_on.fork) == []
+    for one in (given, passed_on):
+        owner.user_deleted(one.reference, one.fork)
+        c.deleted(one.fork)
+    assert (owner.unread(C, 1), a.unread(C, 1)) == ([], [])
+    assert a.drop(ticket.fork) == [delete(ticket)]
+    assert owner.user_deleted(ticket.reference, ticket.fork) == [Freed(ticket.reference)]
+    a.deleted(ticket.fork)
+    assert owner.unread(C, 1) == []
+    gone(owner, a, c)
+
+
+def test_what_is_given_too_late_is_refused() -> None:
+    owner, _, ticket = made()
+    assert owner.unread(C, 1) == []
+    given = owner.give_own(ticket.reference, C)
+    assert given is not None
+    assert not owner.answered(C, 1, [given])
+    assert owner.not_given(given) == []
+    assert owner.counts()["forks"] == 1
+
+
+def test_what_comes_after_it_has_come_to_nothing_is_lost() -> None:
+    owner, a, ticket = made()
+    gift = a.give(ticket.fork, C)
+    assert gift is not None
+    c = References(C)
+    assert c.come_to_nothing(gift) == [request(gift)]
+    assert owner.fork_requested(gift.reference, gift.fork, C)
+    assert c.confirmed(gift.fork) == [accept(gift), delete(gift)]
+    c.deleted(gift.fork)
+    assert c.take(gift) == []
+    assert c.lost(gift.fork) == DROPPED
+    c.drop(gift.fork)
+    gone(c)
+
+
+def test_what_the_owner_gets_back_for_nothing_is_accepted() -> None:
+    owner, a, ticket = made()
+    gift = a.give(ticket.fork, B)
+    assert gift is not None
+    assert owner.come_to_nothing(gift) == [accept(gift)]
+    assert owner.counts()["forks"] == 1
+    a.child_accepted(gift.fork)
+    a.drop(ticket.fork)
+    assert owner.user_deleted(ticket.reference, ticket.fork) == [Freed(ticket.reference)]
+    assert owner.come_to_nothing(gift) == [accept(gift)]
+    gone(owner)
+
+
 class History(RuleBasedStateMachine):
     """One value of one owner, three users; messages in any order, repeated, with one owner's view.
 
