@@ -5,17 +5,22 @@ Run as a program it is a worker: it joins, says where it is, and ends when its i
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from unittest import mock
 
 import holdfast
 from holdfast.clock import Deadline
 from holdfast.net.auth import derive_key
-from holdfast.rpc import current
+from holdfast.rpc import agent as agents
+from holdfast.rpc import big, current
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.directory import KEEP_ALIVE_S, Directory
 from holdfast.rpc.names import WorkerInfo
@@ -26,24 +31,56 @@ KEY = derive_key(b"a secret that only workers know", "rpc")
 SOON = 30.0
 
 
+class Way(StrEnum):
+    """How messages go from one worker to another."""
+
+    FETCHED = "fetched"
+    """On one machine; large buffers are fetched by who receives them."""
+    SENT = "sent"
+    """On one machine, where nobody may read the memory of others."""
+    TCP = "tcp"
+    """As between machines."""
+
+
+@contextmanager
+def going(way: Way) -> Iterator[str]:
+    """Let this process be one whose messages go this way; give the address to listen on."""
+
+    def refused() -> None:
+        raise OSError(errno.EPERM, "not here")
+
+    with ExitStack() as stack:
+        if way is Way.TCP:
+            here = secrets.token_hex(8)
+            stack.enter_context(mock.patch.object(agents, "machine_id", return_value=here))
+        elif way is Way.SENT:
+            stack.enter_context(mock.patch.object(big, "_readv", refused))
+        yield "127.0.0.1" if way is Way.TCP else ""
+
+
 @contextmanager
 def joined(
-    name: str, number: int, endpoint: str, size: int = 0, lease_s: float = KEEP_ALIVE_S
+    name: str,
+    number: int,
+    endpoint: str,
+    size: int = 0,
+    way: Way = Way.FETCHED,
+    lease_s: float = KEEP_ALIVE_S,
 ) -> Iterator[Agent]:
     """Be a worker."""
-    agents: list[Agent] = []
+    here: list[Agent] = []
 
     def gone(contact: Contact) -> None:
-        for agent in agents:
+        for agent in here:
             agent.lost(contact)
 
     deadline = Deadline.after(SOON)
-    with holdfast.open_store(endpoint) as store:
+    with holdfast.open_store(endpoint) as store, going(way) as host:
         known = Directory(PrefixStore(store, "rpc/"), lost=gone, keep_alive_s=lease_s)
         agent = Agent(WorkerInfo(name, number), known, KEY, timeout_s=SOON)
         try:
-            agent.start()
-            agents.append(agent)
+            agent.start(host)
+            here.append(agent)
             assert agent.contact is not None
             known.join(agent.contact, deadline)
             known.wait_for(size, deadline)
@@ -56,9 +93,10 @@ def joined(
 class Workers:
     """Several workers; `me` is the one of this process, "w0"."""
 
-    def __init__(self, endpoint: str, lease_s: float) -> None:
+    def __init__(self, endpoint: str, lease_s: float, way: Way = Way.FETCHED) -> None:
         self._endpoint = endpoint
         self._lease_s = lease_s
+        self._way = way
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, *names: str) -> None:
@@ -69,7 +107,7 @@ class Workers:
         """
         for name in names:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, __file__, name, self._endpoint, str(self._lease_s)],
+                [sys.executable, __file__, name, self._endpoint, str(self._lease_s), self._way],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
@@ -101,14 +139,16 @@ class Workers:
 
 
 @contextmanager
-def workers(count: int, lease_s: float = 10.0) -> Iterator[tuple[Agent, Workers]]:
+def workers(
+    count: int, lease_s: float = 10.0, way: Way = Way.FETCHED
+) -> Iterator[tuple[Agent, Workers]]:
     """Start workers "w1"… in processes, and be "w0"."""
     with holdfast.serve_store() as server:
-        others = Workers(server.endpoint, lease_s)
+        others = Workers(server.endpoint, lease_s, way)
         try:
             names = [f"w{number}" for number in range(1, count)]
             others.start(*(names if count < 5 else [",".join(names)]))
-            with joined("w0", 0, server.endpoint, count) as agent:
+            with joined("w0", 0, server.endpoint, count, way, max(lease_s, KEEP_ALIVE_S)) as agent:
                 try:
                     yield agent, others
                 finally:
@@ -118,7 +158,7 @@ def workers(count: int, lease_s: float = 10.0) -> Iterator[tuple[Agent, Workers]
 
 
 def main() -> None:
-    names, endpoint, lease_s = sys.argv[1:]
+    names, endpoint, lease_s, way = sys.argv[1:]
     name, *others = names.split(",")
     born = []
     for other in others:
@@ -126,7 +166,7 @@ def main() -> None:
         if not born[-1]:
             name, born = other, []
             break
-    with joined(name, int(name[1:]), endpoint, lease_s=float(lease_s)) as agent:
+    with joined(name, int(name[1:]), endpoint, way=Way(way), lease_s=float(lease_s)) as agent:
         current.set_agent(agent)
         sys.stdout.write("here\n")
         sys.stdout.flush()
