@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_all_that_it_has_begun_ends(other: Agent) -> None:
     agent.call("x", len, ("abc",))
     other.call("x", len, ("abc",))
     other.call_async("x", len, ("abc",)).wait(SOON)
-    other.call_async("x", wait_awake, ("b",))
+    _ = other.call_async("x", wait_awake, ("b",))
     kept = agent.remote("w0", list)
     owned = agent.remote("x", same, (kept,))  # and a thread that serves others can reach it
     counts = agent.holdings.counts
@@ -151,7 +152,12 @@ def test_a_call_of_its_own_keeps_it_until_it_is_answered(other: Agent) -> None:
 def test_it_may_be_collected_while_its_own_locks_are_held(other: Agent) -> None:
     agent = make(other)
     other.call("x", len, ("abc",))
-    locks = [agent._lock, agent._server._lock, agent._answerer._lock, agent._insisting.changed]
+    locks: list[Any] = [
+        agent._lock,
+        agent._server._lock,
+        agent._answerer._lock,
+        agent._insisting.changed,
+    ]
     left = [agent]
 
     def drop() -> None:
