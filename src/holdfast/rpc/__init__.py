@@ -29,8 +29,11 @@ Layout, in reading order (◦ = pure)
     passing.py          references within messages
     rref.py             references as users see them
     holdings.py         the references of an agent
+    reading.py          reads answers, and sees to what is not read
     answering.py        runs what others ask for
     directory.py        who is where
+    insight.py          what an agent is doing, in numbers and words
+    insisting.py        requests that are sent until they are answered
     agent.py            everything together
     backends.py         what carries messages, by name
     meeting.py          where the workers of a job meet

@@ -11,8 +11,10 @@ import socket
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, check_timeout
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
@@ -22,14 +24,16 @@ from holdfast.rpc.answering import Answerer, deadline_here
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
 from holdfast.rpc.holdings import Holdings, timed_out
+from holdfast.rpc.insight import Insight
+from holdfast.rpc.insisting import Insisting, Patience, note
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer, machine_id
 from holdfast.rpc.pipe import NEVER, Readers, Reply
+from holdfast.rpc.reading import read, settle
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
-from holdfast.rpc.serialize import load_error
 from holdfast.rpc.server import Server
 from holdfast.rpc.way import make_way
 
@@ -39,6 +43,10 @@ _log = logging.getLogger("holdfast.rpc")
 
 
 Target: TypeAlias = str | int | WorkerInfo
+
+_ONE_TRY = RetryPolicy(max_retries=0)
+# Members of an enumeration cost a search each time they are named.
+_CALL = Kind.PYTHON_CALL
 
 
 class Transport(Protocol):
@@ -83,7 +91,11 @@ class Directory(Protocol):
 
 
 class Agent:
-    """One worker. `start()` before use; `close()` ends it."""
+    """One worker. `start()` before use; `close()` ends it.
+
+    One that is dropped while it runs ends by itself: none of its threads keeps it. Calls of its
+    own that are under way do, until they are answered; references that were made by it do not.
+    """
 
     def __init__(
         self,
@@ -101,8 +113,11 @@ class Agent:
         self._clock = clock
         self.timeout_s = timeout_s
         self._transport = transport or Direct()
+        # Whether messages may arrive twice: then each has a number by which it is known again.
+        self._repeats = bool(getattr(transport, "repeats", False))
         self._numbers = itertools.count(1)
         self._peers: dict[str, Peer] = {}
+        self._found: dict[Target, Peer] = {}  # what the directory said, until somebody is lost
         self._lock = threading.Lock()
         self._folder = ""
         self._readers: Readers | None = None
@@ -111,11 +126,15 @@ class Agent:
         self.holdings = Holdings(self, info, self._incarnation, self._errands)
         self._loop = Loop(f"holdfast-rpc-{info.name}-loop")
         self._answerer = Answerer(
-            info, self._incarnation, self.holdings, self._loop, clock, self.knows
+            *(info, self._incarnation, self.holdings, self._loop, clock),
+            knows=partial(_is_known, directory),
         )
         self._server = Server(f"holdfast-rpc-{info.name}", key, self._answerer)
-        # Calls that may be sent again and are not answered yet; the callees keep what is newer.
-        self._open_once: set[int] = set()
+        self._insisting = Insisting(info, self._transport, self._numbers, self._errands, clock)
+        self._insight = Insight(
+            *(info, self._numbers, self._peers, self._insisting),
+            *(self._server, self._answerer, self.holdings),
+        )
         self._closed = False
         self.contact: Contact | None = None
 
@@ -131,6 +150,9 @@ class Agent:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(path)
         self._readers = Readers(f"holdfast-rpc-{self._info.name}-read", self._clock)
+        # On a thread of its own: the garbage collector may come while any of our locks is held.
+        dropped = weakref.finalize(self, self._errands.do, self._parts().end)
+        dropped.atexit = False
         self._server.listen(sock)
         tcp = ""
         if tcp_host:
@@ -159,16 +181,40 @@ class Agent:
         """End everything: what is under way fails. Idempotent."""
         with self._lock:
             self._closed = True
-        self._server.close()
-        self._transport.close()
-        self._loop.close()
-        self._errands.close()
-        for peer in list(self._peers.values()):
-            peer.lose("Connection closed by peer (this agent has been shut down)")
-        if self._readers is not None:
-            self._readers.close()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._parts().end()
+
+    def _parts(self) -> _Parts:
+        return _Parts(
+            *(self._insisting, self._server, self._transport, self._loop, self._errands),
+            *(self._insight, self._peers, self._readers, self._folder),
+        )
+
+    # For people.
+
+    def metrics(self) -> dict[str, str]:
+        """Return what can be counted, by name; see `insight.py` for the names."""
+        return self._insight.metrics()
+
+    def debug_info(self) -> dict[str, str]:
+        """Return the metrics, and in words who is connected, and how."""
+        return self._insight.debug_info()
+
+    def enable_gil_profiling(self, flag: bool) -> None:
+        """Measure how long threads wait for the interpreter, or stop it (`InterpreterWait`)."""
+        self._insight.wait.switch(flag)
+
+    @property
+    def is_gil_profiling_enabled(self) -> bool:
+        """Whether that is measured."""
+        return self._insight.wait.is_on
+
+    def device_map(self, worker: Target) -> dict[Any, Any]:
+        """Return which devices of ours are which of a worker's: none, values arrive on the CPU."""
+        return {}
+
+    def devices(self) -> tuple[Any, ...]:
+        """Return the devices that this agent uses besides the CPU: none."""
+        return ()
 
     # Calling.
 
@@ -186,71 +232,27 @@ class Agent:
         With `retries` it is sent again when the connection breaks, and runs at most once all the
         same: a callee that has it already gives the answer that it kept.
         """
+        if retries is not None or self._repeats:
+            return self.call_async(to, function, args, kwargs, timeout, retries).wait()
         peer = self._peer(to)
         at, budget_ms = self._deadline(timeout)
-        message = self._message(peer, Kind.PYTHON_CALL, (function, args, kwargs), budget_ms)
+        message = self._message(
+            peer.contact.incarnation, _CALL, (function, args, kwargs), budget_ms
+        )
         make_way()
         try:
-            if retries is None:
-                answer = self._transport.exchange(peer, message, at)
-            else:
-                answer = self._insist(peer, message, at, retries)
-        except TimeoutError as error:
-            if isinstance(error, HoldfastError):
+            answer = self._transport.exchange(peer, message, at)
+        except BaseException as error:
+            self.holdings.unread(peer.contact.incarnation, message)
+            if not isinstance(error, TimeoutError) or isinstance(error, HoldfastError):
                 raise
             self._note(peer, Message(Kind.CANCEL, message.call))
             raise timed_out(budget_ms) from None
-        return self._read(answer)
-
-    def _insist(self, peer: Peer, message: Message, at: float, retries: RetryPolicy) -> Message:
-        """Send a request until it is answered, the policy gives up, or its receiver is gone."""
-        message.once = True
-        with self._lock:  # a number that is not among the open ones may be acknowledged by others
-            message.call = next(self._numbers)
-            self._open_once.add(message.call)
-        tried = 0
-        try:
-            while True:
-                tried += 1
-                now = self._clock.monotonic()
-                until = at if retries.try_s is None else min(at, now + retries.try_s)
-                try:
-                    return self._transport.exchange(peer, message, until)
-                except (PeerLost, TimeoutError) as error:
-                    self._wait_to_retry(peer, at, retries.delay(tried), error, retries)
-        finally:
-            with self._lock:
-                self._open_once.discard(message.call)
-                below = min(self._open_once, default=message.call + 1)
-            self._note(peer, Message(Kind.ACKNOWLEDGE, below))
+        return read(self.holdings, peer.contact.incarnation, message, answer)
 
     def _note(self, peer: Peer, message: Message) -> None:
         """Send what is not answered, sometime: nobody waits for it, or is told of its failure."""
-
-        def send() -> None:
-            try:
-                peer.note(message)
-            except (OSError, HoldfastError) as error:
-                _log.debug("a note to %s was not sent: %s", peer.contact.info, error)
-
-        self._errands.do(send)
-
-    def _wait_to_retry(
-        self,
-        peer: Peer,
-        at: float,
-        delay: float | None,
-        error: PeerLost | TimeoutError,
-        retries: RetryPolicy,
-    ) -> None:
-        """Wait before the next try; raise if there will be none."""
-        if delay is None:
-            raise PeerLost(f"{retries.exhausted()} {error}", peer=peer.contact.info.name) from None
-        if peer.lost is not None:  # another incarnation must not run it: it may have run
-            raise peer.lost from None
-        if self._clock.monotonic() + delay >= at:
-            raise TimeoutError from None
-        self._clock.sleep(delay)
+        self._errands.do(partial(note, peer, message))
 
     def call_async(
         self,
@@ -259,9 +261,10 @@ class Agent:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        retries: RetryPolicy | None = None,
     ) -> Future[Any]:
         """Call a function over there; return the future of what it returns."""
-        return self._post(self._peer(to), Kind.PYTHON_CALL, (function, args, kwargs), timeout)
+        return self._post(self._peer(to), _CALL, (function, args, kwargs), timeout, retries)
 
     def remote(
         self,
@@ -270,12 +273,18 @@ class Agent:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
+        retries: RetryPolicy | None = None,
     ) -> RRef[Any]:
         """Call a function over there and leave what it returns there; return a reference to it."""
         peer = self._peer(to)
         ticket = self.holdings.ask(peer.contact.incarnation)
         value = (ticket.reference, ticket.fork, function, args, kwargs)
-        creation = self._post(peer, Kind.PYTHON_REMOTE_CALL, value, timeout)
+        try:
+            creation = self._post(peer, Kind.PYTHON_REMOTE_CALL, value, timeout, retries)
+        except BaseException:
+            self.holdings.settled(ticket.fork)
+            self.holdings.dropped(ticket.reference, ticket.fork)
+            raise
         # However it ends: a request that was not answered may still arrive, and be counted there.
         creation.add_done_callback(lambda _: self.holdings.settled(ticket.fork))
         info = peer.contact.info
@@ -285,77 +294,125 @@ class Agent:
 
     def knows(self, incarnation: str) -> bool:
         """Say whether this life of a worker is, as far as the directory knows, not over."""
-        try:
-            self._directory.find_incarnation(incarnation)
-        except PeerLost:
-            return False
-        return True
+        return _is_known(self._directory, incarnation)
 
-    def request(self, to: str, kind: Kind, value: Any, timeout: float | None) -> Future[Any]:
-        """Send a request of a kind to an incarnation; return the future of its answer."""
-        peer = self._peers.get(to)
-        if peer is None:
-            peer = self._peer_of(self._directory.find_incarnation(to))
-        return self._post(peer, kind, value, timeout)
+    def request(
+        self,
+        to: str,
+        kind: Kind,
+        value: Any,
+        timeout: float | None,
+        retries: Patience | None = None,
+    ) -> Future[Any]:
+        """Send a request of a kind to an incarnation; return the future of its answer.
 
-    def _message(self, peer: Peer, kind: Kind, value: Any, budget_ms: int) -> Message:
-        body, buffers, _ = self.holdings.pack(peer.contact.incarnation, value)
-        return Message(kind, next(self._numbers), body, buffers, budget_ms)
+        With `retries` that may be somebody who is not known yet. Such a request does not keep the
+        agent: it may be one that is sent for as long as it takes.
+        """
+        if retries is None:
+            return self._post(self._peer_at(to), kind, value, timeout)
+        agent = weakref.ref(self)
 
-    def _post(self, peer: Peer, kind: Kind, value: Any, timeout: float | None) -> Future[Any]:
+        def find() -> Peer:
+            found = agent()
+            if found is None:
+                raise PeerLost("Connection closed by peer (this agent has been shut down)")
+            return found._peer_at(to)
+
+        heard = partial(settle, self.holdings)
+        return self._insist(to, find, kind, value, timeout, retries, heard)
+
+    def _message(self, to: str, kind: Kind, value: Any, budget_ms: int) -> Message:
+        body, buffers, given = self.holdings.pack(to, value)
+        return Message(kind, next(self._numbers), body, buffers, budget_ms, False, given)
+
+    def _insist(
+        self,
+        to: str,
+        find: Callable[[], Peer],
+        kind: Kind,
+        value: Any,
+        timeout: float | None,
+        retries: Patience,
+        heard: Callable[[str, Message, Future[Any], Message | Exception], bool],
+    ) -> Future[Any]:
+        """Send a request until it is answered, or there is no hope; see `insisting.py`."""
         at, budget_ms = self._deadline(timeout)
-        message = self._message(peer, kind, value, budget_ms)
+        message = self._message(to, kind, value, budget_ms)
+        future: Future[Any] = Future()
+        hear = partial(heard, to, message, future)
+        future._driver = request = self._insisting.post(to, find, message, hear, at, retries)
+        future._stop = request.stop
+        return future
+
+    def _settle(
+        self, to: str, request: Message, future: Future[Any], answer: Message | Exception
+    ) -> bool:
+        # By the agent: a call keeps it until it is answered.
+        return settle(self.holdings, to, request, future, answer)
+
+    def _post(
+        self,
+        peer: Peer,
+        kind: Kind,
+        value: Any,
+        timeout: float | None,
+        retries: Patience | None = None,
+    ) -> Future[Any]:
+        to = peer.contact.incarnation
+        if retries is None and self._repeats:
+            retries = _ONE_TRY
+        if retries is not None:
+            return self._insist(to, lambda: peer, kind, value, timeout, retries, self._settle)
+        at, budget_ms = self._deadline(timeout)
+        message = self._message(to, kind, value, budget_ms)
         future: Future[Any] = Future()
 
         def stop() -> None:
             self._note(peer, Message(Kind.CANCEL, message.call))
 
         def hear(answer: Message | Exception) -> None:
-            # It may have been cancelled: then nobody hears it, but what it brings is taken all the
-            # same, since references may be among it.
-            if isinstance(answer, Message):
-                try:
-                    value = self._read(answer)
-                except BaseException as error:
-                    # Without this frame, which knows the future, which would keep the error: all
-                    # that its traceback gathers would stay until the garbage collector comes.
-                    future._settle(None, error.with_traceback(None))
-                else:
-                    future._settle(value, None)
-            elif isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError):
-                if future._settle(None, timed_out(budget_ms)):
-                    stop()
-            elif isinstance(answer, PeerLost):
-                # A new one: many are told the same, and what one gathers on its way up would stay
-                # as long as any of them, and the peer, keeps it.
-                lost = PeerLost(str(answer), peer=answer.peer, incarnation=answer.incarnation)
-                future._settle(None, lost)
-            else:
-                future._settle(None, answer)
+            late = isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError)
+            if late:
+                answer = timed_out(budget_ms)
+            if settle(self.holdings, to, message, future, answer) and late:
+                stop()
 
         future._stop = stop
         try:
             future._driver = self._transport.post(peer, message, hear, at)
         except (TimeoutError, PeerLost, Overloaded) as error:
             hear(error)
+        except BaseException:  # it is refused, say, or an interrupt came
+            self.holdings.unread(to, message)
+            raise
         return future
 
     def _deadline(self, timeout: float | None) -> tuple[float, int]:
+        """Return when to give a call up, and in how many milliseconds from now that is."""
         seconds = self.timeout_s if timeout is None else check_timeout(timeout)
-        at = deadline_here()
-        if seconds:
-            at = min(at, self._clock.monotonic() + seconds)
+        now, at = self._clock.monotonic(), deadline_here()
+        if seconds and now + seconds < at:
+            at = now + seconds
         if at == NEVER:
             return at, NO_BUDGET
-        return at, max(1, int((at - self._clock.monotonic()) * 1000))
+        return at, int((at - now) * 1000) if at - now >= 0.001 else 1
 
-    def _read(self, answer: Message) -> Any:
-        if answer.kind is not Kind.REPLY:
-            raise load_error(answer.body, answer.buffers)
-        return self.holdings.unpack(answer.body, answer.buffers)
+    def _peer_at(self, incarnation: str) -> Peer:
+        peer = self._peers.get(incarnation)
+        if peer is None:
+            peer = self._peer_of(self._directory.find_incarnation(incarnation))
+        return peer
 
     def _peer(self, to: Target) -> Peer:
-        return self._peer_of(self._directory.find(to))
+        try:
+            return self._found[to]
+        except (KeyError, TypeError):  # not yet, or nobody's name
+            peer = self._peer_of(self._directory.find(to))
+        with self._lock:
+            if peer.lost is None:
+                self._found[to] = peer
+        return peer
 
     def _peer_of(self, contact: Contact) -> Peer:
         peer = self._peers.get(contact.incarnation)
@@ -373,9 +430,51 @@ class Agent:
 
     def lost(self, contact: Contact) -> None:
         """Hear that a worker is gone: whoever waits for it must know."""
-        peer = self._peers.pop(contact.incarnation, None)
-        if peer is not None:
-            peer.lose("Connection closed by peer (it is gone)")
-        self.holdings.died(contact.incarnation)
+        # First, so that nothing of it is run any more once somebody has been told.
         self._answerer.died(contact.incarnation)
         self._server.hang_up(contact.incarnation)
+        peer = self._peers.pop(contact.incarnation, None)
+        if peer is not None:
+            self._insisting.lost(
+                contact.incarnation, peer.lose("Connection closed by peer (it is gone)")
+            )
+        with self._lock:  # after it is lost, or somebody might put it back
+            self._found = {}
+        self.holdings.died(contact.incarnation)
+
+
+def _is_known(directory: Directory, incarnation: str) -> bool:
+    try:
+        directory.find_incarnation(incarnation)
+    except PeerLost:
+        return False
+    return True
+
+
+class _Parts(NamedTuple):
+    """What ends with an agent. None of it keeps the agent."""
+
+    insisting: Insisting
+    server: Server
+    transport: Transport
+    loop: Loop
+    errands: Errands
+    insight: Insight
+    peers: dict[str, Peer]
+    readers: Readers | None
+    folder: str
+
+    def end(self) -> None:
+        """End everything: what is under way fails. Idempotent."""
+        self.insisting.close()  # before the connections break, or it would try again
+        self.server.close()
+        self.transport.close()
+        self.loop.close()
+        self.errands.close()
+        self.insight.wait.close()
+        for peer in list(self.peers.values()):
+            peer.lose("Connection closed by peer (this agent has been shut down)")
+        if self.readers is not None:
+            self.readers.close()
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)

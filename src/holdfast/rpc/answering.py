@@ -35,6 +35,8 @@ ASYNC_MARK = "_holdfast_async_execution"
 """Marks a function that returns a future, whose value is the answer."""
 
 DEAD_MAX = 4096
+# Members of an enumeration cost a search each time they are named.
+_CALL, _REPLY = Kind.PYTHON_CALL, Kind.REPLY
 
 _log = logging.getLogger("holdfast.rpc")
 # A context variable, since the deadline goes on in the coroutines of a call.
@@ -70,12 +72,12 @@ class Answerer:
         self._tasks: dict[tuple[str, int], Future[Any]] = {}
         self._dead: dict[str, None] = {}  # the latest ones
         self._handlers: dict[Kind, Callable[[Greeting, Any], Any]] = {
-            Kind.PYTHON_CALL: lambda caller, request: self._run(*request),
             Kind.PYTHON_REMOTE_CALL: self._run_remote,
             Kind.PYTHON_RREF_FETCH_CALL: self._run_fetch,
         }
         for kind in (Kind.RREF_FORK_REQUEST, Kind.RREF_CHILD_ACCEPT, Kind.RREF_USER_DELETE):
             self._handlers[kind] = self._counting(kind)
+        self._handlers[Kind.RREF_UNREAD] = self._run_unread
 
     def add_handler(self, kind: Kind, handler: Callable[[Greeting, Any], Any]) -> None:
         """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
@@ -110,7 +112,7 @@ class Answerer:
 
     def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
         """Run a request and return its answer; None if it comes later, or none is due."""
-        if not message.kind.is_request:
+        if message.kind >= _REPLY:  # and no request
             self._note(caller, message)
             return None
         if caller.incarnation in self._dead:
@@ -131,7 +133,7 @@ class Answerer:
                 return None
             case Verdict.FULL:
                 return self._failure(
-                    message, Overloaded("too many answers wait to be acknowledged")
+                    message, Overloaded("too many, or too large, answers are not acknowledged")
                 )
             case Verdict.FORGOTTEN:
                 return self._failure(message, UsageError("this call was answered long ago"))
@@ -151,7 +153,7 @@ class Answerer:
         match message.kind:
             case Kind.ACKNOWLEDGE:
                 with self._lock:
-                    self._receipts.acknowledged(caller.incarnation, message.call)
+                    self._receipts.acknowledged(caller.incarnation, message)
             case Kind.CANCEL:
                 with self._lock:
                     task = self._tasks.get((caller.incarnation, message.call))
@@ -165,10 +167,13 @@ class Answerer:
         _at.set(self._clock.monotonic() + budget_ms / 1000 if budget_ms else NEVER)
         try:
             request = self._holdings.unpack(message.body, message.buffers)
-            handler = self._handlers.get(message.kind)
-            if handler is None:
-                raise UsageError(f"{message.kind.name}: this worker does not serve it")
-            value = handler(caller, request)
+            if message.kind is _CALL:
+                value = self._run(*request)
+            else:
+                handler = self._handlers.get(message.kind)
+                if handler is None:
+                    raise UsageError(f"{message.kind.name}: this worker does not serve it")
+                value = handler(caller, request)
             if isinstance(value, Future):
                 self._when_done(caller, message, value, later)
                 return None
@@ -183,6 +188,8 @@ class Answerer:
     def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a function; a future if its answer comes later."""
         value = function(*args, **kwargs) if kwargs else function(*args)
+        if not hasattr(value, "__await__"):  # costs less than what follows, and is nearly all
+            return value
         if isinstance(value, Coroutine):
             return self._loop.run(value)
         if isinstance(value, Future) and not getattr(function, ASYNC_MARK, False):
@@ -208,6 +215,9 @@ class Answerer:
 
     def _run_fetch(self, caller: Greeting, request: Any) -> Any:
         return self._holdings.value(Number(*request))
+
+    def _run_unread(self, caller: Greeting, request: Any) -> Any:
+        return self._holdings.unread_by(caller.incarnation, request)
 
     def _counting(self, kind: Kind) -> Callable[[Greeting, Any], Any]:
         def run(caller: Greeting, request: Any) -> bool:
@@ -238,8 +248,10 @@ class Answerer:
         value.add_done_callback(done)
 
     def _answer(self, caller: Greeting, message: Message, value: Any) -> Message:
-        body, buffers, _ = self._holdings.pack(caller.incarnation, value)
-        return Message(Kind.REPLY, message.call, body, buffers)
+        body, buffers, given = self._holdings.pack(caller.incarnation, value)
+        if given:
+            self._holdings.answered(caller.incarnation, message.call, given)
+        return Message(_REPLY, message.call, body, buffers)
 
     def _failure(self, message: Message, error: BaseException) -> Message:
         body, buffers = dump_error(error, str(self._info))

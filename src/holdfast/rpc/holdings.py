@@ -1,8 +1,8 @@
 """The references of an agent at work: values, messages, and the machine that counts.
 
 The shell around `rref_protocol.py`. The machine is stepped under one lock, and what it frees is
-taken out under the same one. What it wants sent is sent by the errands' thread, again and again,
-until it is answered or the receiver is gone: first after the delays of the retry policy, then, with
+taken out under the same one. What it wants sent is sent again and again (see `insisting.py`) until
+it is answered or the receiver is gone: first after the delays of the retry policy, then, with
 a warning, after the last of them for as long as it takes. Somebody whom nobody knows any more by
 then is gone.
 """
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from holdfast.errors import CallTimedOut, ReferenceFailed, TimeoutExpired, UsageError
+from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, TimeoutExpired, UsageError
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
-from holdfast.rpc.messages import Buffer, Kind
+from holdfast.rpc.messages import RETRYABLE, Buffer, Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.passing import here
 from holdfast.rpc.retry import RetryPolicy
@@ -28,7 +29,7 @@ from holdfast.rpc.serialize import dump, load
 
 __all__ = ["Holdings", "timed_out"]
 
-CONTROL_TIMEOUT_S = 10.0
+CONTROL_TRY_S = 10.0
 OVERTAKEN_S = 60.0
 """How long a fetch that has overtaken the request for its value waits for that, at most."""
 
@@ -46,7 +47,7 @@ class Holdings:
         errands: Errands,
         retry: RetryPolicy | None = None,
     ) -> None:
-        self.agent = agent
+        self._agent = weakref.ref(agent)
         self.me = me
         self.incarnation = incarnation
         self._errands = errands
@@ -56,7 +57,16 @@ class Holdings:
         self._references = References(incarnation)
         self._values: dict[Number, Future[Any]] = {}
         self._unsent = 0
+        self._unread: dict[str, dict[int, list[Any]]] = {}  # by callee; there while it is told
         self._settled = threading.Condition(self._lock)
+
+    @property
+    def agent(self) -> Any:
+        """The agent, which must still be there: those who serve others do not keep it."""
+        agent = self._agent()
+        if agent is None:
+            raise PeerLost("Connection closed by peer (this agent has been shut down)")
+        return agent
 
     # Owning.
 
@@ -193,6 +203,65 @@ class Holdings:
         fork = None if ticket.owner == self.incarnation else ticket.fork
         return RRef._made(self, ticket.reference, owner, ticket.owner, fork)
 
+    # Calls that ended without their answers (see *unread* in `rref_protocol.py`).
+
+    def answered(self, caller: str, call: int, tickets: list[Ticket]) -> None:
+        """Note what an answer gives; ReferenceFailed if nobody waits for it any more."""
+        with self._lock:
+            wanted = self._references.answered(caller, call, tickets)
+        if not wanted:
+            self.not_given(tickets)
+            raise ReferenceFailed("nobody waits for the references in this answer any more")
+
+    def unread(self, callee: str, request: Message) -> None:
+        """Hear that a request ended without an answer that was read: tell its callee, soon."""
+        if request.kind in RETRYABLE:
+            return  # these give nothing
+        with self._lock:
+            if self._references.is_dead(callee):
+                return
+            calls = self._unread.get(callee)
+            if calls is None:
+                calls = self._unread[callee] = {}
+                self._unsent += 1
+                self._errands.do(partial(self._tell_unread, callee))
+            calls[request.call] = [tuple(ticket) for ticket in request.given]
+
+    def _tell_unread(self, callee: str) -> None:
+        """Tell what has gathered, and then what has gathered meanwhile. On the errands' thread."""
+        with self._lock:
+            calls = self._unread.pop(callee, None)
+            if calls:
+                self._unread[callee] = {}
+        if not calls:
+            self._one_less()
+            return
+
+        def heard(answer: Future[Any]) -> None:
+            if answer.exception() is not None:  # there is nobody to be told any more
+                with self._lock:
+                    self._unread.pop(callee, None)
+                self._one_less()
+                return
+            self._come_to_nothing(answer.value())
+            self._errands.do(partial(self._tell_unread, callee))
+
+        self._insist(Kind.RREF_UNREAD, callee, calls, heard)
+
+    def unread_by(self, caller: str, calls: dict[int, list[Any]]) -> list[Any]:
+        """Hear what calls gave that ended without their answers; return what those gave."""
+        found: list[Any] = []
+        for call, given in calls.items():
+            self._come_to_nothing(given)
+            with self._lock:
+                found += map(tuple, self._references.unread(caller, call))
+        return found
+
+    def _come_to_nothing(self, given: Iterable[Any]) -> None:
+        for reference, owner, fork, parent in given:
+            ticket = Ticket(Number(*reference), owner, Number(*fork), parent)
+            self._step(partial(References.come_to_nothing, ticket=ticket))
+
     # Messages that have come.
 
     def handle(self, kind: Kind, reference: Number, fork: Number, user: str) -> bool:
@@ -238,38 +307,39 @@ class Holdings:
                 self._errands.do(partial(self.send, outcome))
         freed.clear()  # here, without the lock: their destructors are the user's code
 
-    def send(self, message: Send, tried: int = 1) -> None:
+    def send(self, message: Send) -> None:
         """Send a message about counting, and see to it that it arrives. On the errands' thread."""
 
         def heard(answer: Future[Any]) -> None:
             if answer.exception() is None:
                 self._arrived(message, bool(answer.value()))
-            elif self._is_gone(message.to, tried):
+            else:  # there is nobody to tell any more, or nobody who tells
                 self._one_less()
-            else:
-                retry = self._retry
-                if tried == retry.max_retries + 1:
-                    _log.warning("%s to %s: %s", message.kind.name, message.to, retry.exhausted())
-                again = partial(self.send, message, tried + 1)
-                self._errands.do(again, retry.insisting(tried))
 
+        self._insist(message.kind, message.to, (message.reference, message.fork), heard)
+
+    def _insist(
+        self, kind: Kind, to: str, value: Any, heard: Callable[[Future[Any]], None]
+    ) -> None:
         try:
-            answer = self.agent.request(
-                message.to, message.kind, (message.reference, message.fork), CONTROL_TIMEOUT_S
-            )
-        except Exception as error:
+            answer = self.agent.request(to, kind, value, 0, _UntilGone(self, kind, to))
+        except PeerLost as error:
             answer = Future()
             answer.set_exception(error)
         answer.add_done_callback(heard)
 
-    def _is_gone(self, worker: str, tried: int) -> bool:
+    def delay(self, kind: Kind, worker: str, tried: int) -> float | None:
+        """Return how long to wait before a message is sent again; None if its receiver is gone."""
+        retry, agent = self._retry, self._agent()
         with self._lock:
-            if self._references.is_dead(worker):
-                return True
-        if tried <= self._retry.max_retries or self.agent.knows(worker):
-            return False
-        self.died(worker)
-        return True
+            if agent is None or self._references.is_dead(worker):
+                return None
+        if tried > retry.max_retries and not agent.knows(worker):
+            self.died(worker)
+            return None
+        if tried == retry.max_retries + 1:
+            _log.warning("%s to %s: %s", kind.name, worker, retry.exhausted())
+        return retry.insisting(tried)
 
     def _arrived(self, message: Send, useful: bool) -> None:
         fork = message.fork
@@ -318,6 +388,23 @@ class Holdings:
                     return False
                 self._settled.wait(left)
         return True
+
+
+class _UntilGone:
+    """Lets a message about counting be sent until its receiver is gone."""
+
+    try_s = CONTROL_TRY_S
+
+    def __init__(self, holdings: Holdings, kind: Kind, to: str) -> None:
+        self._holdings = holdings
+        self._kind = kind
+        self._to = to
+
+    def delay(self, tried: int) -> float | None:
+        return self._holdings.delay(self._kind, self._to, tried)
+
+    def exhausted(self) -> str:
+        return "Its receiver is gone."
 
 
 def timed_out(budget_ms: int) -> CallTimedOut:

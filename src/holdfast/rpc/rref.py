@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from holdfast.errors import ReferenceFailed, UsageError
+from holdfast.errors import CallTimedOut, ReferenceFailed, UsageError
 from holdfast.rpc.future import Future
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.passing import receiver, sender
@@ -18,6 +18,7 @@ from holdfast.rpc.rref_protocol import Number, Ticket
 
 if TYPE_CHECKING:
     from holdfast.rpc.holdings import Holdings
+    from holdfast.rpc.retry import RetryPolicy
 
 __all__ = ["RRef"]
 
@@ -115,17 +116,17 @@ class RRef(Generic[T]):
 
     # What can be done with it.
 
-    def rpc_sync(self, timeout: float | None = None) -> Any:
+    def rpc_sync(self, timeout: float | None = None, retries: RetryPolicy | None = None) -> Any:
         """Call methods of the value where it lives: `rref.rpc_sync().method(x)`."""
-        return _Proxy(self, "call", timeout)
+        return _Proxy(self, "call", timeout, retries)
 
-    def rpc_async(self, timeout: float | None = None) -> Any:
+    def rpc_async(self, timeout: float | None = None, retries: RetryPolicy | None = None) -> Any:
         """Call methods of the value where it lives, and get futures."""
-        return _Proxy(self, "call_async", timeout)
+        return _Proxy(self, "call_async", timeout, retries)
 
-    def remote(self, timeout: float | None = None) -> Any:
+    def remote(self, timeout: float | None = None, retries: RetryPolicy | None = None) -> Any:
         """Call methods of the value where it lives, and get references to what they return."""
-        return _Proxy(self, "remote", timeout)
+        return _Proxy(self, "remote", timeout, retries)
 
     def _get_future(self) -> Future[Any]:
         """Return the future of the creation."""
@@ -136,9 +137,15 @@ class RRef(Generic[T]):
     def _check(self) -> None:
         """Refuse a reference whose creation is known to have failed."""
         creation = self._creation
-        if creation is not None and creation.done() and creation.exception() is not None:
+        error = None if creation is None or not creation.done() else creation.exception()
+        if isinstance(error, CallTimedOut):
             raise ReferenceFailed(
-                f"RRef creation via rpc.remote() failed at {self._owner}: {creation.exception()}"
+                f"RRef creation via rpc.remote() at {self._owner} timed out, and it is possible "
+                "that the value does not exist there"
+            )
+        if error is not None:
+            raise ReferenceFailed(
+                f"RRef creation via rpc.remote() failed at {self._owner}: {error}"
             )
 
     # Passing it on.
@@ -174,10 +181,13 @@ def _rebuild(
 class _Proxy:
     """Makes calls of methods of what a reference stands for."""
 
-    def __init__(self, rref: RRef[Any], how: str, timeout: float | None) -> None:
+    def __init__(
+        self, rref: RRef[Any], how: str, timeout: float | None, retries: RetryPolicy | None
+    ) -> None:
         self._rref = rref
         self._how = how
         self._timeout = timeout
+        self._retries = retries
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -186,9 +196,8 @@ class _Proxy:
         def call(*args: Any, **kwargs: Any) -> Any:
             rref = self._rref
             make = getattr(rref._holdings.agent, self._how)
-            return make(
-                rref.owner(), _call_method, (rref, name, args, kwargs), timeout=self._timeout
-            )
+            value = (rref, name, args, kwargs)
+            return make(rref.owner(), _call_method, value, None, self._timeout, self._retries)
 
         return call
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer
 from holdfast.rpc.pipe import Reply
 from holdfast.rpc.retry import RetryPolicy
+from holdfast.rpc.rref import RRef
 
 KEY = derive_key(b"a secret that only workers know", "rpc")
 SOON = 20.0
@@ -50,20 +52,25 @@ class Rough(Direct):
         self.sent: list[Message] = []
         self.breaks: list[Exception] = []
         self.after = False
+        self.before: Callable[[], None] = lambda: None
         self.closed = False
 
     def exchange(self, peer: Peer, message: Message, at: float) -> Message:
         self.sent.append(message)
         if self.breaks:
-            if self.after:
-                super().exchange(peer, message, at)
             raise self.breaks.pop(0)
         return super().exchange(peer, message, at)
 
     def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
+        if message.kind is Kind.RREF_UNREAD:  # what follows on a call that failed
+            return super().post(peer, message, reply, at)
         self.sent.append(message)
         if self.breaks:
-            raise self.breaks.pop(0)
+            error = self.breaks.pop(0)
+            if self.after:
+                return super().post(peer, message, lambda answer: reply(error), at)
+            self.before()
+            raise error
         return super().post(peer, message, reply, at)
 
     def close(self) -> None:
@@ -173,49 +180,163 @@ def test_too_much_under_way_is_refused_and_hangs_nobody(
 # Sent again.
 
 
-def test_a_call_is_sent_again_when_the_connection_breaks(world: World) -> None:
+@pytest.fixture(params=["call", "call_async", "remote"])
+def insist(world: World, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Call in one of the three ways, and return the value."""
+
+    def way(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        outcome = getattr(world.one, request.param)("two", function, args, **more)
+        if isinstance(outcome, RRef):
+            outcome._get_future().wait(SOON)
+            return outcome.to_here()
+        return outcome.wait(SOON) if isinstance(outcome, Future) else outcome
+
+    return way
+
+
+def test_a_call_is_sent_again_when_the_connection_breaks(
+    world: World, insist: Callable[..., Any]
+) -> None:
     world.rough.breaks = [PeerLost("broken")] * 3
-    assert world.one.call("two", add, (1,), retries=FAST) == 1
-    assert len({message.call for message in world.rough.sent}) == 1
-    assert all(message.once for message in world.rough.sent)
-    assert len(world.rough.sent) == 4
+    assert insist(add, 1, retries=FAST) == 1
+    sent = [message for message in world.rough.sent if message.once]
+    assert len({message.call for message in sent}) == 1
+    assert len(sent) == 4
+    assert ran == [(1, 0)]
 
 
-def test_what_was_run_before_the_connection_broke_is_not_run_again(world: World) -> None:
+def test_what_was_run_before_the_connection_broke_is_not_run_again(
+    world: World, insist: Callable[..., Any]
+) -> None:
     world.rough.after = True
     world.rough.breaks = [PeerLost("broken")] * 3
-    assert world.one.call("two", add, (1,), retries=FAST) == 1
+    assert insist(add, 1, retries=FAST) == 1
     assert ran == [(1, 0)]
     until(lambda: world.two._answerer._receipts.kept() == 0)
 
 
-def test_a_policy_gives_up_and_says_so(world: World) -> None:
+def test_what_still_runs_when_it_comes_again_is_answered_once_it_is_done(world: World) -> None:
+    futures = [world.one.call_async("two", wait, (str(n),), retries=FAST) for n in range(3)]
+    until(lambda: len(ran) == 3)
+    world.one._peer("two").reset("on purpose")
+    until(lambda: len(world.rough.sent) == 6)
+    gate.set()
+    assert wait_all(futures) == ["0", "1", "2"]
+    assert sorted(map(str, ran)) == ["0", "1", "2"]
+
+
+def test_a_policy_gives_up_and_says_so(world: World, insist: Callable[..., Any]) -> None:
     world.rough.breaks = [PeerLost("broken")] * 4
     with pytest.raises(PeerLost, match=r"number of max retries \(3\)\. broken"):
-        world.one.call("two", add, (1,), retries=FAST)
+        insist(add, 1, retries=FAST)
     assert ran == []
 
 
-def test_retries_never_outlive_the_deadline(world: World) -> None:
+def test_retries_never_outlive_the_deadline(world: World, insist: Callable[..., Any]) -> None:
     world.rough.breaks = [PeerLost("broken")]
     slow = RetryPolicy(max_retries=3, delay_s=60.0)
-    with pytest.raises(CallTimedOut):
-        world.one.call("two", add, (1,), timeout=0.1, retries=slow)
+    with pytest.raises(CallTimedOut, match=r"RPC ran for more than .*try 1 failed \(broken\)"):
+        insist(add, 1, timeout=0.1, retries=slow)
 
 
-def test_another_incarnation_never_runs_what_the_old_one_may_have_run(world: World) -> None:
+def test_a_try_may_be_given_up_before_the_call_is(world: World) -> None:
+    quick = RetryPolicy(max_retries=1000, delay_s=0.0, backoff=1.0, try_s=0.02)
+    future = world.one.call_async("two", wait, ("x",), retries=quick)
+    until(lambda: len(world.rough.sent) >= 3)
+    gate.set()
+    assert future.wait(SOON) == "x"
+    assert ran == ["x"]
+
+
+def test_another_incarnation_never_runs_what_the_old_one_may_have_run(
+    world: World, insist: Callable[..., Any]
+) -> None:
     contact = world.table.known["two"]
-    error = PeerLost("broken")
-
-    class LostMeanwhile(Rough):
-        def exchange(self, peer: Peer, message: Message, at: float) -> Message:
-            world.one.lost(contact)
-            raise error
-
-    world.one._transport = LostMeanwhile()
+    world.rough.breaks = [PeerLost("broken")]
+    world.rough.before = lambda: world.one.lost(contact)  # its next life has the same name
     with pytest.raises(PeerLost, match="it is gone"):
-        world.one.call("two", add, (1,), retries=FAST)
+        insist(add, 1, retries=FAST)
     assert ran == []
+
+
+def test_who_waits_for_a_next_try_hears_that_the_worker_is_gone(world: World) -> None:
+    world.rough.breaks = [PeerLost("broken")]
+    slow = RetryPolicy(delay_s=1000.0)
+    future = world.one.call_async("two", add, (1,), timeout=0, retries=slow)
+    assert not future.done()
+    world.one.lost(world.table.known["two"])
+    with pytest.raises(PeerLost, match="it is gone"):
+        future.wait(SOON)
+
+
+def test_closing_ends_what_waits_for_its_next_try(world: World) -> None:
+    world.rough.breaks = [PeerLost("broken")] * 2
+    slow = RetryPolicy(delay_s=1000.0)
+    heard: list[str] = []
+
+    def call() -> None:
+        try:
+            world.one.call("two", add, (1,), timeout=0, retries=slow)
+        except PeerLost as error:
+            heard.append(str(error))
+
+    future = world.one.call_async("two", add, (1,), timeout=0, retries=slow)
+    thread = threading.Thread(target=call)
+    thread.start()
+    until(lambda: len(world.rough.sent) == 2)
+    world.one.close()
+    thread.join(SOON)
+    with pytest.raises(PeerLost) as caught:
+        future.wait(SOON)
+    text = "RPC Agent is no longer running on Node 1. Cannot retry message."
+    assert [*heard, str(caught.value)] == [text, text]
+    assert ran == []
+
+
+def test_a_callback_on_the_errands_thread_may_call_with_retries(world: World) -> None:
+    world.rough.breaks = [PeerLost("broken")] * 6
+    heard: list[int] = []
+
+    def call(_: Future[int]) -> None:
+        # Its own retries would need the thread that runs this.
+        heard.append(world.one.call("two", add, (1,), retries=FAST))
+
+    world.one.call_async("two", add, (0,), retries=FAST).add_done_callback(call)
+    until(lambda: bool(heard))
+    assert heard == [1]
+    assert ran == [(1, 0)]
+
+
+def test_a_call_that_is_cancelled_is_not_sent_again(world: World) -> None:
+    world.rough.breaks = [PeerLost("broken")]
+    slow = RetryPolicy(delay_s=1000.0)
+    future = world.one.call_async("two", add, (1,), timeout=0, retries=slow)
+    assert future.cancel()
+    until(lambda: len(world.one._insisting) == 0)
+    assert ran == []
+
+
+def test_a_creation_that_is_sent_again_is_counted_once(world: World) -> None:
+    world.rough.after = True
+    world.rough.breaks = [PeerLost("broken")] * 3
+    rref = world.one.remote("two", add, (1,), retries=FAST)
+    rref._get_future().wait(SOON)
+    assert rref.to_here() == 1
+    until(rref.confirmed_by_owner)
+    assert world.two.holdings.counts()["owners"] == world.two.holdings.counts()["forks"] == 1
+    del rref
+    until(lambda: not any(world.two.holdings.counts().values()))
+    assert ran == [(1, 0)]
+
+
+def test_other_kinds_can_be_sent_until_they_are_answered(world: World) -> None:
+    life = world.table.known["two"].incarnation
+    kind = Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ
+    world.two._answerer.add_handler(kind, lambda caller, request: add(request))
+    world.rough.breaks = [PeerLost("broken")] * 3
+    assert world.one.request(life, kind, 5, None, FAST).wait(SOON) == 5
+    with pytest.raises(PeerLost, match="it is gone"):
+        world.one.request("another life", kind, 5, None, FAST).wait(SOON)
 
 
 def test_without_retries_nothing_is_sent_again(world: World) -> None:
@@ -234,7 +355,9 @@ def test_without_retries_nothing_is_sent_again(world: World) -> None:
 def test_numbers_that_are_open_are_never_acknowledged(world: World) -> None:
     # Many at once: none must be told that it was answered long ago.
     def work() -> None:
+        futures = [world.one.call_async("two", add, (n,), retries=FAST) for n in range(50)]
         done.extend(world.one.call("two", add, (n,), retries=FAST) for n in range(50))
+        done.extend(wait_all(futures))
 
     done: list[int] = []
     threads = [threading.Thread(target=work) for _ in range(6)]
@@ -242,8 +365,9 @@ def test_numbers_that_are_open_are_never_acknowledged(world: World) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(done) == 300
-    assert not world.one._open_once
+    assert len(done) == 600
+    assert len(world.one._insisting) == 0
+    until(lambda: world.two._answerer._receipts.kept() == 0)
 
 
 # The end.

@@ -39,7 +39,7 @@ def answerer() -> Iterator[Answerer]:
     gate.clear()
     errands, loop = Errands("test-errands"), Loop("test-loop")
     try:
-        holdings = Holdings(None, ME, "my life", errands)
+        holdings = Holdings(loop, ME, "my life", errands)
         known = {"your life", "a new life"}
         yield Answerer(ME, "my life", holdings, loop, SYSTEM_CLOCK, known.__contains__)
     finally:

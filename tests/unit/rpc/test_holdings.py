@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from holdfast.rpc import holdings as module
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
 from holdfast.rpc.holdings import Holdings
-from holdfast.rpc.messages import Kind
+from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.passing import here
 from holdfast.rpc.retry import RetryPolicy
@@ -34,20 +36,26 @@ class Agent:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Kind]] = []
+        self.values: list[Any] = []
         self.failures = 0
         self.answer: Any = True
         self.known = True
 
-    def request(self, to: str, kind: Kind, value: Any, timeout: float | None) -> Future[Any]:
-        self.sent.append((to, kind))
+    def request(
+        self, to: str, kind: Kind, value: Any, timeout: float | None, retries: Any = None
+    ) -> Future[Any]:
+        """Answer, or fail; with `retries` try again until they say that there is no hope."""
         future: Future[Any] = Future()
-        if self.failures:
+        for tried in itertools.count(1):
+            self.sent.append((to, kind))
+            self.values.append(value)
+            if not self.failures:
+                future.set_result(self.answer)
+                break
             self.failures -= 1
-            if self.failures % 2:
-                raise PeerLost("planted")
-            future.set_exception(PeerLost("planted"))
-        else:
-            future.set_result(self.answer)
+            if retries is None or retries.delay(tried) is None:
+                future.set_exception(PeerLost("planted"))
+                break
         return future
 
     def knows(self, incarnation: str) -> bool:
@@ -242,6 +250,79 @@ def test_messages_of_all_kinds_are_counted(mine: Holdings) -> None:
     assert not mine.handle(Kind.RREF_FORK_REQUEST, number, Number(OTHER, 1), OTHER)
     with pytest.raises(UsageError, match="PYTHON_CALL is not about references"):
         mine.handle(Kind.PYTHON_CALL, number, number, OTHER)
+
+
+# Calls that ended without their answers.
+
+
+def call(number: int, *given: Ticket) -> Message:
+    return Message(Kind.PYTHON_CALL, number, given=given)
+
+
+def test_what_a_call_gave_is_told_to_its_callee_and_what_its_answer_gave_is_dropped(
+    mine: Holdings, agent: Agent
+) -> None:
+    agent.answer = [tuple(gift(parent=""))]
+    mine.unread(OTHER, call(3, gift(7)))
+    assert mine.wait_settled(soon())
+    assert agent.sent == [(OTHER, Kind.RREF_UNREAD), (OWNER, Kind.RREF_USER_DELETE)]
+    assert agent.values[0] == {3: [tuple(gift(7))]}
+    assert mine.wait_empty(soon())
+
+
+def test_calls_that_end_together_are_told_together(
+    mine: Holdings, agent: Agent, errands: Errands
+) -> None:
+    begin = threading.Event()
+    errands.do(lambda: begin.wait(WITHIN_S) and None)
+    agent.answer = []
+    for number in (1, 2):
+        mine.unread(OTHER, call(number))
+    mine.unread(OWNER, call(3))
+    begin.set()
+    assert mine.wait_settled(soon())
+    assert agent.values == [{1: [], 2: []}, {3: []}]
+
+
+def test_messages_about_references_give_nothing_themselves(mine: Holdings, agent: Agent) -> None:
+    mine.unread(OTHER, Message(Kind.RREF_USER_DELETE, 1))
+    mine.died(OWNER)
+    mine.unread(OWNER, call(1))
+    assert mine.wait_settled(soon())
+    assert agent.sent == []
+
+
+def test_who_is_gone_need_not_be_told(mine: Holdings, agent: Agent) -> None:
+    agent.failures, agent.known = 1000, False
+    mine.unread(OTHER, call(1))
+    assert mine.wait_settled(soon())
+    assert mine._unread == {}
+
+
+def test_an_answer_gives_nothing_after_its_caller_has_asked(mine: Holdings) -> None:
+    rref = of_mine(mine)
+    _, _, given = mine.pack(OTHER, rref)
+    mine.answered(OTHER, 1, given)
+    for _ in range(2):
+        assert mine.unread_by(OTHER, {1: [], 2: []}) == [tuple(given[0])]
+    assert mine.counts()["forks"] == 1
+    _, _, late = mine.pack(OTHER, rref)
+    with pytest.raises(ReferenceFailed, match="nobody waits"):
+        mine.answered(OTHER, 2, late)
+    assert mine.counts()["forks"] == 1
+
+
+def test_what_was_given_to_somebody_who_did_not_answer_comes_to_nothing(
+    mine: Holdings, agent: Agent
+) -> None:
+    assert mine.unread_by(OTHER, {1: [tuple(gift())]}) == []
+    assert mine.wait_settled(soon())
+    assert mine.wait_empty(soon())
+    assert [kind for _, kind in agent.sent] == [
+        Kind.RREF_FORK_REQUEST,
+        Kind.RREF_CHILD_ACCEPT,
+        Kind.RREF_USER_DELETE,
+    ]
 
 
 # Packing.

@@ -5,15 +5,20 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-from collections.abc import Iterator
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.clock import Deadline
-from holdfast.errors import ReferenceFailed, UsageError
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc import current
-from holdfast.rpc.agent import Agent
+from holdfast.rpc.agent import Agent, Direct
+from holdfast.rpc.future import Driver
+from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.peers import Peer
+from holdfast.rpc.pipe import NEVER, Reply
 from holdfast.rpc.rref import RRef
 from tests.unit.rpc.world import agents
 
@@ -26,6 +31,88 @@ def three() -> Iterator[list[Agent]]:
         current.set_agent(made[0])
         yield made
         current.reset_agent()
+
+
+class HoldingBack(Direct):
+    """Fails requests, or holds them back until they are let go, though their time is up."""
+
+    def __init__(self) -> None:
+        self.fails: type[Exception] | None = None
+        self.holds_back = False
+        self.held: list[Callable[[], object]] = []
+
+    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
+        if message.kind is not Kind.PYTHON_REMOTE_CALL:
+            return super().post(peer, message, reply, at)
+        if self.fails is not None:
+            raise self.fails("planted")
+        if not self.holds_back:
+            return super().post(peer, message, reply, at)
+        heard = _first(reply)
+        self.held.append(lambda: Direct.post(self, peer, message, heard, NEVER))
+        if at < SYSTEM_CLOCK.monotonic() + 1.0:
+            heard(TimeoutError())
+        return None
+
+    def let_go(self) -> None:
+        for send in self.held:
+            send()
+
+
+def _first(reply: Reply) -> Reply:
+    told: list[Any] = []
+
+    def hear(answer: Message | Exception) -> None:
+        if not told:
+            told.append(answer)
+            reply(answer)
+
+    return hear
+
+
+class Slow(NamedTuple):
+    agents: list[Agent]
+    post: HoldingBack
+    made: list[int]
+
+
+@pytest.fixture
+def slow() -> Iterator[Slow]:
+    transport = HoldingBack()
+    with agents(transport, None, None) as made:
+        yield Slow(made, transport, _made)
+        _made.clear()
+
+
+_made: list[int] = []
+_may_end = threading.Event()
+
+
+@pytest.fixture
+def may_end() -> Iterator[threading.Event]:
+    _may_end.clear()
+    yield _may_end
+    _may_end.set()
+
+
+def wait_for(value: int) -> int:
+    _may_end.wait(WITHIN_S)
+    return value
+
+
+def pass_on(rref: RRef[Any], more: int) -> Any:
+    """Pass a reference round between w1, w2 and w0, and fetch it at last."""
+    if not more:
+        return rref.to_here()
+    return rref._holdings.agent.call(more % 3, pass_on, (rref, more - 1))
+
+
+def note(value: int) -> None:
+    _made.append(value)
+
+
+def give_back(rref: RRef[Any]) -> RRef[Any]:
+    return rref
 
 
 def nothing_left(made: list[Agent]) -> None:
@@ -99,16 +186,87 @@ def test_what_its_creation_raised(three: list[Agent]) -> None:
     nothing_left(three)
 
 
-def test_a_creation_that_did_not_arrive_is_refused_everywhere(three: list[Agent]) -> None:
-    rref = three[0].remote("w1", operator.add, (1, 2))
-    rref._get_future().wait(WITHIN_S)
-    rref._creation = type(rref._get_future())()
-    rref._creation.set_exception(RuntimeError("planted"))
-    with pytest.raises(ReferenceFailed, match="RRef creation .* failed at .*planted"):
+def refused_everywhere(three: list[Agent], rref: RRef[Any], text: str) -> None:
+    """A failed creation raises where it is fetched, serialised, and passed to a call: at once."""
+    with pytest.raises(ReferenceFailed, match=text):
         rref.to_here()
-    with pytest.raises(ReferenceFailed, match="RRef creation"):
-        three[0].call("w2", use, (rref,))
+    with pytest.raises(ReferenceFailed, match=text):
+        pickle.dumps(rref)
+    for make in (three[0].call, three[0].call_async, three[0].remote):
+        with pytest.raises(ReferenceFailed, match=text):
+            make("w2", use, (rref,))
+    with pytest.raises(ReferenceFailed, match=text):
+        rref.rpc_async().index(1)
+
+
+def test_a_creation_that_could_not_be_sent_is_refused_everywhere(slow: Slow) -> None:
+    slow.post.fails = PeerLost
+    rref = slow.agents[0].remote("w1", operator.add, (1, 2))
+    with pytest.raises(PeerLost, match="planted"):
+        rref._get_future().wait(WITHIN_S)
+    slow.post.fails = None
+    refused_everywhere(slow.agents, rref, r"RRef creation via rpc.remote\(\) failed at .*planted")
     del rref
+    nothing_left(slow.agents)
+
+
+def test_a_creation_that_takes_too_long_is_refused_everywhere_and_made_all_the_same(
+    three: list[Agent], may_end: threading.Event
+) -> None:
+    rref = three[0].remote("w1", wait_for, (3,), timeout=0.05)
+    assert not rref.confirmed_by_owner()
+    with pytest.raises(CallTimedOut, match="RPC ran for more than set timeout"):
+        rref._get_future().wait(WITHIN_S)
+    refused_everywhere(three, rref, r"RRef creation via rpc.remote\(\) at .* timed out")
+    may_end.set()
+    assert three[1].holdings.value(rref._reference).wait(WITHIN_S) == 3
+    assert three[1].holdings.counts()["forks"] == 1
+    del rref
+    nothing_left(three)
+
+
+@pytest.mark.parametrize("dropped_first", [True, False])
+def test_a_creation_that_comes_too_late_is_made_and_counted_until_it_is_deleted(
+    slow: Slow, dropped_first: bool
+) -> None:
+    slow.post.holds_back = True
+    one, two, _ = slow.agents
+    rref: RRef[Any] | None = one.remote("w1", note, (1,), timeout=0.05)
+    assert rref is not None
+    with pytest.raises(CallTimedOut):
+        rref._get_future().wait(WITHIN_S)
+    reference = rref._reference
+    if dropped_first:
+        rref = None
+        nothing_left(slow.agents)
+    slow.post.let_go()
+    if rref is not None:
+        assert two.holdings.value(reference).wait(WITHIN_S) is None
+        assert two.holdings.counts()["forks"] == 1
+        assert slow.made == [1]
+        rref = None
+    nothing_left(slow.agents)
+
+
+def test_a_reference_is_confirmed_when_its_owner_has_answered(slow: Slow) -> None:
+    slow.post.holds_back = True
+    rref = slow.agents[0].remote("w1", operator.add, (1, 2))
+    assert not rref.confirmed_by_owner()
+    slow.post.let_go()
+    rref._get_future().wait(WITHIN_S)
+    assert rref.confirmed_by_owner()
+    del rref
+    nothing_left(slow.agents)
+
+
+def test_forks_of_forks(three: list[Agent]) -> None:
+    rref = three[0].remote("w1", list, ((1,),))
+    assert three[0].call("w2", pass_on, (rref, 5)) == [1]
+    again = three[0].call("w2", give_back, (rref,))
+    del rref
+    assert again.to_here() == [1]
+    assert again.owner_name() == "w1"
+    del again
     nothing_left(three)
 
 

@@ -1,0 +1,57 @@
+"""Reads the answers to requests, and sees to what they gave if they cannot be read.
+
+Guarantees
+    RD-1  A request that ends without an answer that was read whole is told to its callee
+          (`Holdings.unread`): neither what it gave nor what its answer gave is kept for nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.errors import PeerLost
+from holdfast.rpc.future import Future
+from holdfast.rpc.holdings import Holdings
+from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.serialize import load_error
+
+__all__ = ["read", "settle"]
+
+_REPLY = Kind.REPLY
+
+
+def read(holdings: Holdings, to: str, request: Message, answer: Message) -> Any:
+    """Return what an answer says, or raise it."""
+    if answer.kind is not _REPLY:
+        if request.given:  # the callee may have refused it unread
+            holdings.unread(to, request)
+        raise load_error(answer.body, answer.buffers)
+    try:
+        return holdings.unpack(answer.body, answer.buffers)
+    except BaseException:
+        holdings.unread(to, request)
+        raise
+
+
+def settle(
+    holdings: Holdings, to: str, request: Message, future: Future[Any], answer: Message | Exception
+) -> bool:
+    """Complete a future with what an answer says, or with why there is none.
+
+    It may have been cancelled: then nobody hears it, and False is returned, but what it brings is
+    taken all the same, since references may be among it.
+    """
+    if not isinstance(answer, Message):
+        holdings.unread(to, request)
+        if isinstance(answer, PeerLost):
+            # A new one: many are told the same, and what one gathers on its way up would stay as
+            # long as any of them, and the peer, keeps it.
+            answer = PeerLost(str(answer), peer=answer.peer, incarnation=answer.incarnation)
+        return future._settle(None, answer)
+    try:
+        value = read(holdings, to, request, answer)
+    except BaseException as error:
+        # Without this frame, which knows the future, which would keep the error: all that its
+        # traceback gathers would stay until the garbage collector comes.
+        return future._settle(None, error.with_traceback(None))
+    return future._settle(value, None)
