@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import re
-import resource
 import socket
 import struct
 import subprocess
@@ -35,15 +34,15 @@ from holdfast.store.open import open_store, serve_store
 from holdfast.store.server import StoreServer
 from holdfast.store.store import Store
 from holdfast.testing.clock import ManualClock
+from tests.e2e import hostile
+from tests.e2e.hostile import HELLO_BYTES, KIB, MIB, OTHERS, PROOF_BYTES, REFUSED, hear
 
 SECRET = new_secret()
 LOOPBACK = Address("127.0.0.1", 0)
 SOON = 30.0
-HELLO_BYTES, PROOF_BYTES = 38, 32
-REFUSED = b"\1" + bytes(PROOF_BYTES)  # the verdict that every wrong proof gets
+KEY = SECRET.key(KEY_CONTEXT)
 GUESSES, GUESSERS = 10_000, 4
 SLOW = 500
-KIB, MIB = 1024, 1024 * 1024
 
 
 class Live:
@@ -99,43 +98,22 @@ def live() -> Iterator[Live]:
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def hear(sock: socket.socket) -> bytes:
-    """Read until the server hangs up."""
-    data = b""
-    with contextlib.suppress(ConnectionResetError):
-        while more := sock.recv(64 * KIB):
-            data += more
-    return data
+    with hostile.many_descriptors():
+        yield
 
 
 def say(live: Live, data: bytes) -> bytes:
     """Say something to the server as a stranger; return what it says until it hangs up."""
-    with live.dial() as sock:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            sock.sendall(data)
-        return hear(sock)
+    return hostile.say(live.dial(), data)
 
 
 def greeting() -> bytes:
-    return ClientHandshake(SECRET.key(KEY_CONTEXT), os.urandom(NONCE_BYTES)).greeting()
+    return hostile.greeting(KEY)
 
 
 def shake(sock: socket.socket) -> bytes:
     """Shake hands with the right secret; return all that was said to the server."""
-    machine = ClientHandshake(SECRET.key(KEY_CONTEXT), os.urandom(NONCE_BYTES))
-    said = machine.greeting()
-    sock.sendall(said)
-    while not machine.done:
-        answer = machine.receive(sock.recv(4096))
-        sock.sendall(answer)
-        said += answer
-    return said
+    return hostile.shake(sock, KEY)
 
 
 # No secret, or another one.
@@ -258,7 +236,7 @@ def test_the_servers_own_words_open_nothing(live: Live) -> None:
 
 def test_a_handshake_cut_anywhere_opens_nothing(live: Live) -> None:
     for cut in range(HELLO_BYTES + PROOF_BYTES):
-        machine = ClientHandshake(SECRET.key(KEY_CONTEXT), os.urandom(NONCE_BYTES))
+        machine = ClientHandshake(KEY, os.urandom(NONCE_BYTES))
         hello = machine.greeting()
         with live.dial() as sock:
             sock.sendall(hello[:cut])
@@ -286,26 +264,6 @@ def test_another_version_is_told_ours_and_refused(live: Live) -> None:
 
 
 # Who speaks something else (X4, X12).
-
-LONG = b"x" * 4 * KIB
-OTHERS = {
-    "http get": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" + LONG,
-    "http post": b"POST / HTTP/1.1\r\nHost: evil.example\r\nContent-Type: text/plain\r\n\r\n"
-    + LONG,
-    "websocket": b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
-    "tls": bytes.fromhex("16030100c8010000c40303") + bytes(193),
-    "ssh": b"SSH-2.0-OpenSSH_9.6\r\n",
-    "redis": b"*1\r\n$4\r\nPING\r\n",
-    "redis inline": b"PING\r\n",
-    "grpc": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
-    "torch store": b"\x00" + struct.pack("<I", 0x3C85F7CE) + b"\x01" + bytes(64),
-    "smb": bytes.fromhex("000000a4ff534d4272") + bytes(155),
-    "nmap": b"\r\n\r\n",
-    "pickle": b"\x80\x05\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94\x93.",
-    "zeros": bytes(4 * KIB),
-    "nearly us": b"HFS\0" + LONG,
-    "us, then nonsense": b"HFST" + LONG,
-}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -442,7 +400,7 @@ def test_what_strangers_send_is_not_kept(live: Live) -> None:
 def test_a_client_that_leaves_as_it_is_let_in_leaves_nothing_behind(live: Live) -> None:
     for _ in range(100):
         with live.dial() as sock:
-            machine = ClientHandshake(SECRET.key(KEY_CONTEXT), os.urandom(NONCE_BYTES))
+            machine = ClientHandshake(KEY, os.urandom(NONCE_BYTES))
             sock.sendall(machine.greeting())
             sock.sendall(machine.receive(sock.recv(HELLO_BYTES)))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
