@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.jobs import Bell, Door, Job, JobNode
+from tests.e2e.rendezvous_nodes import BRIEF
 
 C10D = pytest.mark.parametrize("backend", ["c10d"])
 
@@ -133,3 +134,16 @@ def test_an_error_of_an_agents_own_ends_the_run_for_all(job: Job, tmp_path: Path
     broken.raised("Unexpected", 1)
     [end] = [one for one in broken.said if one["event"] in ("JobFailed", "JobEnded")]
     assert (end["event"], end["ending"]) == ("JobFailed", "broken")
+
+
+@C10D
+def test_who_loses_the_store_at_the_exit_does_not_say_that_all_is_well(
+    job: Job, tmp_path: Path
+) -> None:
+    door = Door(tmp_path / "door")
+    host = job.start("return_after", door.path)
+    done = job.start("return_after", "", exit_barrier_timeout=300, rdzv=BRIEF)
+    done.hear("WorkersFinished")
+    host.kill()
+    assert done.raised("RendezvousLost", 1)["text"]
+    assert done.hear("JobFailed")["ending"] == "broken"

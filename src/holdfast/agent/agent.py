@@ -44,7 +44,13 @@ from holdfast.agent.machine import Agent, State
 from holdfast.agent.narrator import Narrator
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import HoldfastError, InternalError, PeerViolation, UsageError
+from holdfast.errors import (
+    HoldfastError,
+    InternalError,
+    PeerViolation,
+    StoreUnavailable,
+    UsageError,
+)
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.process.failure import WorkerExited
@@ -72,13 +78,17 @@ Barrier = Callable[[Round, Callable[[], bool], Deadline], None]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the agent does, for people and probes; `turned_at` is when its loop last turned."""
+    """What the agent does, for people and probes; `turned_at` is when its loop last turned.
+
+    `ending` is how it ended, once it has.
+    """
 
     state: State
     reason: str
     place: Place | None
     membership: Membership | None
     turned_at: float
+    ending: Ending | None = None
 
 
 @dataclass(slots=True)
@@ -139,9 +149,14 @@ class ElasticAgent:
 
     def status(self) -> Status:
         """Return what it does. From any thread."""
-        machine = self._machine
+        machine, outcome = self._machine, self._outcome
         return Status(
-            machine.state, machine.reason, machine.place, self._membership, self._turned_at
+            machine.state,
+            machine.reason,
+            machine.place,
+            self._membership,
+            self._turned_at,
+            outcome.ending if outcome is not None else None,
         )
 
     def pids(self) -> dict[int, int]:
@@ -395,6 +410,8 @@ class ElasticAgent:
                 lambda: self._machine.state is not State.FINISHED,
                 Deadline.after(timeout_s, self._clock),
             )
+        except StoreUnavailable:
+            raise  # whoever guards us says so: what became of the others cannot be known (AG-7)
         except Exception as error:  # whatever it is, the workers are done (AG-7)
             trouble = str(error) or repr(error)
         self._post(lambda: self._machine.met(here.number, trouble, self._now()))

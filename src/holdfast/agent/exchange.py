@@ -15,8 +15,8 @@ import json
 from collections.abc import Callable
 
 from holdfast.agent.roles import NodeInfo, decode_node
-from holdfast.clock import Deadline
-from holdfast.errors import Fenced, PeerViolation, TimeoutExpired
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import Fenced, PeerViolation, StoreUnavailable, TimeoutExpired
 from holdfast.process.failure import Failure, load_json
 from holdfast.rendezvous.handler import Round
 from holdfast.store.store import Watch
@@ -25,6 +25,8 @@ __all__ = ["decode_report", "meet_at_exit", "publish", "say_done", "swap", "watc
 
 SLICE_S = 1.0
 """How often a wait for other nodes looks whether it still makes sense."""
+RETRY_S = 0.2
+"""How long a wait rests when the store cannot be reached."""
 REPORT_FAILURES_MAX = 64
 
 
@@ -94,7 +96,8 @@ def say_done(here: Round, deadline: Deadline) -> None:
 def meet_at_exit(here: Round, stopped: Callable[[], bool], deadline: Deadline) -> None:
     """Wait until every node of the round has said that it is done, or until `stopped()`.
 
-    TimeoutExpired names the nodes that have not.
+    TimeoutExpired names the nodes that have not. A store that cannot be reached may come back:
+    whether it is lost is the rendezvous' to say, and then the wait is stopped.
     """
     keys = [f"{here.number}/done/{rank}" for rank in range(here.world_size)]
     while not stopped():
@@ -107,5 +110,10 @@ def meet_at_exit(here: Round, stopped: Callable[[], bool], deadline: Deadline) -
                     f"not all workers were done in time: waited for node {late}",
                     waiting_for=error.waiting_for,
                 ) from None
+            continue
+        except StoreUnavailable:
+            if deadline.passed():
+                raise
+            SYSTEM_CLOCK.sleep(RETRY_S)
             continue
         return

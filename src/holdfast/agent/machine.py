@@ -25,9 +25,12 @@ Guarantees
           when its round began does so too: who should have closed the run may have died.
     AG-4  A failure is first counted and then published, before anything that ends the round: what
           the others do about it can no longer keep it out of the account.
-    AG-5  A signal makes the node leave, and never closes the run; an error of its own does.
+    AG-5  A signal makes the node leave, and never closes the run; an error of its own does. What
+          was decided before the signal stays: it hides neither a failure nor a success.
     AG-6  Beside a worker that cannot be killed none is ever started; the agent ends and names it.
-    AG-7  The exit barrier cannot fail the job, and after a failure nobody waits in it.
+    AG-7  The exit barrier cannot fail the job, by its timeout or an error of its own, and after a
+          failure nobody waits in it. But a node that loses the store there does not succeed:
+          whether the others are done it cannot know, nor work again if they are not.
     AG-8  Everything ends in one `Finish`; nothing is wanted after it.
 """
 
@@ -183,21 +186,23 @@ class Agent:
         verdict = self._terms.budget.decide(count, times, wall)
         self._restart, self._verdict = verdict.restart, verdict.reason
         if not verdict.restart:  # also if a signal came meanwhile: the account is the job's
+            self._after = None
             self._close_run(f"{self._cause()}; {verdict.reason}", failed=True)
         self._proceed(now)
 
     def count_failed(self, error: HoldfastError, now: float) -> None:
         """Hear that our failure could not be counted."""
-        if self.state is not State.STOPPING or self._after is not None:
+        if self.state is not State.STOPPING:
             return
-        if not isinstance(error, RendezvousClosed):
-            self.broke(error)
-        elif error.failed:
-            self._restart, self._verdict = False, str(error)
-            self._proceed(now)
-        else:  # the others were done in a round of their own
+        if isinstance(error, RendezvousClosed) and error.failed:
+            self._after, self._restart, self._verdict = None, False, str(error)
+        elif self._after is not None:
+            return
+        elif isinstance(error, RendezvousClosed):  # the others were done in a round of their own
             self._after = self._closed_outcome(str(error), failed=False)
-            self._proceed(now)
+        else:
+            self.broke(error)
+        self._proceed(now)
 
     def peer_told(
         self, number: int, node: int, failures: tuple[Failure, ...], final: bool, now: float
@@ -242,20 +247,20 @@ class Agent:
         """Hear that a signal tells this agent to stop."""
         if self.state is State.ENDED:
             return
-        if self.state is State.GATHERING:
-            self._finish_failed()
-            return
         self._signals += 1
-        outcome = Outcome(
-            ending=Ending.SIGNALLED, reason=f"stopped by {number.name}", signal=int(number)
-        )
+        if self.state is State.GATHERING:
+            self._gather(now)
+            return
+        failures = self._all_failures()
+        why = f"stopped by {number.name}{f', after {_sentence(failures[0])}' if failures else ''}"
+        outcome = Outcome(ending=Ending.SIGNALLED, reason=why, signal=int(number))
         if not self._group_alive:
             self._end(outcome)
             return
+        if not self._is_decided():
+            self._after = outcome
         # Who repeats himself is in a hurry.
-        grace_s = self._terms.grace_s if self._signals == 1 else 0.0
-        self._after = outcome
-        self._stop_workers(number, outcome.reason, grace_s)
+        self._stop_workers(number, why, self._terms.grace_s if self._signals == 1 else 0.0)
 
     def met(self, round_number: int, trouble: str | None, now: float) -> None:
         """Hear that the exit barrier is over; `trouble` says what went wrong with it."""
@@ -277,8 +282,6 @@ class Agent:
             self._close_run(f"an agent failed: {error}", failed=True)
         if self.state is State.GATHERING:
             self._finish_failed()  # what went wrong first is known
-        elif self.state is State.FINISHED:
-            self._finish(Ending.SUCCEEDED, f"finished; the exit barrier: {error}")
         elif not self._group_alive:
             self._break(error)
         elif self.state is not State.STOPPING:
@@ -346,6 +349,12 @@ class Agent:
         grace_s = self._terms.grace_s if grace_s is None else grace_s
         self._effects.append(Stop(number, grace_s, why))
 
+    def _is_decided(self) -> bool:
+        """Say whether this node ends when its workers have, whatever a signal says."""
+        if isinstance(self._after, Outcome):
+            return self._after.ending is not Ending.SIGNALLED
+        return self._restart is False
+
     def _proceed(self, now: float) -> None:
         """Go on when the workers have ended, and the account has been heard if it decides."""
         if self.state is not State.STOPPING or self._group_alive:
@@ -381,7 +390,7 @@ class Agent:
         self._gather(now)
 
     def _gather(self, now: float) -> None:
-        if len(self._told_all) >= self._others() or now >= self._gather_by:
+        if self._signals or len(self._told_all) >= self._others() or now >= self._gather_by:
             self._finish_failed()
 
     def _overdrawn(self, place: Place) -> None:

@@ -11,7 +11,8 @@ The truth is what the played workers did, and the history of the run's keys in t
           had more failures before it than restarts are allowed, and a job that is given up had
           exactly one more
     P4    an outcome is true: failed with the first cause, where nothing kept it from being known;
-          succeeded when all are done; broken and signalled for a reason
+          succeeded when all are done, or were waited for as long as was agreed; broken and
+          signalled for a reason
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from holdfast.rendezvous.model import Record, Status
 from holdfast.store.ops import Change
 from holdfast.testing.clusterjudge import Judge
 
-__all__ = ["AgentJudge"]
+__all__ = ["NOT_IN_TIME", "AgentJudge"]
+
+NOT_IN_TIME = "not all workers were done in time"
+"""What the exit barrier of a simulated node says when it has waited for long enough."""
 
 LATE_S = 4.0
 """By how much a leader may be late with what it sees."""
@@ -114,8 +118,8 @@ class AgentJudge(Judge):
         self.outcomes[node] = outcome
         match outcome.ending:
             case Ending.SUCCEEDED:
-                trouble = outcome.reason.startswith("finished; the exit barrier")
-                if not trouble and not any(map(self.all_done, self._worlds)):
+                waited = outcome.reason.endswith(NOT_IN_TIME)
+                if not waited and not any(map(self.all_done, self._worlds)):
                     self._fail(f"P4: {node} succeeded, but not all workers: {outcome.reason}")
             case Ending.FAILED:
                 if len(self._counted) != self.max_restarts + 1 and not self.start_failures:

@@ -26,7 +26,7 @@ from holdfast.agent.effects import (
     Start,
     Stop,
 )
-from holdfast.agent.exchange import decode_report, publish
+from holdfast.agent.exchange import RETRY_S, decode_report, publish
 from holdfast.agent.machine import Agent as Machine
 from holdfast.agent.machine import State
 from holdfast.agent.outcome import Outcome
@@ -55,7 +55,7 @@ from holdfast.rendezvous.effects import (
 )
 from holdfast.rendezvous.model import Record
 from holdfast.store.ops import AnyOp, Guarded, Set, Wait
-from holdfast.testing.agentjudge import AgentJudge
+from holdfast.testing.agentjudge import NOT_IN_TIME, AgentJudge
 from holdfast.testing.agentworkers import AgentManners, Workers
 from holdfast.testing.clusternodes import Agent, Manners, NodeProgram
 from holdfast.testing.network import Link, Timer
@@ -234,11 +234,10 @@ class AgentUser(Agent):
             case Left():
                 self.end("left")
             case StoreLost(reason):
+                if self._rng.random() < 0.5 and self._reports is not None:  # who hears it first
+                    self.turn(lambda: self.machine.broke(StoreUnavailable(reason)))
                 self._lost = self.last_reason = reason
                 self._run_over(RendezvousLost(reason))
-                if self._rng.random() < 0.5 and self._reports is not None:
-                    self.turn(lambda: self.machine.broke(StoreUnavailable(reason)))
-                self.turn(lambda: None)
                 if self.outcome is not None:
                     self.end("lost")
 
@@ -374,10 +373,12 @@ class AgentUser(Agent):
                 return
             if isinstance(result, tuple):
                 met(None)
+            elif isinstance(result, StoreUnavailable) and self.now() < until:
+                self._later(RETRY_S, self._do, Wait(names), SLICE_S, waited)
             elif isinstance(result, StoreUnavailable):
-                met(str(result))
+                self.turn(lambda: self.machine.broke(result))
             elif self.now() >= until:
-                met("not all workers were done in time")
+                met(NOT_IN_TIME)
             else:
                 self._do(Wait(names), SLICE_S, waited)
 

@@ -23,7 +23,7 @@ from holdfast.agent.exchange import (
 )
 from holdfast.agent.roles import NodeInfo
 from holdfast.clock import Deadline
-from holdfast.errors import PeerViolation, TimeoutExpired
+from holdfast.errors import PeerViolation, StoreUnavailable, TimeoutExpired
 from holdfast.rendezvous.handler import Round
 from holdfast.store.fenced import FencedStore
 from holdfast.store.memory import MemoryStore
@@ -206,3 +206,25 @@ def test_nobody_waits_at_the_exit_when_it_makes_no_sense(here: Here) -> None:
 def test_a_wait_at_the_exit_ends_soon_after_it_makes_no_sense(here: Here) -> None:
     answers = iter([False, True])
     meet_at_exit(here(0), lambda: next(answers), soon())
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_exit_barrier_bears_with_a_store_that_cannot_be_reached(
+    here: Here, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    say_done(here(0), soon())
+    say_done(here(1), soon())
+    answers = [StoreUnavailable("nobody there")] * 2
+
+    def wait(keys: object, timeout: float | None) -> None:
+        if answers or not comes_back:
+            raise answers.pop() if answers else StoreUnavailable("still nobody")
+
+    place = here(0)
+    monkeypatch.setattr(place.board, "wait", wait)
+    if comes_back:
+        meet_at_exit(place, never, soon())
+        assert not answers
+    else:
+        with pytest.raises(StoreUnavailable, match="nobody there"):
+            meet_at_exit(place, never, Deadline.after(0.0))

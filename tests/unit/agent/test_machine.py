@@ -239,7 +239,7 @@ FOLLOWS: dict[str, dict[str, str]] = {
         "closed": "ended: finish succeeded",
         "closed failed": "gathering: publish none final",
         "signal": "ended: finish signalled",
-        "broke": "ended: finish succeeded",
+        "broke": "ended: finish broken",
     },
     "finished, group alive": {
         "met": "ended: close, finish succeeded",
@@ -251,7 +251,7 @@ FOLLOWS: dict[str, dict[str, str]] = {
         "closed": "ended: finish succeeded",
         "closed failed": "gathering: publish none final",
         "signal": "stopping: stop SIGINT 30",
-        "broke": "ended: finish succeeded",
+        "broke": f"stopping: {STOP}",
     },
     "gathering": {
         "peer said all": "ended: finish failed 2 0",
@@ -335,7 +335,34 @@ def test_a_signal_keeps_no_failure_out_of_the_account() -> None:
     """AG-3, AG-5: the signal does not close the run; the failure before it does."""
     machine = agent(*COUNTING)
     assert after(machine, EVENTS["signal"], counts(2)) == ["stop SIGINT 30", "close failed"]
-    assert after(machine, EVENTS["group ended"]) == ["finish signalled"]
+    assert after(machine, EVENTS["group ended"]) == ["publish 0 final", "finish failed 0"]
+    machine = agent(*COUNTING, EVENTS["signal"])
+    machine.count_failed(CLOSED, 5.0)
+    assert after(machine, EVENTS["group ended"]) == ["publish 0 final", "finish failed 0"]
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        ("giving up", ["publish 0 final", "finish failed 0"]),
+        ("told of the failure", ["publish none final", "finish failed"]),
+        ("breaking", ["finish broken"]),
+        ("closing", ["finish not needed"]),
+    ],
+)
+def test_a_signal_in_the_last_stopping_hides_nothing(state: str, end: list[str]) -> None:
+    """AG-5: nobody waits for more then, but what is known is told."""
+    machine = agent(*(STATES | {"closing": (*RUN, EVENTS["closed"])})[state])
+    heard = after(machine, EVENTS["signal"], EVENTS["signal"], EVENTS["group ended"])
+    assert heard == ["stop SIGINT 30", "stop SIGINT 0", *end]
+
+
+@pytest.mark.parametrize("state", ["counting", "counting, group ended", "restarting"])
+def test_who_is_signalled_before_the_verdict_tells_what_had_failed(state: str) -> None:
+    """AG-5."""
+    machine = agent(*STATES[state], EVENTS["signal"])
+    machine.group_ended((), 6.0)
+    assert machine.reason == "stopped by SIGINT, after rank 0 on a failed (exit code 1): boom"
 
 
 def test_an_overdrawn_account_ends_the_run_with_what_is_known_of_the_last_round() -> None:
@@ -394,6 +421,18 @@ def test_trouble_in_the_exit_barrier_is_told_and_fails_nothing() -> None:
         Ending.SUCCEEDED,
         "finished; the exit barrier: node 1 is late",
     )
+
+
+def test_who_loses_the_store_in_the_exit_barrier_has_not_succeeded() -> None:
+    """AG-7: whoever hears of it first, the barrier or the rendezvous."""
+    machine = agent(*FINISHED)
+    machine.broke(NO_STORE)
+    end = outcome(machine)
+    assert (end.ending, end.error) == (Ending.BROKEN, NO_STORE)
+    machine = agent(*FINISHED, EVENTS["round over"])
+    machine.join_failed(NO_STORE, 5.0)
+    end = outcome(machine)
+    assert (end.ending, end.error) == (Ending.BROKEN, NO_STORE)
 
 
 def test_a_node_that_is_done_works_again_when_another_one_fails() -> None:

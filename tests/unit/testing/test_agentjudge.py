@@ -22,7 +22,7 @@ from holdfast.rendezvous.model import (
     Status,
 )
 from holdfast.store.ops import Change
-from holdfast.testing.agentjudge import LATE_S, AgentJudge
+from holdfast.testing.agentjudge import LATE_S, NOT_IN_TIME, AgentJudge
 from tests.unit.agent.stories import failure
 
 KEYS = Keys(RunId("sim"))
@@ -150,9 +150,11 @@ def test_an_end_without_its_reason(court: Court, ending: Ending) -> None:
     assert len(court.blamed) == 1
 
 
-def test_trouble_in_the_barrier_excuses_a_success(court: Court) -> None:
-    court.end(Ending.SUCCEEDED, "finished; the exit barrier: late")
+def test_having_waited_for_long_enough_excuses_a_success(court: Court) -> None:
+    court.end(Ending.SUCCEEDED, f"finished; the exit barrier: {NOT_IN_TIME}")
     assert court.blamed == []
+    court.end(Ending.SUCCEEDED, "finished; the exit barrier: no store")
+    assert len(court.blamed) == 1
 
 
 def test_a_broken_end(court: Court) -> None:
