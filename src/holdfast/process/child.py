@@ -205,9 +205,17 @@ def _holds_modules(path: str) -> bool:
     return False
 
 
+def here() -> list[str]:
+    """Return the current folder, from which a module is imported; nothing if it was removed."""
+    try:
+        return [os.getcwd()]
+    except OSError:
+        return []
+
+
 def _run_module(arguments: list[str]) -> None:
     if not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())
+        sys.path[:0] = here()
     sys.argv = ["-m", *arguments[1:]]  # until the module's file is known
     _fresh_main(None)
     _run_as_main(arguments[0], True)

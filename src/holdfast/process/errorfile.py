@@ -51,6 +51,9 @@ __all__ = [
 
 ERROR_FILE_BYTES_MAX = 1 << 20
 _STACK_BYTES_MAX = STACK_CHARS_MAX
+_OUR_FRAMES = tuple(
+    f'  File "{Path(__file__).with_name(name)}"' for name in ("child.py", "forked.py", "worker.py")
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -222,7 +225,18 @@ def _read_stack(path: Path) -> str:
     found = _read(path, _STACK_BYTES_MAX)
     if not isinstance(found, ErrorFile):
         return ""
-    return clip(visible(found.data.decode("utf-8", "replace")), STACK_CHARS_MAX)
+    return clip(visible(_theirs(found.data.decode("utf-8", "replace"))), STACK_CHARS_MAX)
+
+
+def _theirs(stack: str) -> str:
+    """Leave out of a stack, whose newest frame is first, what led to the user's code."""
+    lines, ours = [], False
+    for line in stack.splitlines(keepends=True):
+        is_frame = line.startswith("  File ")
+        ours = is_frame and (ours or line.startswith(_OUR_FRAMES))
+        if not ours:
+            lines.append(line)
+    return "".join(lines)
 
 
 def _read(path: Path, most: int) -> ErrorFile | Unreadable | None:

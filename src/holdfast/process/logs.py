@@ -14,11 +14,11 @@ that is also shown on the console is a pipe, which the attempt's pump reads.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import re
-import shutil
 import socket
 import tempfile
 from collections.abc import Sequence
@@ -72,6 +72,7 @@ class RunLogs:
         self._clock = clock
         self._console = console
         self._folder: Path | None = None
+        self._spare: int | None = None  # given up at the end, when all others may be taken
         self._attempts: list[AttemptLogs] = []
 
     @property
@@ -89,6 +90,8 @@ class RunLogs:
     def open(self) -> None:
         """Make the folder. Raises UsageError or Unavailable if it cannot be."""
         try:
+            if self.temporary:
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             if self._options.log_dir in {None, _NULL}:
                 parent, start = tempfile.gettempdir(), "holdfast_"
             else:
@@ -96,6 +99,7 @@ class RunLogs:
                 os.makedirs(parent, exist_ok=True)
             made = tempfile.mkdtemp(prefix=f"{start}{_safe_name(self._run_id)}_", dir=parent)
         except (OSError, ValueError) as error:
+            self._close_spare()
             raise _refusal(f"log folder {str(self._options.log_dir)!r}", error) from error
         self._folder = Path(made)
         if not self.temporary:
@@ -121,8 +125,14 @@ class RunLogs:
         """Close what attempts are open, and remove the folder if it is temporary."""
         while self._attempts:
             self._attempts.pop().close(timeout)
+        self._close_spare()
         if self._folder is not None and self.temporary:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove(self._folder)
+
+    def _close_spare(self) -> None:
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
 
 
 class AttemptLogs:
@@ -232,6 +242,22 @@ class _Shown(NamedTuple):
     console: Console
     needles: tuple[bytes, ...]
     filtered: LogFile | None
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder and what is in it, with one descriptor: there may be no more."""
+    folders = [str(folder)]
+    for path in folders:  # which grows meanwhile
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.path)
+    for path in reversed(folders):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
 
 
 def _safe_name(text: str) -> str:

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import IO, assert_never
 
@@ -44,6 +44,8 @@ __all__ = ["Starter", "WorkerProcess", "check_entrypoint"]
 
 # Errors of the system that say that what we were asked to run is wrong.
 _WRONG = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.E2BIG)
+# What a package's code has in it that changes where its modules are found.
+_FINDING = (b"__path__", b"modules", b"meta_path", b"path_hooks", b"__import__")
 _BEGIN_S = 10.0  # how long a forked process may take to become a group of its own
 
 
@@ -263,24 +265,71 @@ def check_entrypoint(entrypoint: Entrypoint, environment: Mapping[str, str]) -> 
 
 def _check_script(path: str) -> None:
     if not os.path.exists(path):
-        raise UsageError(f"script {path!r}: no such file (the folder is {os.getcwd()})")
+        raise UsageError(f"script {path!r}: no such file ({_where()})")
     if not os.access(path, os.R_OK):
         raise UsageError(f"script {path!r}: it may not be read")
     if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "__main__.py")):
         raise UsageError(f"script {path!r}: is a folder, and has no __main__.py")
 
 
+def _where() -> str:
+    return f"the folder is {''.join(child.here()) or 'removed'}"
+
+
 def _check_module(name: str, python_path: str) -> None:
-    """Look for the outermost package; further in, looking would mean running code of it."""
+    """Look for a module without running any code of the packages that it is in.
+
+    A package whose code may say itself where its modules are is taken at its word.
+    """
+    package, *parts = name.split(".")
+    spec = _find_outermost(name, python_path)
+    for part in [*parts, "__main__"]:
+        if spec is None or _finds_its_own(spec):
+            return
+        if spec.submodule_search_locations is None and part == "__main__":
+            return  # it is no package: this is what runs
+        package = f"{package}.{part}"
+        try:
+            spec = _find_spec(package, list(spec.submodule_search_locations or ()))
+        except Exception:  # in a finder of somebody else: the worker will see
+            return
+        if spec is None:
+            no_main = part == "__main__" and "it is a package, and has no __main__"
+            raise UsageError(
+                f"module {name!r}: {no_main or f'no module named {package!r}'} ({_where()})"
+            )
+
+
+def _find_outermost(name: str, python_path: str) -> ModuleSpec | None:
+    """Return what is found of the outermost package; None if it was made by hand, in here."""
     top = name.partition(".")[0]
     try:
-        if importlib.util.find_spec(top) is not None:
-            return
-    except ValueError:  # a module of this process that was made by hand
-        return
-    places = [os.getcwd(), *filter(None, python_path.split(os.pathsep))]
-    if PathFinder.find_spec(top, places) is None:
-        raise UsageError(f"module {name!r}: no module named {top!r} (the folder is {os.getcwd()})")
+        spec = importlib.util.find_spec(top)
+    except ValueError:
+        return None
+    if spec is None:
+        places = [*child.here(), *filter(None, python_path.split(os.pathsep))]
+        spec = PathFinder.find_spec(top, places)
+    if spec is None:
+        raise UsageError(f"module {name!r}: no module named {top!r} ({_where()})")
+    return spec
+
+
+def _find_spec(name: str, places: list[str]) -> ModuleSpec | None:
+    """Ask every finder, as an import would after that of the package."""
+    specs = (finder.find_spec(name, places, None) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _finds_its_own(package: ModuleSpec) -> bool:
+    """Say whether a package may have modules that are not found in its folders."""
+    if package.origin is None:
+        return False  # no code: a folder
+    try:
+        code = Path(package.origin).read_bytes()
+    except OSError:  # in an archive, or no file at all
+        return True
+    return not package.origin.endswith(".py") or any(word in code for word in _FINDING)
 
 
 def _interpreter(python: str) -> str:

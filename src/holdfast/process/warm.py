@@ -11,6 +11,7 @@ were just started need the processors more.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -25,6 +26,9 @@ from holdfast.process.spec import Function, Launch, Module, Script, StartMethod,
 __all__ = ["REFILL_DELAY_S", "Standby", "Standbys"]
 
 REFILL_DELAY_S = 2.0
+
+_log = logging.getLogger("holdfast.process")
+
 # What an interpreter reads when it starts, and what the linker does: these cannot be changed later.
 _READ_AT_START = ("PYTHON", "LD_")
 
@@ -43,11 +47,11 @@ class Standby:
         streams: tuple[int, int],
         payload: Sequence[int] = (),
     ) -> bool:
-        """Give it its order; false if it has died, and then it is let go."""
+        """Give it its order; false if it cannot be the worker, and then it is let go."""
         try:
             where = {**order, "cwd": os.getcwd()}
             child.send_order(self._orders, where, environment, [*streams, *payload])
-        except ConnectionError:
+        except (ConnectionError, FileNotFoundError):  # it has died, or our folder was removed
             self.close()
             return False
         self._orders.close()
@@ -81,9 +85,16 @@ class Standbys:
         self._waiting: list[Standby] = []
 
     def fill(self, delay_s: float = 0.0) -> None:
-        """Start as many as are missing; they begin to import after this time."""
+        """Start as many as are missing; they begin to import after this time.
+
+        Where there is no room for them, workers start cold: that is told, and fails nothing.
+        """
         while len(self._waiting) < self._count:
-            self._waiting.append(self._start(delay_s))
+            try:
+                self._waiting.append(self._start(delay_s))
+            except OSError as error:
+                _log.warning("no worker can be kept warm: %s", error.strerror or error)
+                return
 
     def take(self, launch: Launch) -> Standby | None:
         """Return one that can become this worker, or None."""
@@ -110,8 +121,8 @@ class Standbys:
         )
 
     def _start(self, delay_s: float) -> Standby:
-        ours, theirs = socket.socketpair()
         command, first = _command(self._entrypoint)
+        ours, theirs = socket.socketpair()
         order = {
             "kind": "standby",
             "parent": str(os.getpid()),
@@ -121,14 +132,14 @@ class Standbys:
             "delay": str(delay_s),
         }
         environment = {**self._environment, child.ORDER: child.write_order(order)}
-        with theirs, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-            try:
+        try:
+            with theirs, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
                 process = open_process(
                     command, environment, stdout.fileno(), stderr.fileno(), (theirs.fileno(),)
                 )
-            except BaseException:
-                ours.close()
-                raise
+        except BaseException:
+            ours.close()
+            raise
         return Standby(process, ours)
 
 
@@ -139,6 +150,6 @@ def _command(entrypoint: Script | Module | Function) -> tuple[list[str], list[st
             folder = path if os.path.isdir(path) else child.first_path(path)
             return [python or sys.executable, "-u", child.SCRIPT, path, *args], [folder]
         case Module(name, args, python):
-            return [python or sys.executable, "-u", child.SCRIPT, name, *args], [os.getcwd()]
+            return [python or sys.executable, "-u", child.SCRIPT, name, *args], child.here()
         case Function():
             return [sys.executable, "-u", child.SCRIPT, entrypoint_name(entrypoint)], sys.path

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from holdfast.env import Environment
 from holdfast.errors import WorkersFailed
+from holdfast.process import errorfile
 from holdfast.process.errorfile import (
     ERROR_FILE_BYTES_MAX,
     ErrorFile,
@@ -298,6 +299,32 @@ def test_the_stack_of_a_crash_is_read_as_carefully(tmp_path: Path) -> None:
     stack.unlink()
     os.mkfifo(stack)
     assert look(tmp_path, code=-11).stack == ""
+
+
+def test_the_stack_of_a_crash_ends_where_the_users_code_began(tmp_path: Path) -> None:
+    ours = Path(errorfile.__file__).parent
+    worker(tmp_path).stack_file.write_text(
+        "Fatal Python error: Aborted\n\n"
+        'Thread 0x1 (most recent call first):\n  File "/lib/threading.py", line 1 in run\n\n'
+        'Current thread 0x2 (most recent call first):\n  File "/job/train.py", line 3 in f\n'
+        f'  File "{ours}/errorfile.py", line 9 in recorded\n'
+        '  File "/job/train.py", line 4 in <module>\n'
+        f'  File "{ours}/child.py", line 8 in call\n  File "{ours}/forked.py", line 7 in run\n'
+        '  File "/job/launch.py", line 6 in <module>\n\nExtension modules: a (total: 1)\n'
+    )
+    assert look(tmp_path, code=-6).stack.splitlines() == [
+        "Fatal Python error: Aborted",
+        "",
+        "Thread 0x1 (most recent call first):",
+        '  File "/lib/threading.py", line 1 in run',
+        "",
+        "Current thread 0x2 (most recent call first):",
+        '  File "/job/train.py", line 3 in f',
+        f'  File "{ours}/errorfile.py", line 9 in recorded',
+        '  File "/job/train.py", line 4 in <module>',
+        "",
+        "Extension modules: a (total: 1)",
+    ]
 
 
 def test_a_real_crash_leaves_its_stack(tmp_path: Path) -> None:

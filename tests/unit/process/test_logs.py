@@ -278,6 +278,37 @@ except Unavailable as error:
     assert text == "Too many open files True\n"
 
 
+def test_a_temporary_folder_goes_though_no_descriptor_is_left(tmp_path: Path) -> None:
+    code = """
+import os, resource
+from holdfast.process.logs import Place, RunLogs
+from holdfast.process.streams import LogOptions
+logs = RunLogs(LogOptions(), "job")
+logs.open()
+deep = logs.attempt(0, [Place(0, 0, "x")]).folder(0) / "a" / "b" / "c"
+deep.mkdir(parents=True)
+(deep / "file").touch()
+(deep / "link").symlink_to(os.environ["TMPDIR"] + "/kept")
+resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
+try:
+    while True:
+        os.dup(2)
+except OSError as error:
+    print(error.strerror)
+logs.close()
+print(logs.folder.exists())
+"""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "mine").touch()
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    text = subprocess.check_output(
+        [sys.executable, "-c", code], text=True, timeout=WAIT_S, env=environment
+    )
+    assert text == "Too many open files\nFalse\n"
+    assert (kept / "mine").exists()
+
+
 def test_an_attempt_number_is_taken_once(tmp_path: Path, consoles: Consoles) -> None:
     with logs_of(LogOptions(log_dir=tmp_path), consoles) as run_logs:
         run_logs.attempt(0, PLACES)

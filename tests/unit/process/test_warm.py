@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -317,3 +318,42 @@ def test_closing_ends_standbys_that_import(folder: Path) -> None:
     standbys.fill()
     standbys.close()
     standbys.close()
+
+
+@pytest.mark.parametrize("kind", ["script", "module"])
+def test_where_the_folder_is_gone_workers_start_cold(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second standby is made there, too."""
+    (folder.parent / "modules").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder.parent / "modules"))
+    path = folder.parent / "modules" / "hello.py"
+    path.write_text("import sys; print('hello', *sys.path[1:2])")
+    entrypoint = Script(str(path)) if kind == "script" else Module("hello")
+    work = launch(folder, entrypoint, PYTHONPATH=str(path.parent))
+    with warm(entrypoint, PYTHONPATH=str(path.parent)) as starter:
+        monkeypatch.chdir(folder)  # so that it is left at the end
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+        for _ in range(2):
+            assert run(starter, work).stdout.startswith("hello")
+
+
+def test_standbys_for_which_there_is_no_room_fail_no_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "hello.py").write_text("print('hello')")
+    entrypoint = Script("hello.py")
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    with warm(entrypoint) as starter:
+        with monkeypatch.context() as patch:
+            patch.setattr("holdfast.process.warm.open_process", refuse)
+            assert run(starter, launch(folder, entrypoint)).stdout == "hello\n"
+        assert [r.getMessage() for r in caplog.records if r.name == "holdfast.process"] == [
+            "no worker can be kept warm: no more processes"
+        ]
+        assert run(starter, launch(folder, entrypoint)).stdout == "hello\n"
