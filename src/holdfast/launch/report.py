@@ -95,7 +95,7 @@ def _whole(failure: Failure) -> str:
     said = failure.traceback.strip("\n") or failure.message
     if said != str(failure.exit):
         lines += ["", clip(said, _TRACEBACK_CHARS)]
-    if failure.traceback and failure.message not in failure.traceback:
+    if failure.traceback and not _tells(failure.traceback, failure.message):
         lines += [clip(failure.message, _TRACEBACK_CHARS)]
     if failure.stack:
         lines += [
@@ -104,6 +104,15 @@ def _whole(failure: Failure) -> str:
             clip(failure.stack.strip("\n"), _TRACEBACK_CHARS),
         ]
     return "\n".join(lines)
+
+
+def _tells(traceback: str, message: str) -> bool:
+    """Say whether a traceback has the message, or ends with it but for a place in parentheses.
+
+    Those are a SyntaxError's, whose traceback begins with the place.
+    """
+    last = traceback.rstrip("\n").rpartition("\n")[2]
+    return message in traceback or message.startswith(f"{last} (")
 
 
 def _line(failure: Failure, first: Failure) -> str:

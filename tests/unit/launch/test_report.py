@@ -168,3 +168,14 @@ def test_programs_get_every_field() -> None:
     assert failures[1]["exit_code"] == -15
     for name in (*found, *failures[0]):
         assert name in (report.__doc__ or ""), f"{name} is not told in the docstring"
+
+
+def test_a_syntax_error_is_told_once() -> None:
+    told = (
+        '  File "/job/train.py", line 2\n    for in y:\n        ^^\nSyntaxError: invalid syntax\n'
+    )
+    message = "SyntaxError: invalid syntax (train.py, line 2)"
+    text = as_text("train.py", "job-1", (replace(CAUSE, traceback=told, message=message),))
+    assert text.count("SyntaxError") == 1
+    other = replace(CAUSE, traceback=told, message="SyntaxError: another one")
+    assert as_text("train.py", "job-1", (other,)).count("SyntaxError") == 2
