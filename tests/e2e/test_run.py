@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -143,6 +144,69 @@ def test_a_signal_ends_the_job_and_gives_its_code(
     assert err.splitlines()[-1] == f"holdfast: stopped by {name}"
 
 
+@pytest.fixture
+def host_that_waits(
+    variables: dict[str, str], tmp_path: Path, free: int
+) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str], Path]]:
+    """A host that is done and waits for the other node to leave; that node; what lets it go on."""
+    door = tmp_path / "door"
+    os.mkfifo(door)
+    common = [
+        *HOLDFAST,
+        "run",
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free}",
+    ]
+    common += ["--event-log-handler=console", "--exit-barrier-timeout=0"]
+    heed = "import os, signal, sys; signal.signal(15, signal.SIG_DFL)"
+    start = [sys.executable, "-c", f"{heed}; os.execv(sys.executable, sys.argv[1:])"]
+    variables["TMPDIR"] = str(tmp_path)  # who is killed leaves it to the reaper, who takes its time
+
+    def node(is_host: str, *program: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*start, *common, f"--rdzv-conf=is_host={is_host}", "--no-python", *program],
+            env=variables,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with node("true", "true") as host, node("false", "cat", str(door)) as other:
+        try:
+            assert host.stderr is not None
+            for line in host.stderr:
+                if "JobEnded" in line:
+                    break
+            yield host, other, door
+        finally:
+            host.kill()
+            other.kill()
+
+
+def test_a_signal_after_the_end_does_not_change_it(
+    host_that_waits: tuple[subprocess.Popen[str], subprocess.Popen[str], Path],
+) -> None:
+    host, other, door = host_that_waits
+    host.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        host.wait(0.5)  # the other one needs what it hosts
+    with open(door, "wb"):
+        pass
+    assert (host.wait(LIMIT_S), other.wait(LIMIT_S)) == (0, 0)
+
+
+def test_who_repeats_a_signal_after_the_end_is_in_a_hurry(
+    host_that_waits: tuple[subprocess.Popen[str], subprocess.Popen[str], Path],
+) -> None:
+    host, _, _ = host_that_waits
+    for _ in range(600):  # how many are needed depends on who hears the first
+        host.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            host.wait(0.1)
+            break
+    assert host.returncode == -signal.SIGTERM
+
+
 # What may be wrong with the world: one clear line, the right exit code, and nothing was started.
 
 
@@ -166,6 +230,15 @@ def troubled(variables: dict[str, str], *argv: str) -> tuple[int, str]:
     *states, last = done.stderr.splitlines()
     assert all("  joining  " in line for line in states), done.stderr
     return done.returncode, last
+
+
+def test_a_module_that_is_not_there(variables: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    variables["PYTHONPATH"] = str(tmp_path)
+    code, line = troubled(variables, "-m", "package.nothere")
+    assert code == 2
+    assert line.startswith("holdfast: module 'package.nothere': no module named 'package.nothere'")
 
 
 def test_too_few_nodes_come(variables: dict[str, str], script: str, free: int) -> None:

@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from signal import Signals
 from typing import TYPE_CHECKING
 
 from holdfast import env
@@ -19,6 +20,7 @@ from holdfast.cli.output import complain, say
 from holdfast.cli.run_flags import add_flags, read_flags
 from holdfast.errors import WorkersFailed
 from holdfast.observe.live import Live, is_for_us
+from holdfast.process.signals import SignalEvents
 
 if TYPE_CHECKING:
     from holdfast.agent.agent import Status
@@ -61,6 +63,7 @@ def _run(given: argparse.Namespace) -> int:
         say(json.dumps(describe(found), indent=2))
         return 0
     from holdfast.agent.machine import State
+    from holdfast.agent.outcome import Ending
     from holdfast.cli.run_view import view
     from holdfast.launch.launcher import run_job
 
@@ -69,22 +72,39 @@ def _run(given: argparse.Namespace) -> int:
     terminal = is_for_us(sys.stderr, variables)
     live = Live(sys.stderr, terminal=terminal, color=not variables.get("NO_COLOR"))
 
+    late = _LateSignal(found.config.signals)
+
     def show(status: Status) -> None:
+        late.is_late = status.ending not in (None, Ending.SIGNALLED)
         # Without a terminal the end is told by the exit code, and by the report of a failure.
         if terminal or status.state not in (State.GATHERING, State.ENDED):
             live.show(view(status, host, found.config.max_restarts))
 
     try:
-        with live:
-            run_job(
-                found.config,
-                found.entrypoint,
-                show=show,
-            )
+        with live, late.events:
+            run_job(found.config, found.entrypoint, show=show)
     except WorkersFailed as error:
         _print_report(str(error))
         return error.exit_code
     return 0
+
+
+class _LateSignal:
+    """Keeps one signal that comes after the job's end from changing how the command ends.
+
+    The node that hosts the store waits for the others then. At any other time, and when it comes
+    again, a signal that the agent does not hear does what it would do without us.
+    """
+
+    def __init__(self, signals: Iterable[Signals]) -> None:
+        self.events = SignalEvents(signals, self._heard)
+        self.is_late = False
+
+    def _heard(self, number: int) -> None:
+        if not self.is_late:
+            self.events.__exit__(None, None, None)
+            os.kill(os.getpid(), number)
+        self.is_late = False
 
 
 def _log_to_stderr(variables: Mapping[str, str], *, events: bool) -> None:
