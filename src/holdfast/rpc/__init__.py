@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from holdfast.rpc.agent import Agent
     from holdfast.rpc.api import (
         async_execution,
+        debug_info,
         get_worker_info,
         init_rpc,
         remote,
@@ -72,6 +73,7 @@ __all__ = [
     "WorkerInfo",
     "async_execution",
     "collect_all",
+    "debug_info",
     "get_worker_info",
     "init_rpc",
     "register_backend",

@@ -36,6 +36,7 @@ from holdfast.store.store import Store
 __all__ = [
     "DEFAULT_TIMEOUT_S",
     "async_execution",
+    "debug_info",
     "get_worker_info",
     "init_rpc",
     "remote",
@@ -189,9 +190,10 @@ def rpc_async(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float | None = None,
+    retries: RetryPolicy | None = None,
 ) -> Future[Any]:
     """Call a function at a worker; return the future of what it returns."""
-    return current.current_agent().call_async(to, func, args or (), kwargs, timeout)
+    return current.current_agent().call_async(to, func, args or (), kwargs, timeout, retries)
 
 
 def remote(
@@ -200,15 +202,21 @@ def remote(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     timeout: float | None = None,
+    retries: RetryPolicy | None = None,
 ) -> RRef[Any]:
     """Call a function at a worker and leave the result there; return a reference to it."""
-    return current.current_agent().remote(to, func, args or (), kwargs, timeout)
+    return current.current_agent().remote(to, func, args or (), kwargs, timeout, retries)
 
 
 def get_worker_info(name: str | None = None) -> WorkerInfo:
     """Return who has this name, or who we are."""
     agent = current.current_agent()
     return agent.info if name is None else agent.find(name).info
+
+
+def debug_info() -> dict[str, str]:
+    """Return what the current agent is doing, in numbers and words, by name (`insight.py`)."""
+    return current.current_agent().debug_info()
 
 
 def async_execution(function: F) -> F:
