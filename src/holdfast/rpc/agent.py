@@ -338,7 +338,8 @@ class Agent:
     ) -> Future[Any]:
         """Send a request until it is answered, or there is no hope; see `insisting.py`."""
         at, budget_ms = self._deadline(timeout)
-        message = self._message(to, kind, value, budget_ms)
+        body, buffers, given = self.holdings.pack(to, value)
+        message = Message(kind, 0, body, buffers, budget_ms, False, given)  # numbered when posted
         future: Future[Any] = Future()
         hear = partial(heard, to, message, future)
         future._driver = request = self._insisting.post(to, find, message, hear, at, retries)

@@ -102,6 +102,9 @@ def test_calls_are_counted_at_both_ends(two: list[Agent]) -> None:
     assert one.metrics()["agent.client_calls"] == "6"
     assert one.metrics()["agent.client_calls"] == "6"  # looking is no call
     shows(other, "server_calls", 6)
+    assert one.call("w1", add, (1, 2), retries=RetryPolicy()) == 3
+    assert one.metrics()["agent.client_calls"] == "7"
+    shows(other, "server_calls", 8)  # with the note that the answer is there
     assert one.metrics()["agent.server_calls"] == other.metrics()["agent.client_calls"] == "0"
 
 

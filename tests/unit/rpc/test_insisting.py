@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -162,6 +163,18 @@ def test_when_the_policy_is_exhausted_it_says_how_often_it_tried_and_why(world: 
     lost = world.heard[0]
     assert isinstance(lost, PeerLost)
     assert (lost.peer, lost.incarnation) == ("two", LIFE)
+
+
+def test_every_try_that_failed_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "holdfast.rpc")
+    world.post()
+    for _ in range(2):
+        world.sends.fail()
+        world.later.pass_time(100.0)
+    assert [line.partition(": ")[2] for line in caplog.messages] == [
+        "try 1 failed: it broke",
+        "try 2 failed: it broke",
+    ]
 
 
 def test_a_try_may_have_a_limit_of_its_own(world: World) -> None:
