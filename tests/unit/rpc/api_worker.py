@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -35,6 +36,11 @@ def visit(by: str) -> int:
 def visit_from(by: str, to: str) -> int:
     """Visit one worker from another one."""
     return int(rpc_sync(by, rpc_sync, args=(to, visit, (by,))))
+
+
+def stay() -> None:
+    """Do not return."""
+    signal.pause()
 
 
 def visited() -> list[str]:

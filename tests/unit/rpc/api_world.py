@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,15 @@ ROOT = Path(__file__).parents[3]
 class Worker:
     """A worker to be called; see `api_worker.py` for what it says and hears."""
 
-    def __init__(self, name: str, env: dict[str, str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        env: dict[str, str] | None = None,
+        within: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), name, json.dumps(options)],
+            [*within, sys.executable, str(SCRIPT), name, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

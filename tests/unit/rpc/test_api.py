@@ -20,15 +20,16 @@ from holdfast.rpc.api import (
     rpc_sync,
     shutdown,
 )
-from holdfast.rpc.directory import GRACE_S
+from holdfast.rpc.directory import GRACE_S, Directory
 from holdfast.rpc.future import Future
 from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.peers import Contact
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import Op
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
-from tests.unit.rpc.api_worker import who
+from tests.unit.rpc.api_worker import stay, who
 from tests.unit.rpc.api_world import Worker, free_port, workers
 
 
@@ -99,6 +100,18 @@ class TestMeeting:
             init_rpc("w0", rank=0, world_size=1, store=store)
             assert rpc_sync(0, who) == ("w0", 0, os.getpid())
             assert shutdown() == ()
+
+    def test_it_takes_until_all_others_know_all_too(self) -> None:
+        store = MemoryStore()
+        other = Directory(PrefixStore(store, "rpc/"))
+        try:
+            contact = Contact(WorkerInfo("w1", 1), "life", "machine", "", "")
+            other.join(contact, Deadline.after(20.0))
+            other.wait_for(1, Deadline.after(20.0))  # it sees itself, and says nothing
+            with pytest.raises(TimeoutExpired, match="not all have seen the others in time: w1"):
+                init_rpc("w0", rank=0, world_size=2, store=store, timeout=0.2)
+        finally:
+            other.close()
 
 
 class TestMistakes:
@@ -205,7 +218,7 @@ class TestComingAndGoing:
             with open_store(where) as store:
                 init_rpc("w0", rank=0, world_size=3, store=store)
                 assert [worker.hear() for worker in started] == ["ready", "ready"]
-                waiting = rpc_async("w1", stop_for_ever)
+                waiting = rpc_async("w1", stay)
                 started[0].process.kill()
                 with pytest.raises(PeerLost, match="Connection (closed|reset) by peer"):
                     waiting.wait(20.0)
@@ -284,12 +297,6 @@ def rpc_is_known(name: str) -> bool:
     except UsageError:
         return False
     return True
-
-
-def stop_for_ever() -> None:
-    import signal
-
-    signal.pause()
 
 
 @async_execution

@@ -147,6 +147,23 @@ class TestMeeting:
         meeting.begin(b, contact("b", 1))
         meeting.end()
 
+    def test_who_dies_before_it_has_seen_all_is_waited_for(self, world: World) -> None:
+        a, b = world.join("a", 0), world.join("b", 1)
+        ended: list[BaseException] = []
+
+        def meet() -> None:
+            try:
+                a.meet(contact("a", 0), 2, Deadline.after(1.0))
+            except TimeoutExpired as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=meet)
+        thread.start()
+        until(lambda: world.store.get("ready/a"))
+        b.close()
+        thread.join(SOON_S)
+        assert ["seen the others in time: b" in str(error) for error in ended] == [True]
+
     def test_one_that_comes_again_needs_nobody_to_meet_again(self, world: World) -> None:
         a, b = world.join("a", 0), world.join("b", 1)
         meeting = Meeting()

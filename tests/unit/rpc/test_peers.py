@@ -330,14 +330,22 @@ def test_threads_that_open_a_pipe_at_once_share_it(world: World) -> None:
     ],
 )
 def test_a_peer_that_cannot_be_reached_is_lost_and_the_text_says_why(
-    world: World, change: dict[str, str], text: str
+    world: World, change: dict[str, str], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = world.make(**change)  # type: ignore[arg-type]
+    connect, tries = peer._connect, list[Deadline]()
+
+    def count(deadline: Deadline) -> Link:
+        tries.append(deadline)
+        return connect(deadline)
+
+    monkeypatch.setattr(peer, "_connect", count)
     with pytest.raises(PeerLost, match=text) as caught:
         peer.exchange(ask(1), soon())
     assert caught.value.peer == "you"
     with pytest.raises(PeerLost, match=text):
         peer.post(ask(2), Heard(), soon())
+    assert len(tries) == 2  # it will not get better
 
 
 def admit_after(world: World, refused: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
