@@ -1,17 +1,20 @@
 """A job that holds: a worker is killed, then a whole node, and the result is right all the same.
 
 Run it with `make demo`. Two nodes (two processes here) with two workers each add up the squares of
-the first eight million numbers, in forty parts; who finishes a part leaves its sum in a folder.
+the first eight million numbers, in forty parts. Worker 0 keeps the ledger: which parts are missing,
+and the sums of the others, which it writes down in a folder. The workers hold a reference to the
+ledger; by remote calls they take parts from it and enter their sums.
+
 The parts are given out in three portions, and in between things go wrong: one worker is killed with
-SIGKILL, and later the agent of a whole node. Each time the workers that are left start again, share
-the parts that are missing among as many as they are now, and in the end the sum is compared with
-what the formula says.
+SIGKILL, and later the agent of a whole node. Each time the workers that are left start again and
+find each other again; worker 0 opens the ledger again, and they share the parts that are missing
+among as many as they are now. In the end the sum is compared with what the formula says.
 """
 
 from __future__ import annotations
 
-import functools
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -21,6 +24,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast import rpc
 from holdfast.agent.agent import Status
 from holdfast.agent.machine import State
 from holdfast.errors import HoldfastError
@@ -34,21 +38,71 @@ STARTED = float(os.environ.get("DEMO_STARTED", time.monotonic()))
 
 
 def say(who: str, text: str) -> None:
-    print(f"{time.monotonic() - STARTED:5.2f} s  {who:<8}{text}", flush=True)
+    print(f"{time.monotonic() - STARTED:5.2f} s  {who:<10}{text}", flush=True)
 
 
 # A worker: an ordinary function that finds out from its environment which one it is.
 
 
-def add_squares(folder: str) -> int:
-    """Do this worker's share of the parts that are still missing; return how many it did."""
+def add_squares(folder: str) -> None:
+    """Be one of the workers, from the beginning of a round to its end."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rpc.init_rpc(f"worker{rank}")  # returns when all workers of this round are there
     leave(Path(folder, f"pid-{rank}"), os.getpid())
-    mine = [part for part in range(rank, PARTS, world_size) if not sum_of(folder, part).exists()]
-    for part in mine:
-        wait_for(functools.partial(is_given, folder, part))
-        leave(sum_of(folder, part), sum(number**2 for number in range(part, NUMBERS, PARTS)))
-    return len(mine)
+    if rank == 0:
+        lead(folder, world_size)
+    rpc.shutdown(timeout=None)  # until all are done, this worker does what others ask it for
+
+
+def lead(folder: str, world_size: int) -> None:
+    """Let every worker do parts, until none is missing."""
+    ledger = rpc.RRef(Ledger(folder))  # it stays here: what others get is a reference to it
+    missing = ledger.local_value().missing()
+    say("worker 0", f"opens the ledger: {missing} parts are missing, {world_size} workers do them")
+    workers = [f"worker{rank}" for rank in range(world_size)]
+    futures = [rpc.rpc_async(worker, do_parts, (ledger,), timeout=0) for worker in workers]
+    # Should one be lost meanwhile, nothing is to be done here: the agents start us all again.
+    counts = map("{} by {}".format, rpc.wait_all(futures), workers)
+    say("worker 0", f"closes the ledger: {' and '.join(counts)}, none is missing")
+    leave(Path(folder, "total"), ledger.local_value().total())
+
+
+def do_parts(ledger: rpc.RRef[Ledger]) -> int:
+    """Do parts as long as there are any; return how many. Worker 0 asks every worker for this."""
+    done = 0
+    while (part := ledger.rpc_sync().take()) is not None:
+        ledger.rpc_sync().enter(part, sum(number**2 for number in range(part, NUMBERS, PARTS)))
+        done += 1
+    return done
+
+
+class Ledger:
+    """The parts that are missing, and the sums of the others. Called by all workers at once."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._missing = queue.SimpleQueue[int]()
+        for part in range(PARTS):
+            if not sum_of(folder, part).exists():
+                self._missing.put(part)
+
+    def missing(self) -> int:
+        return self._missing.qsize()
+
+    def take(self) -> int | None:
+        """Give out a part, when its portion has come; None if none is missing."""
+        try:
+            part = self._missing.get_nowait()
+        except queue.Empty:
+            return None
+        wait_for(lambda: is_given(self._folder, part))
+        return part
+
+    def enter(self, part: int, total: int) -> None:
+        leave(sum_of(self._folder, part), total)
+
+    def total(self) -> int:
+        return sum(number_in(sum_of(self._folder, part)) for part in range(PARTS))
 
 
 def sum_of(folder: str, part: int) -> Path:
@@ -141,9 +195,9 @@ def main() -> int:
             for process in nodes:
                 process.kill()
                 process.wait()
-        total = sum(int(sum_of(folder, part).read_text()) for part in range(PARTS))
+        total = number_in(Path(folder, "total"))
     right = (NUMBERS - 1) * NUMBERS * (2 * NUMBERS - 1) // 6
-    say("", f"the sum is {total}, which is {'right' if total == right else 'WRONG'}")
+    say("", f"the sum in the ledger is {total}, which is {'right' if total == right else 'WRONG'}")
     return 0 if total == right and code == 0 else 1
 
 

@@ -23,7 +23,10 @@ def test_the_demonstration_tells_its_story() -> None:
         return [index for index, line in enumerate(lines) if re.search(pattern, line)]
 
     [worker], [node] = places("worker 3 is killed"), places("node 2 is killed")
-    [gone], [total] = places("its workers are gone with it"), places("the sum is .* right$")
+    [gone], [total] = (
+        places("its workers are gone with it"),
+        places("the sum .* is right$"),
+    )
     assert worker < node < gone < total == len(lines) - 1
     # Four workers before the harm and again after it; two once there is one node left.
     first, second = places(r"workers . and . of 4 run"), places(r"workers 0 and 1 of 2 run")
@@ -31,4 +34,10 @@ def test_the_demonstration_tells_its_story() -> None:
     assert len([index for index in first if worker < index < node]) == 2
     assert [index for index in second if index > node]
     assert all(worker < index for index in places(r"rank 3 on \S+ failed \(killed by SIGKILL\)"))
+    # The ledger is opened in every round, by whoever is worker 0 then, and goes on from there.
+    opened = places(r"worker 0 +opens the ledger: \d+ parts are missing, \d workers do them")
+    [closed] = places(r"worker 0 +closes the ledger: \d+ by worker0 and \d+ by worker1, none")
+    told = [re.findall(r"(\d+) parts .* (\d) workers", lines[index]) for index in opened]
+    assert told[-3:] == [[("40", "4")], [("24", "4")], [("12", "2")]]
+    assert opened[-3] < worker < opened[-2] < node < opened[-1] < closed < total
     assert [index for index in places(r"round \d+ is over: \S+ is gone") if index > node]
