@@ -15,6 +15,7 @@ Layout, in reading order (◦ = pure)
     receipts.py ◦       what may be asked again runs once
     rref_answers.py ◦   references in answers that may not have been read
     rref_protocol.py ◦  counting references: when a value may go
+    callables.py        functions by name
     serialize.py        values as bytes
     big.py              large buffers on one machine
     link.py             one connection

@@ -23,6 +23,7 @@ import io
 import pickle
 import reprlib
 import sys
+import threading
 import traceback
 from collections import ChainMap
 from collections.abc import Callable
@@ -38,7 +39,6 @@ OUTSIDE_BYTES = 16 * 1024
 """Smaller buffers cost less inside of the pickle."""
 
 Reducer: TypeAlias = Callable[[Any], Any]
-Keep: TypeAlias = Callable[[pickle.PickleBuffer], bool]
 
 _BANNER = "It was raised at {worker}:\n\n{text}"
 
@@ -49,23 +49,19 @@ def dump(value: Any) -> tuple[bytes, list[Buffer]]:
     The buffers are the value's own memory: it must not change before they are sent. UsageError if
     it cannot be pickled.
     """
-    outside: list[pickle.PickleBuffer] = []
-
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        """Put a buffer outside; return whether it stays inside instead."""
-        with memoryview(buffer) as view:
-            inside = view.nbytes < OUTSIDE_BYTES or not view.contiguous
-        if not inside:
-            outside.append(buffer)
-        return inside
-
+    table, pen = _table(), _here.pen
+    _here.pen = None  # what is pickled may make calls of its own
+    if pen is None or pen.table is not table:
+        pen = _Pen(table)
     try:
-        body = _dump_plainly(value, keep)
+        body = pen.write(value)
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
-        outside.clear()
         start_over()
-        body = _dump_anything(value, keep, error)
-    return body, [buffer.raw() for buffer in outside]
+        body, outside = _dump_anything(value, error)
+    else:
+        outside = pen.taken()
+        _here.pen = pen
+    return body, [buffer.raw() for buffer in outside] if outside else []
 
 
 def load(body: Buffer, buffers: list[Buffer]) -> Any:
@@ -112,17 +108,54 @@ def _text(error: BaseException) -> str:
         return "(it cannot say what it is)"
 
 
-def _dump_plainly(value: Any, keep: Keep) -> bytes:
-    if "numpy" not in sys.modules:  # then there is little to be taught, and this is faster
-        return pickle.dumps(value, 5, buffer_callback=keep)
-    file = io.BytesIO()
-    pickler = pickle.Pickler(file, 5, buffer_callback=keep)
-    pickler.dispatch_table = _table()
-    pickler.dump(value)
-    return file.getvalue()
+class _Pen:
+    """A pickler that is used again, as long as it knows the reducers: making one costs more."""
+
+    def __init__(self, table: dict[type, Reducer]) -> None:
+        self.table = table
+        self._file = io.BytesIO()
+        self._outside: list[pickle.PickleBuffer] = []
+        self._pickler = pickle.Pickler(self._file, 5, buffer_callback=_keeper(self._outside))
+        self._pickler.dispatch_table = table
+
+    def write(self, value: Any) -> bytes:
+        """Pickle a value; whatever it raises, the pen is of no use afterwards."""
+        self._pickler.dump(value)
+        body = self._file.getvalue()
+        self._file.seek(0)
+        self._file.truncate()
+        self._pickler.clear_memo()
+        return body
+
+    def taken(self) -> list[pickle.PickleBuffer]:
+        """Return what was put outside since the last time."""
+        if not self._outside:
+            return []
+        taken = self._outside.copy()
+        self._outside.clear()
+        return taken
 
 
-def _dump_anything(value: Any, keep: Keep, error: Exception) -> bytes:
+class _Here(threading.local):
+    pen: _Pen | None = None
+
+
+_here = _Here()
+
+
+def _keeper(outside: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        """Put a buffer outside; return whether it stays inside instead."""
+        with memoryview(buffer) as view:
+            inside = view.nbytes < OUTSIDE_BYTES or not view.contiguous
+        if not inside:
+            outside.append(buffer)
+        return inside
+
+    return keep
+
+
+def _dump_anything(value: Any, error: Exception) -> tuple[bytes, list[pickle.PickleBuffer]]:
     try:
         pickler = _cloud_pickler()
     except ImportError:
@@ -131,11 +164,12 @@ def _dump_anything(value: Any, keep: Keep, error: Exception) -> bytes:
             "lambdas and closures need cloudpickle"
         ) from error
     file = io.BytesIO()
+    outside: list[pickle.PickleBuffer] = []
     try:
-        pickler(file, 5, buffer_callback=keep).dump(value)
+        pickler(file, 5, buffer_callback=_keeper(outside)).dump(value)
     except Exception:
         raise UsageError(f"{reprlib.repr(value):.200}: cannot be pickled: {error}") from error
-    return file.getvalue()
+    return file.getvalue(), outside
 
 
 @functools.cache

@@ -1,0 +1,39 @@
+"""Functions by name: what is called most is known at both ends, and a name is all that is sent.
+
+Pickle does that too, at four times the cost. Whatever is not a function that its module has under
+its own name is left to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+__all__ = ["function_of", "name_of"]
+
+_modules = sys.modules
+
+
+def name_of(function: Any) -> Any:
+    """Return the name of a function, if it can be found by that; else the function itself."""
+    kind = type(function)
+    if kind is FunctionType or kind is BuiltinFunctionType:
+        module, name = function.__module__, function.__qualname__
+        home = _modules.get(module)
+        if home is not None and home.__dict__.get(name) is function:
+            return f"{module}:{name}"
+    return function
+
+
+def function_of(name: str) -> Any:
+    """Return the function of a name; ImportError or AttributeError if there is none here."""
+    module, _, own = name.partition(":")
+    home = _modules.get(module)
+    if home is None:
+        home = importlib.import_module(module)
+    try:
+        return home.__dict__[own]
+    except KeyError:
+        raise AttributeError(f"Can't get attribute {own!r:.80} on {home!r:.120}") from None

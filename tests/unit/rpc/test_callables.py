@@ -1,0 +1,85 @@
+"""Functions by name: the same function comes back, and what has no name is left alone."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.rpc.callables import function_of, name_of
+
+
+def here() -> None:
+    """Do nothing."""
+
+
+class Thing:
+    @staticmethod
+    def inside() -> None:
+        """Do nothing, in a class."""
+
+    def method(self) -> None:
+        """Do nothing, of an object."""
+
+
+@pytest.mark.parametrize("function", [here, operator.add, len, functools.reduce])
+def test_a_function_of_a_module_is_found_again_by_its_name(function: Callable[..., Any]) -> None:
+    name = name_of(function)
+    assert isinstance(name, str)
+    assert function_of(name) is function
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: None,
+        Thing,
+        Thing.inside,
+        Thing().method,
+        [].append,
+        functools.partial(here),
+        None,
+        3,
+    ],
+)
+def test_everything_else_is_left_alone(other: object) -> None:
+    assert name_of(other) is other
+
+
+def test_a_function_that_its_module_has_no_more_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = here
+    monkeypatch.setattr(sys.modules[__name__], "here", lambda: None)
+    assert name_of(old) is old
+    monkeypatch.setattr(old, "__module__", "no_such_module")
+    assert name_of(old) is old
+
+
+def test_a_name_means_what_the_module_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, replaced = name_of(here), Thing.inside
+    monkeypatch.setattr(sys.modules[__name__], "here", replaced)
+    assert function_of(name) is replaced
+
+
+def test_a_module_that_is_not_loaded_yet_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_there.py").write_text("def work():\n    return 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert function_of("only_there:work")() == 7
+    finally:
+        sys.modules.pop("only_there", None)
+
+
+def test_a_name_of_nothing_says_so() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        function_of("no_such_module:work")
+    with pytest.raises(AttributeError, match=r"'nothing' on <module 'operator'"):
+        function_of("operator:nothing")
