@@ -144,6 +144,43 @@ def test_a_signal_ends_the_job_and_gives_its_code(
     assert err.splitlines()[-1] == f"holdfast: stopped by {name}"
 
 
+STUBBORN = """\
+import os, signal, sys
+if os.environ["RANK"] == "1":
+    open(sys.argv[1]).close()
+    raise RuntimeError("a mistake")
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"told\\n"))
+open(sys.argv[1], "w").close()
+while True:
+    signal.pause()
+"""
+
+
+def test_a_signal_while_a_failed_job_is_stopped_does_not_hide_the_failure(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    script, fifo = tmp_path / "stubborn.py", tmp_path / "fifo"
+    script.write_text(STUBBORN)
+    os.mkfifo(fifo)
+    with subprocess.Popen(
+        [*HOLDFAST, "run", "--nproc-per-node=2", "--shutdown-timeout=3", str(script), str(fifo)],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "told\n"
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert "First cause:\n  worker:     rank 1" in err
+    assert "RuntimeError: a mistake" in err
+
+
 @pytest.fixture
 def host_that_waits(
     variables: dict[str, str], tmp_path: Path, free: int

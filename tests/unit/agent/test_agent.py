@@ -58,7 +58,8 @@ def test_a_node_alone_runs_its_workers_and_succeeds(troupe: Troupe) -> None:
     assert (end.ending, end.results) == (Ending.SUCCEEDED, {})
     assert group.closed
     assert one.agent.pids() == {}
-    assert one.agent.status().state is State.ENDED
+    status = one.agent.status()
+    assert (status.state, status.ending) == (State.ENDED, Ending.SUCCEEDED)
     shown = [one.shown.get(timeout=SOON_S).state for _ in range(4)]
     assert shown == [State.JOINING, State.RUNNING, State.FINISHED, State.ENDED]
     kinds = [type(event) for event in one.sink.events]
