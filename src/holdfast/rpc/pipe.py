@@ -2,7 +2,9 @@
 
 Whoever waits for an answer reads the link, for everybody: the common wait costs no hand-over
 between threads. When nobody waits, the reader of last resort does (`Readers`), a thread that all
-pipes of an agent share, so that callbacks run and deadlines pass without anybody's help.
+pipes of an agent share, so that callbacks run and deadlines pass without anybody's help. Where
+somebody has waited of late it holds back for about `PUT_OFF_S`: he will most likely do so again,
+and two threads that read in turns would be slower than one.
 
 Sending is put off while something is under way, since its answer will bring somebody here soon:
 what has gathered by then goes out at once. It is never put off for longer than about `PUT_OFF_S`,
@@ -84,6 +86,9 @@ class Pipe:
         # Held by the thread that reads; those that wait meanwhile are told when it stops.
         self._reading = threading.Lock()
         self._reader = 0
+        self._polled = 0
+        # Of the reader of last resort: does it hear what comes; is it to hold back at first.
+        self.armed = self.attended = False
         self._turn = threading.Condition(self._lock)
         self._waiting = 0
 
@@ -109,7 +114,7 @@ class Pipe:
         elif first or self._out_messages >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES:
             self.flush()
             if first:
-                self._readers.arm(self)
+                self._leave()
         elif self._readers.slow:
             self._readers.wake()
 
@@ -157,6 +162,11 @@ class Pipe:
     def busy(self) -> bool:
         """Whether calls are under way."""
         return bool(self._open)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody reads it."""
+        return self._reading.locked()
 
     @property
     def under_way(self) -> tuple[int, int]:
@@ -209,8 +219,10 @@ class Pipe:
                 self._read(deadline)
             elif self._reading.acquire(blocking=False):
                 self._reader = here
+                self.attended = True
                 try:
-                    self._readers.disarm(self)
+                    if self.armed:
+                        self._readers.disarm(self)
                     while not done() and self._lost is None and not deadline.passed():
                         self._read(deadline)
                 finally:
@@ -264,7 +276,10 @@ class Pipe:
             if fd < 0:
                 return
             # Also when others may send again, since they leave it to us.
-            self._poll.register(fd, select.POLLIN | (select.POLLOUT if self._blocked else 0))
+            events = _IN_OR_OUT if self._blocked else _IN
+            if events != self._polled:
+                self._polled = events
+                self._poll.register(fd, events)
             came = self._poll.poll(max(0.0, until - now) * 1000)
             self.expire(self._clock.monotonic())
             if not came:
@@ -321,7 +336,14 @@ class Pipe:
                 self._turn.notify_all()
         if self._open and self._lost is None:
             # Even if somebody waits: it may be done, and leave without a look at the others.
+            self._leave()
+
+    def _leave(self) -> None:
+        """Leave the answers to the reader of last resort, unless somebody comes for them soon."""
+        if not self.attended:
             self._readers.arm(self)
+        elif self._readers.slow:
+            self._readers.wake()
 
     def _break(self, error: OSError) -> None:
         """Hear that the link is of no use any more."""
@@ -368,6 +390,7 @@ class Readers:
             self._pipes[fd] = pipe
             wake, self._asleep = self._asleep, False
             events = _ONCE | select.EPOLLOUT if pipe.blocked else _ONCE
+            pipe.armed = True
             if known:
                 self._epoll.modify(fd, events)
             else:
@@ -379,6 +402,7 @@ class Readers:
         """Leave this pipe alone: somebody reads it."""
         with self._lock:
             fd = pipe.fileno()
+            pipe.armed = False
             if self._pipes.get(fd) is pipe and not self._closing:
                 self._epoll.modify(fd, 0)
 
@@ -427,7 +451,8 @@ class Readers:
             busy = [pipe for pipe in self._pipes.values() if pipe.busy]
             if busy:
                 self._asleep = False
-        quiet = 0 if any(pipe.puts_off for pipe in busy) else quiet + 1
+        soon = [pipe for pipe in busy if pipe.puts_off or self._holds_back(pipe)]
+        quiet = 0 if soon else quiet + 1
         patience = TICK_S if busy else None
         if busy and quiet < _QUIET_ROUNDS:
             self.slow = False
@@ -435,6 +460,7 @@ class Readers:
         for fd, _ in self._epoll.poll(patience):
             pipe = self._pipes.get(fd)
             if pipe is not None:
+                pipe.armed = False
                 pipe.read_for_others()
             else:
                 with contextlib.suppress(OSError):
@@ -445,5 +471,17 @@ class Readers:
             pipe.expire(now)
         return quiet
 
+    def _holds_back(self, pipe: Pipe) -> bool:
+        """See to it that somebody reads a pipe; say whether to look at it again soon."""
+        if pipe.armed or pipe.is_read:
+            return False
+        if pipe.attended:
+            pipe.attended = False
+            return True
+        self.arm(pipe)
+        return False
+
 
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
+_IN = select.POLLIN
+_IN_OR_OUT = select.POLLIN | select.POLLOUT

@@ -40,6 +40,7 @@ OUTSIDE_BYTES = 16 * 1024
 
 Reducer: TypeAlias = Callable[[Any], Any]
 
+_NONE = pickle.dumps(None, 5)
 _BANNER = "It was raised at {worker}:\n\n{text}"
 
 
@@ -49,6 +50,8 @@ def dump(value: Any) -> tuple[bytes, list[Buffer]]:
     The buffers are the value's own memory: it must not change before they are sent. UsageError if
     it cannot be pickled.
     """
+    if value is None:  # what most functions return that are called for what they do
+        return _NONE, []
     table, pen = _table(), _here.pen
     _here.pen = None  # what is pickled may make calls of its own
     if pen is None or pen.table is not table:

@@ -117,6 +117,18 @@ def test_answers_come_in_any_order_and_without_anybody_waiting(world: World) -> 
     assert {each.times for each in heard} == {1}
 
 
+def test_who_has_waited_once_need_not_come_again(world: World) -> None:
+    first = Heard()
+    world.pipe.post(request(1), first)
+    world.there.send(reply(world.there.receive().call))
+    first.driven(world.pipe)
+    for number in range(2, 6):  # the reader of last resort holds back, but not for ever
+        heard = Heard()
+        world.pipe.post(request(number), heard)
+        world.there.send(reply(world.there.receive().call))
+        assert heard.wait().call == number
+
+
 def test_a_waiter_that_leaves_does_not_leave_others_unread(world: World) -> None:
     # One reads, another one waits its turn; both leave at once, and a third call has no waiter.
     for number in range(0, 300, 3):
