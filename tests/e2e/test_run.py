@@ -224,9 +224,10 @@ def test_a_signal_after_the_end_does_not_change_it(
     host_that_waits: tuple[subprocess.Popen[str], subprocess.Popen[str], Path],
 ) -> None:
     host, other, door = host_that_waits
-    host.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):
-        host.wait(0.5)  # the other one needs what it hosts
+    for number in (0, signal.SIGTERM):  # before and after it: the other one needs what it hosts
+        host.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            host.wait(0.5)
     with open(door, "wb"):
         pass
     assert (host.wait(LIMIT_S), other.wait(LIMIT_S)) == (0, 0)
