@@ -20,8 +20,8 @@
 The names do not change; more of them may come.
 
 Guarantees
-    IG-1  A call pays nothing for this: what is shown is read, when it is asked for, off what is
-          there anyway. So the numbers are of one moment each, not all of the same.
+    IG-1  A call pays for one count on its connection, and for nothing else: what is shown is read,
+          when it is asked for, off what is there anyway. So each number is of a moment of its own.
     IG-2  Looking changes nothing.
 """
 
