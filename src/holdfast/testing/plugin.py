@@ -1,4 +1,4 @@
-"""A pytest plugin: leak checks on every test, transcripts, and seeds for simulations.
+"""A pytest plugin: leak checks on every test, transcripts, seeds for simulations, RPC workers.
 
 Load it with `-p holdfast.testing.plugin`, or in the top conftest.py by
 `pytest_plugins = ["holdfast.testing.plugin"]`.
@@ -8,6 +8,9 @@ an error that lists them. What fixtures of a wider scope hold is not blamed on t
 them; if something is left after the last of these fixtures is gone, the session's end reports
 it. While tests run, temporary files go to a directory of that run. A test that cannot
 help it says so: `@pytest.mark.allow_leaks("why")`.
+
+Fixtures: `transcript` replays a story, `sim_range` chooses seeds, `rpc_world` starts workers of
+RPC; the last one can be had without the rest, see `rpcfixture.py`.
 
 Options: `--rewrite` writes the real outputs into transcripts; `--sim-seeds=N` and `--sim-start=S`
 choose how many seeds a simulation runs, and from which. The ini value `leak_grace_s` (2 by
@@ -34,6 +37,8 @@ from holdfast.testing.leaks import (
 from holdfast.testing.transcript import Command, run_transcript
 
 __all__: list[str] = []
+
+pytest_plugins = ["holdfast.testing.rpcfixture"]
 
 _KNOWN = pytest.StashKey[set[Leak]]()
 

@@ -1,4 +1,6 @@
-"""Tests of programs that use RPC: a function in several real workers, with faults if wanted.
+"""Tests of programs that use RPC: several real workers, with faults if wanted. Two ways.
+
+A test that runs in every worker:
 
     @rpc_workers(4, messages_to_fail=["RREF_FORK_REQUEST"], num_fail_sends=3)
     def test_something(rank: int) -> None:
@@ -7,78 +9,285 @@
 
 The function runs in each of the workers `worker0`, `worker1` …, after `init_rpc` and before
 `shutdown`. What one of them raises fails the test, with its traceback.
+
+A test that is a worker itself, `worker0`, and has others that serve it; they can be killed:
+
+    with RpcWorld(3, plan="drop PYTHON_CALL p=0.1") as world:
+        assert rpc_sync("worker1", add, args=(1, 2)) == 3
+        world.kill("worker2")
+
+The fixture `rpc_world` of `rpcfixture.py` makes such worlds, and ends them with the test.
+
+Workers find functions by their names, so the module of a test must be one that can be imported.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+import json
 import os
+import select
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
 
+from holdfast.clock import Deadline
+from holdfast.errors import UsageError
+from holdfast.faults.backends import plan_of
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.launcher import elastic_launch
+from holdfast.rpc import current
 from holdfast.rpc.api import DEFAULT_TIMEOUT_S, init_rpc, shutdown
+from holdfast.store.open import open_store, serve_store
 
-__all__ = ["rpc_workers", "run_workers"]
+__all__ = ["RpcWorld", "rpc_workers", "run_workers"]
 
-_FAULTS = ("plan", "messages_to_fail", "messages_to_delay", "num_fail_sends")
+START_WITHIN_S = 60.0
+END_WITHIN_S = 10.0
+
+
+# A function in every worker.
 
 
 def run_workers(
     function: Callable[..., Any],
     *args: Any,
     workers: int = 4,
+    setup_rpc: bool = True,
+    clean_shutdown: bool = True,
     backend: str = "default",
     options: Mapping[str, Any] | None = None,
     rpc_timeout: float = DEFAULT_TIMEOUT_S,
-    graceful: bool = True,
+    named: Mapping[str, Any] | None = None,
 ) -> dict[int, Any]:
-    """Call `function(rank, *args)` in so many workers; return what they return, by rank.
+    """Call `function(rank, *args, **named)` in so many workers; return what they return, by rank.
+
+    With `setup_rpc=False` it must call `init_rpc` itself, and `shutdown`. With
+    `clean_shutdown=False` workers end without waiting for each other.
 
     The function must be found by its name in its module. WorkersFailed if one of them raises.
     """
     where = (function.__module__, function.__qualname__)
     config = LaunchConfig(1, 1, workers, rdzv_endpoint="localhost:0", max_restarts=0)
-    world = (backend, dict(options or {}), rpc_timeout, graceful)
-    return elastic_launch(config, _work)(where, args, world)
+    setup = {"backend": backend, "options": dict(options or {}), "rpc_timeout": rpc_timeout}
+    how = (setup if setup_rpc else None, clean_shutdown)
+    return elastic_launch(config, _work)(where, args, dict(named or {}), how)
 
 
 def rpc_workers(
-    workers: int = 4, *, rpc_timeout: float = DEFAULT_TIMEOUT_S, **faults: Any
-) -> Callable[[Callable[[int], None]], Callable[[], None]]:
-    """Let a test run in several workers. `faults` are the options of the backend `faulty`."""
-    odd = sorted(set(faults) - set(_FAULTS))
-    if odd:
-        raise TypeError(f"rpc_workers: {odd[0]!r} is unknown; faults are {', '.join(_FAULTS)}")
+    workers: int | Callable[..., None] = 4,
+    *,
+    setup_rpc: bool = True,
+    clean_shutdown: bool = True,
+    rpc_timeout: float = DEFAULT_TIMEOUT_S,
+    **faults: Any,
+) -> Callable[..., Any]:
+    """Let a test run in several workers. `faults` are the options of the backend `faulty`.
 
-    def decorate(test: Callable[[int], None]) -> Callable[[], None]:
+    The test takes its rank, and then whatever pytest gives it: parameters and fixtures that can
+    be pickled. For the rest see `run_workers`.
+    """
+    if callable(workers):  # without brackets
+        return rpc_workers()(workers)  # type: ignore[no-any-return]
+    backend = _backend(faults)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def run() -> None:
-            backend = "faulty" if faults else "default"
+        def run(*args: Any, **named: Any) -> None:
             run_workers(
-                test, workers=workers, backend=backend, options=faults, rpc_timeout=rpc_timeout
+                test,
+                *args,
+                workers=workers,
+                setup_rpc=setup_rpc,
+                clean_shutdown=clean_shutdown,
+                backend=backend,
+                options=faults,
+                rpc_timeout=rpc_timeout,
+                named=named,
             )
 
-        del run.__wrapped__  # or pytest would look for a fixture named rank
+        whole = inspect.signature(test)
+        # Or pytest would look for a fixture named rank.
+        run.__signature__ = whole.replace(  # type: ignore[attr-defined]
+            parameters=list(whole.parameters.values())[1:]
+        )
         run.in_worker = test  # type: ignore[attr-defined]
         return run
 
     return decorate
 
 
+def _backend(faults: Mapping[str, Any]) -> str:
+    """Return what carries messages with these faults; UsageError names what is wrong with them."""
+    if not faults:
+        return "default"
+    plan_of(faults)
+    return "faulty"
+
+
 def _work(
-    where: tuple[str, str], args: tuple[Any, ...], world: tuple[str, dict[str, Any], float, bool]
+    where: tuple[str, str],
+    args: tuple[Any, ...],
+    named: dict[str, Any],
+    how: tuple[dict[str, Any] | None, bool],
 ) -> Any:
-    backend, options, rpc_timeout, graceful = world
+    setup, clean_shutdown = how
     function: Any = importlib.import_module(where[0])
     for name in where[1].split("."):
         function = getattr(function, name)
     function = getattr(function, "in_worker", function)
     rank = int(os.environ["RANK"])
-    init_rpc(f"worker{rank}", backend=backend, options=options, rpc_timeout=rpc_timeout)
+    if setup is None:
+        return function(rank, *args, **named)
+    init_rpc(f"worker{rank}", **setup)
     try:
-        return function(rank, *args)
+        return function(rank, *args, **named)
     finally:
-        shutdown(graceful)
+        shutdown(clean_shutdown)
+
+
+# A test that is a worker itself.
+
+
+class RpcWorld:
+    """Workers for a test: the test is `worker0`, the others are processes that serve.
+
+    Use it in a `with` statement; what it has started ends with that. All workers have the same
+    faults, those of `rpc_workers`.
+    """
+
+    def __init__(
+        self, workers: int = 4, *, rpc_timeout: float = DEFAULT_TIMEOUT_S, **faults: Any
+    ) -> None:
+        if workers < 1:
+            raise UsageError(f"workers: {workers}: must be at least 1, the test itself")
+        self._names = [f"worker{rank}" for rank in range(workers)]
+        plan = {"plan": str(faults["plan"])} if "plan" in faults else {}
+        self._setup: dict[str, Any] = {
+            "backend": _backend(faults),
+            "options": faults | plan,
+            "rpc_timeout": rpc_timeout,
+        }
+        self._stack = ExitStack()
+        self._endpoint = ""
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as undo:
+            server = undo.enter_context(serve_store())
+            self._endpoint = server.endpoint
+            undo.callback(self._end)
+            self._start(self._names[1:])
+            store = undo.enter_context(open_store(self._endpoint))
+            init_rpc(self._names[0], rank=0, store=store, **self._setup)
+            undo.callback(_leave, current.current_agent())
+            self._stack = undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def kill(self, name: str) -> None:
+        """End a worker as a crash does. Returns when its process is gone."""
+        process = self._known(name)
+        process.kill()
+        process.wait()
+
+    def start(self, name: str) -> None:
+        """Start a worker that was killed, under its old name. Returns when it is there."""
+        if self._known(name).poll() is None:
+            raise UsageError(f"{name}: it runs")
+        _close(self._processes.pop(name))
+        self._start([name])
+
+    def send_signal(self, name: str, number: int) -> None:
+        """Send a signal to a worker; SIGSTOP lets it fall silent, SIGCONT speak again."""
+        self._known(name).send_signal(number)
+
+    def _known(self, name: str) -> subprocess.Popen[bytes]:
+        if name not in self._processes:
+            known = ", ".join(self._processes) or "none"
+            raise UsageError(f"{name!r:.60}: no worker that was started here; there are {known}")
+        return self._processes[name]
+
+    def _start(self, names: list[str]) -> None:
+        """Start workers, all at once, and wait until they are there."""
+        bells = {}
+        try:
+            for name in names:
+                bells[name], inside = os.pipe()
+                rank = self._names.index(name)
+                order = [self._endpoint, {"name": name, "rank": rank, **self._setup}]
+                try:
+                    self._processes[name] = subprocess.Popen(
+                        [sys.executable, "-m", __name__, json.dumps(order), str(inside)],
+                        stdin=subprocess.PIPE,
+                        pass_fds=[inside],
+                        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    )
+                finally:
+                    os.close(inside)
+            deadline = Deadline.after(START_WITHIN_S)
+            for name, bell in bells.items():
+                _wait_for(name, bell, deadline)
+        finally:
+            for bell in bells.values():
+                os.close(bell)
+
+    def _end(self) -> None:
+        for process in self._processes.values():
+            _close(process)
+            process.send_signal(signal.SIGCONT)
+        deadline = Deadline.after(END_WITHIN_S)
+        for process in self._processes.values():
+            try:
+                process.wait(deadline.remaining())
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    """End the input of a worker, which lets it end."""
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _wait_for(name: str, bell: int, deadline: Deadline) -> None:
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    left = deadline.remaining()
+    if not poll.poll(None if left is None else left * 1000) or not os.read(bell, 1):
+        raise RuntimeError(f"{name} did not come; what it has printed says why")
+
+
+def _leave(agent: Any) -> None:
+    """End the test's own part, unless the test has done it."""
+    if current.is_agent_set() and current.current_agent() is agent:
+        shutdown(graceful=False)
+
+
+def _serve(order: str, bell: int) -> None:
+    """Be a worker until the input ends; write to the bell when it is there."""
+    endpoint, setup = json.loads(order)
+    with open_store(endpoint) as store:
+        init_rpc(store=store, **setup)
+        os.write(bell, b".")
+        os.close(bell)
+        sys.stdin.read()
+        shutdown(graceful=False)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], int(sys.argv[2]))

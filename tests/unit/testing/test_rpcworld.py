@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import operator
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
-from holdfast.errors import WorkersFailed
-from holdfast.rpc.api import get_worker_info, rpc_sync
-from holdfast.rpc.current import current_agent
-from holdfast.testing.rpcworld import rpc_workers, run_workers
+from holdfast.errors import CallTimedOut, PeerLost, UsageError, WorkersFailed
+from holdfast.faults.plan import parse_plan
+from holdfast.rpc.api import get_worker_info, init_rpc, rpc_async, rpc_sync, shutdown
+from holdfast.rpc.current import current_agent, is_agent_set
+from holdfast.testing.rpcworld import RpcWorld, rpc_workers, run_workers
+
+SOON = 30.0
 
 
 def who(rank: int, base: int) -> tuple[str, int]:
@@ -55,6 +63,135 @@ def test_a_decorated_test_runs_in_workers_with_its_faults() -> None:
     plain()
 
 
+@rpc_workers
+def without_brackets(rank: int) -> None:
+    assert rpc_sync((rank + 1) % 4, operator.add, (1, rank)) == 1 + rank
+
+
+def test_a_decorator_without_brackets_means_four_workers() -> None:
+    without_brackets()
+
+
+@pytest.mark.parametrize("base", [10, 20])
+@rpc_workers(2)
+def test_a_decorated_test_takes_what_pytest_gives(rank: int, tmp_path: Path, base: int) -> None:
+    assert base in (10, 20)
+    assert tmp_path.is_dir()
+    assert rpc_sync(1 - rank, operator.add, (base, rank)) == base + rank
+
+
+@rpc_workers(2, setup_rpc=False)
+def alone(rank: int) -> None:
+    assert not is_agent_set()
+    init_rpc(f"other{rank}")
+    assert rpc_sync(f"other{1 - rank}", operator.add, (1, 2)) == 3
+    shutdown()
+
+
+def test_a_decorated_test_may_set_up_rpc_itself() -> None:
+    alone()
+
+
+@rpc_workers(2, clean_shutdown=False)
+def one_waits_for_the_other(rank: int) -> None:
+    if rank:  # a shutdown that waits would wait for this, and this for that
+        with pytest.raises(PeerLost):
+            rpc_sync("worker0", wait_for_ever, timeout=SOON)
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait(SOON)
+
+
+def test_workers_need_not_wait_for_each_other() -> None:
+    one_waits_for_the_other()
+
+
 def test_a_fault_that_is_none_is_refused() -> None:
-    with pytest.raises(TypeError, match="'drops' is unknown"):
+    with pytest.raises(UsageError, match="'drops' is unknown"):
         rpc_workers(2, drops=3)
+    with pytest.raises(UsageError, match="'CALL' is no kind of message"):
+        RpcWorld(2, messages_to_fail=["CALL"])
+
+
+# A test that is a worker itself.
+
+
+def lives() -> tuple[str, int]:
+    return get_worker_info().name, os.getpid()
+
+
+def ask(name: str) -> tuple[str, int]:
+    return rpc_sync(name, lives)  # type: ignore[no-any-return]
+
+
+def transport() -> str:
+    return type(current_agent().transport).__name__
+
+
+def test_a_test_calls_workers_and_they_call_each_other() -> None:
+    with RpcWorld(3):
+        pids = {rpc_sync(f"worker{rank}", lives)[1] for rank in range(3)}
+        assert len(pids) == 3
+        assert os.getpid() in pids
+        assert rpc_sync("worker1", ask, ("worker2",))[0] == "worker2"
+        assert rpc_sync("worker1", ask, ("worker0",)) == ("worker0", os.getpid())
+    assert not is_agent_set()
+
+
+def test_a_worker_is_killed_and_comes_again() -> None:
+    with RpcWorld(2) as world:
+        _, before = rpc_sync("worker1", lives)
+        waiting = rpc_async("worker1", wait_for_ever)
+        with pytest.raises(UsageError, match="worker1: it runs"):
+            world.start("worker1")
+        world.kill("worker1")
+        assert isinstance(waiting.exception(SOON), PeerLost)
+        world.start("worker1")
+        _, after = rpc_sync("worker1", lives)
+        assert after != before
+
+
+def test_a_worker_is_stopped_and_goes_on() -> None:
+    with RpcWorld(2) as world:
+        world.send_signal("worker1", signal.SIGSTOP)
+        with pytest.raises(CallTimedOut):
+            rpc_sync("worker1", lives, timeout=0.2)
+        world.send_signal("worker1", signal.SIGCONT)
+        assert rpc_sync("worker1", lives)[0] == "worker1"
+        world.send_signal("worker1", signal.SIGSTOP)  # it ends all the same
+
+
+def test_every_worker_has_the_faults() -> None:
+    plan = parse_plan("seed 3\ndelay PYTHON_CALL seconds=0.01")
+    with RpcWorld(2, plan=plan, rpc_timeout=SOON):
+        assert transport() == "FaultyTransport"
+        assert rpc_sync("worker1", transport) == "FaultyTransport"
+    with RpcWorld(1):
+        assert transport() == "Direct"
+
+
+def test_a_test_may_end_its_own_part() -> None:
+    with RpcWorld(2):
+        shutdown(graceful=False)
+
+
+def test_who_is_not_there_can_be_neither_killed_nor_started() -> None:
+    with RpcWorld(2) as world:
+        for act in (world.kill, world.start):
+            with pytest.raises(UsageError, match="'worker7': no worker .* there are worker1"):
+                act("worker7")
+    with pytest.raises(UsageError, match="at least 1"):
+        RpcWorld(0)
+
+
+def test_a_worker_that_does_not_come_is_an_error_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/true")
+        with pytest.raises(RuntimeError, match="worker1 did not come"), RpcWorld(3):
+            pass
+    assert not is_agent_set()
+    with RpcWorld(1):
+        pass
