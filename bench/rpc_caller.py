@@ -28,7 +28,7 @@ __all__ = ["CALLERS", "IN_FLIGHT", "WAYS"]
 IN_FLIGHT = 64
 CALLERS = (1, 4, 16)
 MIB = 1 << 20
-SLOW_S = 0.5
+SLOW_S = 0.4
 """Who needs longer for an array is not asked to send a larger one."""
 WAYS: dict[str, Callable[[str, int], tuple[Any, ...]]] = {
     "echo": lambda library, size: (same, array(library, size)),
@@ -40,15 +40,17 @@ WAYS: dict[str, Callable[[str, int], tuple[Any, ...]]] = {
 Figures = Iterator[tuple[str, float]]
 
 
-def repeated(act: Callable[[], object], seconds: float, least: int = 1) -> list[float]:
+def repeated(act: Callable[[], object], seconds: float, least: int = 2) -> list[float]:
     """Act for a while, at least so often; return how long each took.
 
-    Before, it acts for a quarter of the time: first calls connect, import and allocate.
+    Before, it acts for a quarter of the time, at least twice: first calls connect and import, and
+    find no memory that was used before.
     """
-    end = time.perf_counter() + seconds / 4
-    act()
-    while time.perf_counter() < end:
-        act()
+    _timed(act, seconds / 4, 2)
+    return _timed(act, seconds, least)
+
+
+def _timed(act: Callable[[], object], seconds: float, least: int) -> list[float]:
     taken: list[float] = []
     before = time.perf_counter()
     end = before + seconds

@@ -66,13 +66,15 @@ class Copies(Subject):
     measures = ("large",)
 
     def connect(self, folder: Path) -> None:
-        self._here: Any = bytearray()
-        self._there: Any = bytearray()
+        import numpy as np
+
+        self._np = np
+        self._here = self._there = np.empty(0, np.uint8)
 
     def call(self, function: Function, *args: Any) -> None:
-        value = memoryview(array(*args) if function is array else args[0])
-        if len(self._here) != len(value):
-            self._here, self._there = bytearray(len(value)), bytearray(len(value))
-        self._there[:] = value
+        value = array(*args) if function is array else args[0]
+        if self._here.shape != value.shape:
+            self._here, self._there = self._np.empty_like(value), self._np.empty_like(value)
+        self._np.copyto(self._there, value)
         if function is same:
-            self._here[:] = self._there
+            self._np.copyto(self._here, self._there)
