@@ -73,7 +73,8 @@ def test_the_death_of_a_peer_is_told_to_all_who_wait_and_a_new_one_is_found() ->
         # What was meant for the old one stays refused, and is never run by the new one.
         until(lambda: peer.lost is not None)
         with pytest.raises(PeerLost):
-            peer.exchange(agent._message(peer, Kind.PYTHON_CALL, (jobs.add, (1,), None), 0))
+            call = (jobs.add, (1,), None)
+            peer.exchange(agent._message(before.incarnation, Kind.PYTHON_CALL, call, 0))
 
 
 def test_a_worker_that_is_stopped_is_lost_after_its_lease_and_not_heard_again() -> None:

@@ -34,7 +34,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.net.address import Address
 
-__all__ = ["OUTPUT_BYTES_MAX", "Connection", "Handler", "Reactor", "Timer"]
+__all__ = ["OUTPUT_BYTES_MAX", "Connection", "Handler", "Reactor", "Timer", "tune"]
 
 OUTPUT_BYTES_MAX = 64 * 1024 * 1024
 READ_BYTES = 64 * 1024  # more would be memory that malloc maps and unmaps at every read
@@ -362,7 +362,7 @@ class Reactor:
 
     def _adopt(self, sock: socket.socket, peer: str, make: Callable[[Connection], Handler]) -> None:
         sock.setblocking(False)
-        _tune(sock)
+        tune(sock)
         connection = Connection(self, sock, peer)
         self._selector.register(sock, selectors.EVENT_READ, connection)
         try:
@@ -439,8 +439,12 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _tune(sock: socket.socket) -> None:
-    """Answer at once, and notice a machine that vanished, within a minute, with no traffic."""
+def tune(sock: socket.socket) -> None:
+    """Send at once, and show signs of life while there is nothing to send.
+
+    So a machine that vanished is noticed within a minute, and nobody on the way forgets about a
+    connection that is idle.
+    """
     with contextlib.suppress(OSError, AttributeError):  # the peer is gone; not every system has all
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

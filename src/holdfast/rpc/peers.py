@@ -24,6 +24,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, PeerViolation, Step, Unavailable
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
+from holdfast.net.reactor import tune
 from holdfast.net.tcp import open_socket, shake_hands
 from holdfast.rpc.greeting import Greeting, Purpose, decode_answer
 from holdfast.rpc.link import NEVER, Link, LinkClosed
@@ -283,6 +284,7 @@ class Peer:
                 raise Unavailable("it listens for workers of its own host only")
             address = Address(host.strip("[]"), int(port))
             sock = open_socket(address, deadline)
+            tune(sock)
         try:
             return Link(sock, shake_hands(sock, self._key, address, deadline), self._clock)
         except BaseException:

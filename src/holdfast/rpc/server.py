@@ -31,6 +31,7 @@ from typing import Protocol
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError, PeerViolation
 from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
+from holdfast.net.reactor import tune
 from holdfast.rpc.greeting import Greeting, Purpose, decode_greeting, encode_answer
 from holdfast.rpc.link import NEVER, Link, LinkClosed
 from holdfast.rpc.messages import Message
@@ -192,7 +193,7 @@ class Server:
     def _admit(self, sock: socket.socket) -> tuple[Link, Greeting]:
         limit = Deadline.after(self._handshake_within_s)
         if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune(sock)
         machine = ServerHandshake(self._key, os.urandom(NONCE_BYTES))
         while not machine.done:
             if limit.passed():

@@ -18,7 +18,7 @@ import pytest
 from holdfast.errors import PeerViolation, UsageError
 from holdfast.net import reactor as module
 from holdfast.net.address import Address
-from holdfast.net.reactor import Connection, Reactor, Timer
+from holdfast.net.reactor import Connection, Reactor, Timer, tune
 from holdfast.testing.clock import ManualClock
 from tests.unit.net.reactor_server import (
     LOOPBACK,
@@ -668,3 +668,11 @@ def test_ipv6_loopback_is_that_alone() -> None:
             assert handler.connection.peer == f"[::1]:{sock.getsockname()[1]}"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", server.address.port))
+
+
+def test_an_idle_socket_shows_signs_of_life() -> None:
+    with socket.socket() as sock:
+        tune(sock)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    tune(sock)  # which is closed: whoever uses it will see

@@ -241,6 +241,7 @@ class TestComingAndGoing:
             with open_store(server.endpoint) as store:
                 init_rpc("w0", rank=0, world_size=2, store=store)
                 server.close()
+                assert rpc_async("w1", who).wait(20.0)[0] == "w1"  # those who have met need none
                 assert shutdown(timeout=0.3) == ("w1",)
         assert "the store where the workers meet is gone" in caplog.text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -142,6 +143,17 @@ def test_calls_one_after_the_other_use_one_link_and_others_one_pipe(
         peer.post(ask(number), each)
     assert all(isinstance(each.wait(), Message) for each in heard)
     assert world.desk.purposes == [Purpose.DIRECT, Purpose.PIPE]
+
+
+def test_an_idle_connection_to_another_host_shows_signs_of_life(world: World) -> None:
+    """Or it would be forgotten on the way."""
+    assert world.make(machine="another machine").exchange(ask(1), soon()).call == 1
+    for links in (world.peers[-1].links, world.server.links):
+        for link in links:
+            assert link._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            if sys.platform == "linux":
+                assert link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 60
+        assert links
 
 
 def test_as_many_links_as_calls_at_once_and_not_too_many_idle(
