@@ -72,13 +72,16 @@ def test_the_death_of_a_peer_is_told_to_all_who_wait_and_a_new_one_is_found() ->
         assert agent.call_async("w1", jobs.add, (2,)).wait() == 2
         # What was meant for the old one stays refused, and is never run by the new one.
         until(lambda: peer.lost is not None)
+        stale = agent._message(
+            before.incarnation, Kind.PYTHON_CALL, (jobs.count, ("stale",), None), 0
+        )
         with pytest.raises(PeerLost):
-            call = (jobs.add, (1,), None)
-            peer.exchange(agent._message(before.incarnation, Kind.PYTHON_CALL, call, 0))
+            peer.exchange(stale)
+        assert agent.call("w1", jobs.counted, ("stale",)) == 0
 
 
 def test_a_worker_that_is_stopped_is_lost_after_its_lease_and_not_heard_again() -> None:
-    with workers(3, lease_s=1.0) as (agent, others):
+    with workers(3, lease_s=2.0) as (agent, others):
         current.set_agent(agent)
         try:
             waiting = agent.call_async("w1", jobs.wait_at, ("silent",))
