@@ -97,7 +97,8 @@ def init_rpc(
         directory = Directory(place, lost=lost, keep_alive_s=keep_alive_s)
         number = meeting.rank
         if number is None:
-            number = directory.next_id(deadline.remaining())
+            # Where workers come and go, 0 is left to who serves the others: he may come later.
+            number = directory.next_id(1 if meeting.world_size is None else 0, deadline)
         info = WorkerInfo(name, number)
         agent = Agent(info, directory, meeting.key, timeout_s=rpc_timeout, transport=transport)
         undo.callback(agent.close)

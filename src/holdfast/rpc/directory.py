@@ -84,9 +84,12 @@ class Directory:
         self._over: dict[str, None] = {}  # lives that are over: the latest ones
         self._failure: HoldfastError | None = None
 
-    def next_id(self, timeout: float | None) -> int:
-        """Return a number that nobody has had."""
-        return self._store.add("next", timeout=timeout) - 1
+    def next_id(self, first: int, deadline: Deadline) -> int:
+        """Return a number that nobody was given before, and that nobody has chosen for himself."""
+        while True:
+            number = first + self._store.add("next", timeout=deadline.remaining()) - 1
+            if self._store.get(f"id/{number}", timeout=deadline.remaining()) is None:
+                return number
 
     def join(self, contact: Contact, deadline: Deadline) -> None:
         """Enter this worker; TimeoutExpired if its name or number stays taken by another one."""

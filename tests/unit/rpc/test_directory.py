@@ -358,7 +358,15 @@ def test_who_leaves_is_lost_once(world: World) -> None:
 
 def test_numbers_are_given_once(world: World) -> None:
     directory = Directory(world.store)
-    assert [directory.next_id(1.0) for _ in range(3)] == [0, 1, 2]
+    deadline = Deadline.after(SOON_S)
+    assert [directory.next_id(0, deadline) for _ in range(3)] == [0, 1, 2]
+    assert directory.next_id(1, deadline) == 4
+
+
+def test_a_number_that_somebody_chose_is_not_given(world: World) -> None:
+    world.join("a", 0)
+    world.join("b", 1)
+    assert Directory(world.store).next_id(0, Deadline.after(SOON_S)) == 2
 
 
 def test_an_entry_that_is_none_hides_nobody(world: World, caplog: pytest.LogCaptureFixture) -> None:
