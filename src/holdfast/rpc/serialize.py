@@ -41,6 +41,8 @@ OUTSIDE_BYTES = 16 * 1024
 Reducer: TypeAlias = Callable[[Any], Any]
 
 _NONE = pickle.dumps(None, 5)
+_SHORT = reprlib.Repr()
+_SHORT.maxother = 100  # or of an object nothing is left but its address
 _BANNER = "It was raised at {worker}:\n\n{text}"
 
 
@@ -163,7 +165,7 @@ def _dump_anything(value: Any, error: Exception) -> tuple[bytes, list[pickle.Pic
         pickler = _cloud_pickler()
     except ImportError:
         raise UsageError(
-            f"{reprlib.repr(value):.200}: cannot be pickled ({error}); "
+            f"{_SHORT.repr(value):.200}: cannot be pickled ({error}); "
             "lambdas and closures need cloudpickle"
         ) from error
     file = io.BytesIO()
@@ -171,7 +173,7 @@ def _dump_anything(value: Any, error: Exception) -> tuple[bytes, list[pickle.Pic
     try:
         pickler(file, 5, buffer_callback=_keeper(outside)).dump(value)
     except Exception:
-        raise UsageError(f"{reprlib.repr(value):.200}: cannot be pickled: {error}") from error
+        raise UsageError(f"{_SHORT.repr(value):.200}: cannot be pickled: {error}") from error
     return file.getvalue(), outside
 
 

@@ -288,6 +288,10 @@ class TestWhatPickleCannotDo:
         with pytest.raises(UsageError, match="cannot be pickled: "):
             dump(value)
 
+    def test_the_error_says_of_which_class_it_was(self) -> None:
+        with pytest.raises(UsageError, match=r"test_serialize\.Holder object at 0x.*pickle '_thr"):
+            dump(Holder())
+
     def test_something_that_cannot_even_be_shown(self) -> None:
         with pytest.raises(UsageError, match="<Nameless instance .*>: cannot be pickled: no"):
             dump(Nameless())
@@ -327,6 +331,11 @@ class Secretive(Exception):
 
     def __str__(self) -> str:
         raise SystemExit(4)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
 
 
 class Deadly(Exception):
