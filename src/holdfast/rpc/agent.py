@@ -86,7 +86,10 @@ class Directory(Protocol):
         ...
 
     def find_incarnation(self, incarnation: str) -> Contact:
-        """Return where this life of a worker is; PeerLost if it is over."""
+        """Return where this life of a worker is; PeerLost if it is over.
+
+        Another error if that cannot be told now.
+        """
         ...
 
 
@@ -293,8 +296,11 @@ class Agent:
         )
 
     def knows(self, incarnation: str) -> bool:
-        """Say whether this life of a worker is, as far as the directory knows, not over."""
-        return _is_known(self._directory, incarnation)
+        """Say whether this life of a worker is, as far as anybody can tell, not over."""
+        try:
+            return _is_known(self._directory, incarnation)
+        except HoldfastError:
+            return True
 
     def request(
         self,
@@ -445,6 +451,7 @@ class Agent:
 
 
 def _is_known(directory: Directory, incarnation: str) -> bool:
+    """Say whether a life is not over; an error if nobody can tell now."""
     try:
         directory.find_incarnation(incarnation)
     except PeerLost:

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from holdfast.clock import Clock
-from holdfast.errors import Overloaded, PeerLost, UsageError
+from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
 from holdfast.rpc.future import Future
 from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.holdings import Holdings
@@ -99,7 +99,11 @@ class Answerer:
         if greeting.target != self._incarnation:
             raise PeerLost("Connection closed by peer (another one has its name now)")
         # He may have been given up before we came, too: then only the directory can tell.
-        if greeting.incarnation in self._dead or not self._knows(greeting.incarnation):
+        try:
+            given_up = greeting.incarnation in self._dead or not self._knows(greeting.incarnation)
+        except HoldfastError as error:  # it cannot: no answer lets him try again
+            raise ConnectionError(f"{greeting.name} is not known, and cannot be: {error}") from None
+        if given_up:
             raise PeerLost("Connection closed by peer (the caller has been given up)")
 
     def died(self, worker: str) -> None:

@@ -156,13 +156,13 @@ class Directory:
             raise UsageError(f"worker {target!r:.140}: unknown; there are {names}{why}") from None
 
     def find_incarnation(self, incarnation: str) -> Contact:
-        """Return where this life of a worker is; PeerLost if it is over."""
+        """Return where this life of a worker is; PeerLost if it is over.
+
+        If it is not known here, and the store does not tell in time, what the store raises.
+        """
         contact = self._lives.get(incarnation)
         if contact is None and incarnation not in self._over:
-            try:
-                contact = self._look_for_life(incarnation)
-            except HoldfastError as error:
-                _log.warning("a worker that is not known here is taken for lost: %s", error)
+            contact = self._look_for_life(incarnation)
         if contact is None:
             raise PeerLost("Connection closed by peer (it is gone)", incarnation=incarnation)
         return contact
@@ -239,7 +239,9 @@ class Directory:
         for entry in self._store.list_prefix(_WORKERS, timeout=deadline.remaining()):
             with suppress(PeerViolation):
                 if _decode(entry.value).incarnation == incarnation:
-                    self._wait_until(lambda: incarnation in self._lives, deadline)
+                    self._wait_until(
+                        lambda: incarnation in self._lives or incarnation in self._over, deadline
+                    )
                     return self._lives.get(incarnation)
         # Who is not there any more will not be again: a life is entered before it is heard of.
         with self._changed:
@@ -249,7 +251,9 @@ class Directory:
     def _wait_until(self, known: Callable[[], bool], deadline: Deadline) -> None:
         """Wait for what the store has, so that only the reader enters, and in order (DI-2)."""
         with self._changed:
-            while not known() and self._failure is None and not deadline.passed():
+            while not known() and self._failure is None:
+                if deadline.passed():
+                    raise TimeoutExpired("it is there, but has not become known here in time")
                 self._changed.wait(deadline.remaining())
 
     # What all say.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import CallTimedOut, Overloaded, PeerLost, UsageError
+from holdfast.errors import CallTimedOut, Overloaded, PeerLost, StoreUnavailable, UsageError
 from holdfast.net.auth import derive_key
 from holdfast.rpc import pipe as pipe_module
 from holdfast.rpc.agent import Agent, Direct, Target
@@ -386,6 +386,16 @@ def test_who_is_lost_is_told_of_and_not_heard_again(world: World) -> None:
     world.two.lost(contact)  # again
     assert not world.two.knows("somebody")
     assert world.two.knows(contact.incarnation)
+
+
+def test_whom_the_directory_cannot_judge_is_not_taken_for_dead(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(incarnation: str) -> Contact:
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(world.table, "find_incarnation", silent)
+    assert world.two.knows("somebody")
 
 
 def test_closing_ends_what_is_under_way(world: World) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import Overloaded, PeerLost, UsageError
+from holdfast.errors import HoldfastError, Overloaded, PeerLost, StoreUnavailable, UsageError
 from holdfast.rpc.answering import ASYNC_MARK, Answerer, deadline_here
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
@@ -300,6 +300,18 @@ def test_who_was_given_up_is_not_heard_again(answerer: Answerer) -> None:
 def test_who_was_given_up_before_we_came_is_not_heard(answerer: Answerer) -> None:
     with pytest.raises(PeerLost, match="given up"):  # AN-4: the directory does not know him
         answerer.greeted(Greeting("you", 1, "a stale life", "my life", Purpose.PIPE))
+
+
+def test_who_cannot_be_told_from_a_stale_one_may_try_again(
+    answerer: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(incarnation: str) -> bool:
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(answerer, "_knows", unknown)
+    with pytest.raises(ConnectionError, match="you is not known, and cannot be: the store") as why:
+        answerer.greeted(CALLER)
+    assert not isinstance(why.value, HoldfastError)  # which would be a refusal
 
 
 def test_those_who_were_given_up_do_not_pile_up(
