@@ -312,7 +312,10 @@ class Link:
                 return bytearray(self._view[start : start + size])
             if size <= _SMALL_BYTES:
                 return None
-            self._part = memoryview(bytearray(size)) if size < BIG_BYTES else memory(size)
+            try:
+                self._part = memoryview(bytearray(size)) if size < BIG_BYTES else memory(size)
+            except OSError as error:  # there is not as much as was announced
+                raise _closed(error) from None
             self._part[:here] = self._view[start : self._end]
             self._filled = here
             self._start = self._end = 0
