@@ -202,7 +202,7 @@ class TestComingAndGoing:
                     assert not deadline.passed()
                     SYSTEM_CLOCK.sleep(0.005)
                 name, number, pid = rpc_sync("w1", who)
-                assert (name, number, pid) == ("w1", round_, started[-1].process.pid)
+                assert (name, number, pid) == ("w1", round_ + 1, started[-1].process.pid)
                 started[-1].let_end()
                 assert started[-1].hear() == []  # waits for nobody
                 while rpc_is_known("w1"):
