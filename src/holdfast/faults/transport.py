@@ -9,6 +9,7 @@ even if its caller has long been told that time was up.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import zlib
 from collections.abc import Callable, Hashable
@@ -22,7 +23,7 @@ from holdfast.faults.plan import Action, FaultPlan, Fired, Moment
 from holdfast.rpc.agent import Transport
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
-from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.messages import Message
 from holdfast.rpc.peers import Peer
 from holdfast.rpc.pipe import NEVER, Reply
 
@@ -43,13 +44,14 @@ class FaultyTransport:
     def __init__(self, transport: Transport, plan: FaultPlan, clock: Clock = SYSTEM_CLOCK) -> None:
         self._transport = transport
         self.plan = plan
+        self.repeats = any(rule.action is Action.DUPLICATE for rule in plan.rules)
+        """Whether a message may arrive twice."""
         self._clock = clock
         self._errands = Errands("holdfast-faults", clock)
         # Guards what follows, by the names of peers.
         self._lock = threading.Lock()
         self._cut_until: dict[str, float] = {}
         self._held_back: dict[str, list[Callable[[], None]]] = {}
-        self._unanswered: dict[str, set[int]] = {}
 
     def fired(self) -> dict[Action, int]:
         """Return how often each action has happened."""
@@ -119,15 +121,14 @@ class FaultyTransport:
 
     def _send_now(self, request: _Request, twice: bool, hear: Reply, _: object) -> Driver | None:
         message = request.message
-        if twice or message.once:
-            with self._lock:
-                self._unanswered.setdefault(request.name, set()).add(message.call)
         if twice:  # whoever gets it knows it again by its number
-            message = replace(message, once=True)
             self._send(request, message, _ignore, request.at)
-        heard = partial(self._answered, request, twice, hear)
-        driver = self._send(request, message, heard, request.at)
-        if self._decide(request, Moment.RUNNING):
+        breaks = self._decide(request, Moment.RUNNING)
+        if breaks:
+            with contextlib.suppress(HoldfastError, OSError):  # the sender will hear of it
+                request.peer.open()  # or it would break before the message is sent
+        driver = self._send(request, message, partial(self._answered, request, hear), request.at)
+        if breaks:
             request.peer.reset(ON_PURPOSE)
         return driver
 
@@ -138,14 +139,11 @@ class FaultyTransport:
             reply(error)
             return None
 
-    def _answered(
-        self, request: _Request, twice: bool, hear: Reply, answer: Message | Exception
-    ) -> None:
+    def _answered(self, request: _Request, hear: Reply, answer: Message | Exception) -> None:
         """Pass an answer on, as the plan says."""
         if not isinstance(answer, Message):
             hear(answer)  # nothing has come that anything could happen to
             return
-        self._acknowledge(request, twice)
         faults = self._decide(request, Moment.REPLY)
         actions = {fault.action for fault in faults}
         delay = sum(fault.seconds for fault in faults if fault.action is Action.DELAY)
@@ -159,23 +157,6 @@ class FaultyTransport:
             self._errands.do(partial(hear, answer), delay)
         else:
             hear(answer)
-
-    def _acknowledge(self, request: _Request, twice: bool) -> None:
-        """Let the callee forget an answer that it kept only because the request was sent twice."""
-        with self._lock:
-            unanswered = self._unanswered.get(request.name, set())
-            unanswered.discard(request.message.call)
-            below = min(unanswered, default=request.message.call + 1)
-        if twice and not request.message.once:
-            note = Message(Kind.ACKNOWLEDGE, below)
-            self._errands.do(partial(self._note, request.peer, note))
-
-    @staticmethod
-    def _note(peer: Peer, note: Message) -> None:
-        try:
-            peer.note(note)
-        except (OSError, HoldfastError):
-            pass  # the next one says the same
 
     def _decide(self, request: _Request, moment: Moment) -> list[Fired]:
         with self._lock:

@@ -114,6 +114,14 @@ class TestRequests:
                 agent.call("w1", count, ("a",))
         assert calls == {"a": KEPT_MAX + 100}
 
+    def test_duplicates_do_not_end_older_calls_that_are_still_to_be_sent(self) -> None:
+        with under("fail PYTHON_CALL nth=1\nduplicate PYTHON_CALL") as agent:
+            policy = RetryPolicy(max_retries=3, delay_s=0.2)
+            older = agent.call_async("w1", count, ("a",), retries=policy)
+            assert agent.call("w1", count, ("b",)) == 1
+            assert older.wait() == 1
+        assert calls == {"a": 1, "b": 1}
+
     def test_duplicate_and_delay(self) -> None:
         with under("duplicate PYTHON_CALL\ndelay PYTHON_CALL seconds=0.01") as agent:
             assert agent.call("w1", count, ("a",)) == 1
