@@ -27,6 +27,7 @@ import threading
 import traceback
 from collections import ChainMap
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeAlias
 
 from holdfast.errors import RemoteError, UsageError
@@ -41,6 +42,7 @@ OUTSIDE_BYTES = 16 * 1024
 Reducer: TypeAlias = Callable[[Any], Any]
 
 _NONE = pickle.dumps(None, 5)
+_OURS = "holdfast.rpc."
 _SHORT = reprlib.Repr()
 _SHORT.maxother = 100  # or of an object nothing is left but its address
 _BANNER = "It was raised at {worker}:\n\n{text}"
@@ -76,7 +78,7 @@ def load(body: Buffer, buffers: list[Buffer]) -> Any:
 
 def dump_error(error: BaseException, worker: str) -> tuple[bytes, list[Buffer]]:
     """Return an error that is to be raised at the caller."""
-    text = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
     try:
         whole = pickle.dumps(error, 5)
     except BaseException:  # whatever its own code does
@@ -104,6 +106,14 @@ def load_error(body: Buffer, buffers: list[Buffer]) -> BaseException:
         )
     error.add_note(note)
     return error
+
+
+def _users_part(error: BaseException) -> TracebackType | None:
+    """Return a traceback from where it leaves our own code; all of it if it never does."""
+    trace = error.__traceback__
+    while trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith(_OURS):
+        trace = trace.tb_next
+    return trace or error.__traceback__
 
 
 def _text(error: BaseException) -> str:

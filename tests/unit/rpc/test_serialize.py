@@ -409,6 +409,14 @@ def keep(value: Any) -> Any:
     return value
 
 
+def divide(one: int, other: int) -> float:
+    return one / other
+
+
+async def divide_later(one: int, other: int) -> float:
+    return one / other
+
+
 class TestCalls:
     @SIZES
     @pytest.mark.parametrize("make", [np.ones, torch.ones, lambda n: memoryview(bytearray(n))])
@@ -435,6 +443,19 @@ class TestCalls:
             with pytest.raises(RemoteError, match="SystemExit: 3"):
                 agent.call("w1", sys.exit, (3,))
             assert agent.call("w1", len, ("abc",)) == 3
+
+    def test_the_traceback_begins_with_the_code_that_was_called(self) -> None:
+        with agents(None, None) as (agent, _):
+            for function in (divide, divide_later):
+                with pytest.raises(ZeroDivisionError) as caught:
+                    agent.call("w1", function, (1, 0))
+                (note,) = caught.value.__notes__
+                assert "one / other" in note
+                assert "answering.py" not in note
+                assert "loop.py" not in note
+            with pytest.raises(UsageError) as caught_here:
+                agent.call("w1", threading.Lock)
+            assert "serialize.py" in caught_here.value.__notes__[0]  # else nothing would be left
 
     def test_what_cannot_be_read_is_told_to_who_asked(self) -> None:
         with agents(None, None) as (agent, _), pytest.raises((ZeroDivisionError, RemoteError)):
