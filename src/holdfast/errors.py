@@ -176,6 +176,13 @@ class PeerLost(Unavailable, RuntimeError):
         self.peer = peer
         self.incarnation = incarnation
 
+    def anew(self) -> PeerLost:
+        """Return another one that says the same, for each who is told.
+
+        An error keeps all that it passes on its way up, for as long as anybody keeps the error.
+        """
+        return PeerLost(str(self), peer=self.peer, incarnation=self.incarnation)
+
 
 class Overloaded(Unavailable, RuntimeError):
     """More is under way to a worker than is allowed at once. Nothing was sent."""

@@ -21,7 +21,9 @@ Layout, in reading order (◦ = pure)
     link.py             one connection
     way.py              making way before blocking
     future.py           a value to come
+    readers.py          the reader of last resort
     pipe.py             many calls at once over one link
+    opening.py          calls that wait for a pipe
     errands.py          things to be done later
     loop.py             coroutines of those who are called
     peers.py            the caller's side of one worker

@@ -21,6 +21,7 @@ from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
 from holdfast.rpc.answering import Answerer, deadline_here
+from holdfast.rpc.callables import name_of
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
 from holdfast.rpc.holdings import Holdings, timed_out
@@ -30,7 +31,8 @@ from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer, machine_id
-from holdfast.rpc.pipe import NEVER, Readers, Reply
+from holdfast.rpc.pipe import NEVER, Reply
+from holdfast.rpc.readers import Readers
 from holdfast.rpc.reading import read, settle
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
@@ -240,7 +242,7 @@ class Agent:
         peer = self._peer(to)
         at, budget_ms = self._deadline(timeout)
         message = self._message(
-            peer.contact.incarnation, _CALL, (function, args, kwargs), budget_ms
+            peer.contact.incarnation, _CALL, (name_of(function), args, kwargs), budget_ms
         )
         make_way()
         try:
@@ -267,7 +269,9 @@ class Agent:
         retries: RetryPolicy | None = None,
     ) -> Future[Any]:
         """Call a function over there; return the future of what it returns."""
-        return self._post(self._peer(to), _CALL, (function, args, kwargs), timeout, retries)
+        return self._post(
+            self._peer(to), _CALL, (name_of(function), args, kwargs), timeout, retries
+        )
 
     def remote(
         self,
@@ -281,7 +285,7 @@ class Agent:
         """Call a function over there and leave what it returns there; return a reference to it."""
         peer = self._peer(to)
         ticket = self.holdings.ask(peer.contact.incarnation)
-        value = (ticket.reference, ticket.fork, function, args, kwargs)
+        value = (ticket.reference, ticket.fork, name_of(function), args, kwargs)
         try:
             creation = self._post(peer, Kind.PYTHON_REMOTE_CALL, value, timeout, retries)
         except BaseException:
@@ -301,6 +305,13 @@ class Agent:
             return _is_known(self._directory, incarnation)
         except HoldfastError:
             return True
+
+    def name_of(self, incarnation: str) -> str:
+        """Return whose life this is; the life itself if it is over, or nobody can tell."""
+        try:
+            return self._directory.find_incarnation(incarnation).info.name
+        except HoldfastError:
+            return incarnation
 
     def request(
         self,
@@ -347,7 +358,10 @@ class Agent:
         body, buffers, given = self.holdings.pack(to, value)
         message = Message(kind, 0, body, buffers, budget_ms, False, given)  # numbered when posted
         future: Future[Any] = Future()
-        hear = partial(heard, to, message, future)
+
+        def hear(answer: Message | Exception) -> None:
+            heard(to, message, future, answer)
+
         future._driver = request = self._insisting.post(to, find, message, hear, at, retries)
         future._stop = request.stop
         return future

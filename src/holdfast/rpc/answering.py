@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
+from holdfast.rpc.callables import function_of
 from holdfast.rpc.future import Future
 from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.holdings import Holdings
@@ -191,6 +192,8 @@ class Answerer:
 
     def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a function; a future if its answer comes later."""
+        if type(function) is str:
+            function = function_of(function)
         value = function(*args, **kwargs) if kwargs else function(*args)
         if not hasattr(value, "__await__"):  # costs less than what follows, and is nearly all
             return value

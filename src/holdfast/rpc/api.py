@@ -150,10 +150,12 @@ def _part(agent: Agent, end: _End, graceful: bool, deadline: Deadline) -> tuple[
     directory, me = end.directory, end.me
     try:
         if not graceful or end.meeting.world_size is None:
+            if graceful:
+                agent.holdings.part(lambda: 0.0)
             directory.say_done(me, deadline.sooner(GRACE_S))
             return ()
         missing = directory.finish(me, deadline)
-        agent.holdings.wait_settled(deadline.sooner(1.0).remaining)
+        agent.holdings.part(deadline.sooner(GRACE_S if missing else STAY_WITHIN_S).remaining)
         if end.meeting.serves:  # the others read there that they may end
             directory.wait_alone(me, deadline.sooner(STAY_WITHIN_S))
     except HoldfastError as error:

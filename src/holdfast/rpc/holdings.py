@@ -23,13 +23,14 @@ from holdfast.rpc.messages import RETRYABLE, Buffer, Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.passing import here
 from holdfast.rpc.retry import RetryPolicy
-from holdfast.rpc.rref import RRef
+from holdfast.rpc.rref import RRef, short
 from holdfast.rpc.rref_protocol import ForkState, Number, Outcome, References, Send, Ticket
 from holdfast.rpc.serialize import dump, load
 
 __all__ = ["Holdings", "timed_out"]
 
 CONTROL_TRY_S = 10.0
+LEAKS_SHOWN = 10
 OVERTAKEN_S = 60.0
 """How long a fetch that has overtaken the request for its value waits for that, at most."""
 
@@ -362,7 +363,10 @@ class Holdings:
     # For people, and for the end.
 
     def counts(self) -> dict[str, int]:
-        """Return how many there are of what."""
+        """Return how many there are of what; `pending_futures` are values that are being made."""
+        return {**self._reference_counts(), "pending_futures": self.open_values}
+
+    def _reference_counts(self) -> dict[str, int]:
         with self._lock:
             return self._references.counts()
 
@@ -372,13 +376,37 @@ class Holdings:
         with self._lock:
             return sum(not value.done() for value in self._values.values())
 
+    def leaks(self) -> list[str]:
+        """Return, in words, which values of this worker others hold still."""
+        with self._lock:
+            users = self._references.users()
+        return [
+            f"a value that lives here ({short(number)}) is still held by "
+            + ", ".join(sorted(map(self.agent.name_of, workers)))
+            for number, workers in users.items()
+        ]
+
+    def part(self, timeout: Callable[[], float | None]) -> list[str]:
+        """Give up all references, since this agent ends; return what others have not given up.
+
+        Waits for them so long. What is left is logged: whoever holds it will find it gone.
+        """
+        self._step(References.let_all_go)
+        self._wait(lambda: self._references.is_empty() and not self._unsent, timeout)
+        leaks = self.leaks()
+        for leak in leaks[:LEAKS_SHOWN]:
+            _log.warning("shutdown of %s: %s", self.me, leak)
+        if len(leaks) > LEAKS_SHOWN:
+            _log.warning("shutdown of %s: and %d more", self.me, len(leaks) - LEAKS_SHOWN)
+        return leaks
+
     def wait_settled(self, timeout: Callable[[], float | None]) -> bool:
         """Wait until everything that was to be told has arrived; False if time is up."""
         return self._wait(lambda: not self._unsent, timeout)
 
     def wait_empty(self, timeout: Callable[[], float | None]) -> bool:
         """Wait until no reference is left here, owned or used; False if time is up."""
-        return self._wait(lambda: not any(self._references.counts().values()), timeout)
+        return self._wait(self._references.is_empty, timeout)
 
     def _wait(self, reached: Callable[[], bool], timeout: Callable[[], float | None]) -> bool:
         with self._settled:

@@ -39,10 +39,24 @@ from holdfast.rpc.holdings import timed_out
 from holdfast.rpc.messages import RETRYABLE, Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Peer
-from holdfast.rpc.pipe import NEVER, TICK_S, Reply
+from holdfast.rpc.pipe import NEVER, Reply
+from holdfast.rpc.readers import TICK_S
 from holdfast.rpc.receipts import STILL_MAX, acknowledgement
 
-__all__ = ["Insisting", "Patience", "Request", "Sender", "note"]
+__all__ = [
+    "TELL_AFTER_S",
+    "TELL_BYTES",
+    "Insisting",
+    "Patience",
+    "Request",
+    "Sender",
+    "note",
+]
+
+TELL_AFTER_S = 0.01
+"""How long an answer waits to be acknowledged, so that one note can tell of many …"""
+TELL_BYTES = 1 << 20
+"""… unless they are that large: then they are acknowledged before the next request."""
 
 _log = logging.getLogger("holdfast.rpc")
 
@@ -92,7 +106,7 @@ class Insisting:
         # two tries are told of changes.
         self.changed = threading.Condition()
         self._open: dict[str, OrderedDict[int, Request]] = {}  # by receiver; the oldest first
-        self._untold: dict[str, int] = {}  # the latest number that is over, by receiver
+        self._untold: dict[str, tuple[int, int]] = {}  # the latest that is over; bytes of answers
         self._closed = False
 
     def post(
@@ -113,8 +127,7 @@ class Insisting:
             # With the lock: a number that is not among the open ones may be acknowledged.
             message.call = next(self._numbers)
             message.once = message.kind not in RETRYABLE
-            if not self._closed:
-                self._open.setdefault(to, OrderedDict())[message.call] = request
+            self._open.setdefault(to, OrderedDict())[message.call] = request
         request.again(0)
         return request
 
@@ -152,28 +165,35 @@ class Insisting:
 
     def over(self, to: str, call: int) -> None:
         """Take out a request that is completed; with the lock held."""
-        requests = self._open.get(to)
-        if requests is not None:
-            requests.pop(call, None)
-            if not requests:
-                del self._open[to]
+        requests = self._open[to]
+        del requests[call]
+        if not requests:
+            del self._open[to]
 
-    def acknowledge(self, peer: Peer, call: int) -> None:
+    def acknowledge(self, peer: Peer, call: int, size: int) -> None:
         """Let the callee know, soon, that this answer need not be kept. One note tells of many."""
         to = peer.contact.incarnation
         with self.changed:
             if self._closed:
                 return
-            known = self._untold.get(to)
-            self._untold[to] = call if known is None else max(known, call)
-        if known is None:
-            self.errands.do(partial(self._tell, peer))
+            first = to not in self._untold
+            latest, total = self._untold.get(to, (0, 0))
+            self._untold[to] = (max(latest, call), total + size)
+        if first:
+            self.errands.do(partial(self._tell, peer), TELL_AFTER_S)
+
+    def tell_first(self, peer: Peer) -> None:
+        """Tell what is untold before more is asked for, if so much is kept that it would matter."""
+        if self._untold and self._untold.get(peer.contact.incarnation, (0, 0))[1] >= TELL_BYTES:
+            self._tell(peer)
 
     def _tell(self, peer: Peer) -> None:
         to = peer.contact.incarnation
         with self.changed:
-            below = self._untold.pop(to) + 1
+            below = self._untold.pop(to, (0, 0))[0] + 1
             still = list(islice(self._open.get(to, ()), STILL_MAX + 1))
+        if below == 1:
+            return  # it has been told before a request
         if len(still) > STILL_MAX:
             below = min(below, still.pop())
         note(peer, acknowledgement(below, still))
@@ -230,7 +250,7 @@ class Request:
         """Make the next try, after so many, if nobody else has or does."""
         desk = self._desk
         with desk.changed:
-            if self._reply is None or self._due is None or self._tried != tried:
+            if self._reply is None or self._tried != tried:
                 return
             self._due = None
             tried = self._tried = tried + 1
@@ -258,6 +278,7 @@ class Request:
         if tried > 1 and at != NEVER:
             message = replace(message, budget_ms=max(1, int((at - now) * 1000)))
         self._peer = peer = self._find()
+        self._desk.tell_first(peer)
         until = at if try_s is None else min(at, now + try_s)
         return self._desk.sender.post(peer, message, partial(self._hear, tried), until)
 
@@ -338,7 +359,8 @@ class Request:
             desk.over(self._to, call)
             desk.changed.notify_all()
         if once and self._peer is not None and self._peer.lost is None:
-            desk.acknowledge(self._peer, call)
+            size = answer.size() if isinstance(answer, Message) else 0
+            desk.acknowledge(self._peer, call, size)
         reply(answer)
 
     # For who waits.

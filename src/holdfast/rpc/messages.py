@@ -88,3 +88,10 @@ class Message:
     budget_ms: int = NO_BUDGET
     once: bool = False
     given: Sequence[Any] = ()
+
+    def size(self) -> int:
+        """Return how many bytes it carries."""
+        size = len(self.body)
+        for buffer in self.buffers:
+            size += memoryview(buffer).nbytes
+        return size

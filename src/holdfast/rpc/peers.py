@@ -26,17 +26,20 @@ from holdfast.net.address import Address
 from holdfast.net.auth import Key
 from holdfast.net.reactor import tune
 from holdfast.net.tcp import open_socket, shake_hands
+from holdfast.rpc.future import Driver
 from holdfast.rpc.greeting import Greeting, Purpose, decode_answer
 from holdfast.rpc.link import NEVER, Link, LinkClosed
 from holdfast.rpc.messages import Message
 from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.pipe import Pipe, Readers, Reply
+from holdfast.rpc.opening import Opening
+from holdfast.rpc.pipe import Pipe, Reply
+from holdfast.rpc.readers import Readers
 
 __all__ = ["Contact", "Peer", "machine_id"]
 
 IDLE_MAX = 64
 LINKS_MAX = 512
-OPEN_WITHIN_S = 10.0
+OPEN_WITHIN_S = 30.0
 AGAIN_S = 0.02
 
 
@@ -73,6 +76,7 @@ class Peer:
         self._links: set[Link] = set()
         self._pipe: Pipe | None = None
         self._pipe_link: Link | None = None
+        self._opening: Opening | None = None
         self._lost: PeerLost | None = None
 
     def exchange(self, message: Message, at: float = NEVER) -> Message:
@@ -90,13 +94,24 @@ class Peer:
         self._put_back(link)
         return answer
 
-    def post(self, message: Message, reply: Reply, at: float = NEVER) -> Pipe:
-        """Send a request whose answer `reply` hears; return the pipe that will bring it."""
+    def post(self, message: Message, reply: Reply, at: float = NEVER) -> Driver:
+        """Send a request whose answer `reply` hears; return what a waiter can drive.
+
+        Does not block, not even for a connection.
+        """
         pipe = self._pipe
         if pipe is None or pipe.lost is not None:
-            pipe = self._open_pipe(at)
+            with self._lock:
+                pipe = self._pipe  # somebody may have opened it meanwhile
+                if pipe is None or pipe.lost is not None:
+                    return self._post_when_open(message, reply, at)
         pipe.post(message, reply, at)
         return pipe
+
+    def open(self) -> None:
+        """Open the connection that posts go by, if there is none. Blocks."""
+        if self._pipe is None or self._pipe.lost is not None:
+            self._open_pipe()
 
     def note(self, message: Message) -> None:
         """Send a message that is not answered. Opens a connection if there is none."""
@@ -111,11 +126,14 @@ class Peer:
         with self._lock:
             links, self._links = list(self._links), set()
             pipe, self._pipe, self._pipe_link = self._pipe, None, None
+            opening, self._opening = self._opening, None
         self._idle.clear()
+        info = self.contact.info
+        error = PeerLost(f"{info}: {why}", peer=info.name, incarnation=self.contact.incarnation)
         if pipe is not None:
-            info = self.contact.info
-            error = PeerLost(f"{info}: {why}", peer=info.name, incarnation=self.contact.incarnation)
             pipe.close(error)
+        if opening is not None:
+            opening.close(error)
         for link in links:
             link.close()
 
@@ -131,7 +149,8 @@ class Peer:
         with self._lock:
             pipe, pipe_link = self._pipe, self._pipe_link
             direct = len(self._links - {pipe_link}) - len(self._idle)
-        return max(0, direct) + (0 if pipe is None else pipe.under_way[0])
+            waiting = 0 if self._opening is None else self._opening.waiting
+        return max(0, direct) + waiting + (0 if pipe is None else pipe.under_way[0])
 
     @property
     def lost(self) -> PeerLost | None:
@@ -147,20 +166,22 @@ class Peer:
                 return self._lost
             self._lost = lost
             links, self._links = list(self._links), set()
-            pipe = self._pipe
+            pipe, opening = self._pipe, self._opening
         self._idle.clear()
         if pipe is not None:
             pipe.close(lost)
+        if opening is not None:
+            opening.close(lost)
         for link in links:
             link.close()
         return lost
 
     def _gone(self, error: OSError) -> PeerLost:
         """Return what to raise when a connection broke: the peer's end, if that is what it is."""
+        if self._lost is not None:
+            return self._lost.anew()
         info = self.contact.info
-        return self._lost or PeerLost(
-            f"{info}: {error}", peer=info.name, incarnation=self.contact.incarnation
-        )
+        return PeerLost(f"{info}: {error}", peer=info.name, incarnation=self.contact.incarnation)
 
     def _send(self, message: Message, at: float) -> Link:
         """Send on an idle link, or on a new one; return it.
@@ -195,8 +216,27 @@ class Peer:
             self._links.discard(link)
         link.close()
 
-    def _open_pipe(self, at: float) -> Pipe:
-        link = self._open(Purpose.PIPE, at)
+    def _post_when_open(self, message: Message, reply: Reply, at: float) -> Opening:
+        """Let a request wait for the pipe that is being opened; begin to open one if none is.
+
+        With the lock held.
+        """
+        if self._lost is not None:
+            raise self._lost.anew()
+        opening = self._opening
+        if opening is None or not opening.post(message, reply, at):
+            name = f"holdfast-rpc-{self._me.info.name}-open"
+            opening = Opening(name, self._open_pipe, self._readers)
+            opening.post(message, reply, at)
+            try:
+                opening.start()
+            except RuntimeError as error:
+                raise Overloaded(f"{self.contact.info}: {error}") from None
+            self._opening = opening
+        return opening
+
+    def _open_pipe(self) -> Pipe:
+        link = self._open(Purpose.PIPE, NEVER)
         over: Link | None = link
         with self._lock:
             pipe = self._pipe
@@ -215,7 +255,7 @@ class Peer:
     def _open(self, purpose: Purpose, at: float) -> Link:
         """Open a connection, prove who we are, and say what it is for."""
         if self._lost is not None:
-            raise self._lost
+            raise self._lost.anew()
         deadline = Deadline(None if at == NEVER else at, self._clock).sooner(OPEN_WITHIN_S)
         contact, me = self.contact, self._me
         if len(self._links) >= LINKS_MAX:
@@ -227,7 +267,7 @@ class Peer:
                 self._links.add(link)
                 return link
         link.close()
-        raise self._lost
+        raise self._lost.anew()
 
     def _be_welcomed(self, greeting: Greeting, deadline: Deadline, at: float) -> Link:
         while True:
@@ -259,7 +299,7 @@ class Peer:
     def _unopened(self, error: Exception, at: float) -> Exception:
         """Return what to raise when no connection could be opened."""
         if self._lost is not None:
-            return self._lost
+            return self._lost.anew()
         if at <= self._clock.monotonic():
             return TimeoutError()
         info, text = self.contact.info, str(error) or "no answer in time"

@@ -23,10 +23,8 @@ Guarantees
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import select
-import socket
 import threading
 from collections.abc import Callable
 
@@ -34,17 +32,14 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import Overloaded, PeerViolation
 from holdfast.rpc.link import NEVER, Link, views_of
 from holdfast.rpc.messages import Buffer, Message
+from holdfast.rpc.readers import TICK_S, Readers
 
-__all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "PUT_OFF_S", "Pipe", "Readers", "Reply"]
+__all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply"]
 
 CALLS_MAX = 1 << 16
 BYTES_MAX = 1 << 30
-PUT_OFF_S = 0.001
-TICK_S = 0.02
-"""How late a deadline may be noticed, or an answer that came by another way."""
 _GATHER_BYTES = 32 * 1024
 _GATHER_MESSAGES = 64
-_QUIET_ROUNDS = 20
 
 Reply = Callable[[Message | Exception], None]
 """Hears the answer, or why there will be none."""
@@ -87,8 +82,9 @@ class Pipe:
         self._reading = threading.Lock()
         self._reader = 0
         self._polled = 0
-        # Of the reader of last resort: does it hear what comes; is it to hold back at first.
-        self.armed = self.attended = False
+        # Of the reader of last resort: does it know of this pipe; does it hear what comes; is it
+        # to hold back at first.
+        self.known = self.armed = self.attended = False
         self._turn = threading.Condition(self._lock)
         self._waiting = 0
 
@@ -102,9 +98,7 @@ class Pipe:
         After `expire_at`, on the monotonic clock, it hears TimeoutError. Overloaded if too much is
         under way.
         """
-        size = len(message.body)
-        for buffer in message.buffers:
-            size += memoryview(buffer).nbytes
+        size = message.size()
         with self._lock:
             lost, first = self._lost, not self._open
             if lost is None:
@@ -340,7 +334,7 @@ class Pipe:
 
     def _leave(self) -> None:
         """Leave the answers to the reader of last resort, unless somebody comes for them soon."""
-        if not self.attended:
+        if not self.attended or not self.known:
             self._readers.arm(self)
         elif self._readers.slow:
             self._readers.wake()
@@ -358,130 +352,5 @@ def _both(first: Reply, second: Reply) -> Reply:
     return reply
 
 
-class Readers:
-    """The reader of last resort, and the keeper of deadlines: one thread for all pipes.
-
-    It sleeps while nothing is under way.
-    """
-
-    def __init__(self, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
-        self._epoll = select.epoll()
-        self._wake, self._woken = socket.socketpair()
-        self._wake.setblocking(False)
-        self._woken.setblocking(False)
-        self._epoll.register(self._woken, select.EPOLLIN)
-        self._lock = threading.Lock()
-        self._pipes: dict[int, Pipe] = {}
-        self._asleep = True
-        self._closing = False
-        self.slow = True
-        """Whether it must be woken for what is put off; read without the lock."""
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def arm(self, pipe: Pipe) -> None:
-        """Read this pipe when something comes, since nobody else does."""
-        with self._lock:
-            fd = pipe.fileno()
-            if pipe.lost is not None or fd < 0 or self._closing:
-                return  # whoever ended it tells everybody
-            known = self._pipes.get(fd) is pipe
-            self._pipes[fd] = pipe
-            wake, self._asleep = self._asleep, False
-            events = _ONCE | select.EPOLLOUT if pipe.blocked else _ONCE
-            pipe.armed = True
-            if known:
-                self._epoll.modify(fd, events)
-            else:
-                self._epoll.register(fd, events)
-        if wake:
-            self._poke()
-
-    def disarm(self, pipe: Pipe) -> None:
-        """Leave this pipe alone: somebody reads it."""
-        with self._lock:
-            fd = pipe.fileno()
-            pipe.armed = False
-            if self._pipes.get(fd) is pipe and not self._closing:
-                self._epoll.modify(fd, 0)
-
-    def drop(self, pipe: Pipe) -> None:
-        """Forget a pipe that is over, before its link is closed."""
-        with self._lock:
-            for fd in [fd for fd, known in self._pipes.items() if known is pipe]:
-                del self._pipes[fd]
-                with contextlib.suppress(OSError, ValueError):
-                    self._epoll.unregister(fd)
-
-    def wake(self) -> None:
-        """Look at what is put off."""
-        self.slow = False
-        self._poke()
-
-    def close(self) -> None:
-        """End the thread. Pipes must have been closed before. Idempotent."""
-        with self._lock:
-            self._closing = True
-        self._poke()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(5.0)
-
-    def _poke(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake.send(b".")
-
-    def _run(self) -> None:
-        try:
-            quiet = 0
-            while not self._closing:
-                quiet = self._round(quiet)
-        finally:
-            with self._lock:
-                self._closing = True
-                self._epoll.close()
-            self._wake.close()
-            self._woken.close()
-
-    def _round(self, quiet: int) -> int:
-        """Wait for something to do, and do it; return for how many rounds nothing was put off."""
-        self.slow = True  # before looking: what comes after the look wakes us
-        with self._lock:
-            self._asleep = True
-            busy = [pipe for pipe in self._pipes.values() if pipe.busy]
-            if busy:
-                self._asleep = False
-        soon = [pipe for pipe in busy if pipe.puts_off or self._holds_back(pipe)]
-        quiet = 0 if soon else quiet + 1
-        patience = TICK_S if busy else None
-        if busy and quiet < _QUIET_ROUNDS:
-            self.slow = False
-            patience = PUT_OFF_S
-        for fd, _ in self._epoll.poll(patience):
-            pipe = self._pipes.get(fd)
-            if pipe is not None:
-                pipe.armed = False
-                pipe.read_for_others()
-            else:
-                with contextlib.suppress(OSError):
-                    self._woken.recv(4096)
-        now = self._clock.monotonic()
-        for pipe in busy:
-            pipe.flush()
-            pipe.expire(now)
-        return quiet
-
-    def _holds_back(self, pipe: Pipe) -> bool:
-        """See to it that somebody reads a pipe; say whether to look at it again soon."""
-        if pipe.armed or pipe.is_read:
-            return False
-        if pipe.attended:
-            pipe.attended = False
-            return True
-        self.arm(pipe)
-        return False
-
-
-_ONCE = select.EPOLLIN | select.EPOLLONESHOT
 _IN = select.POLLIN
 _IN_OR_OUT = select.POLLIN | select.POLLOUT

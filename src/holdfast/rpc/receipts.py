@@ -26,7 +26,8 @@ from holdfast.rpc.messages import Kind, Message
 
 __all__ = ["KEPT_BYTES_MAX", "KEPT_MAX", "STILL_MAX", "Receipts", "Verdict", "acknowledgement"]
 
-KEPT_MAX = 4096
+KEPT_MAX = 1 << 17
+"""Twice as many calls as can be under way: notes that tell of answers may be late."""
 KEPT_BYTES_MAX = 1 << 28
 STILL_MAX = 64
 """So many open calls are named in an acknowledgement, at most."""
@@ -102,7 +103,7 @@ class Receipts:
         askers = known.running.pop(call, [])
         if not known.is_over(call):
             known.answers[call] = answer
-            known.size += _size(answer)
+            known.size += answer.size()
         return askers
 
     def acknowledged(self, caller: str, note: Message) -> None:
@@ -114,7 +115,7 @@ class Receipts:
         known.below = max(known.below, other.below)
         known.still = frozenset(open_ones)
         for call in [call for call in known.answers if known.is_over(call)]:
-            known.size -= _size(known.answers.pop(call))
+            known.size -= known.answers.pop(call).size()
 
     def gone(self, caller: str) -> None:
         """Forget a caller that is gone."""
@@ -123,10 +124,6 @@ class Receipts:
     def kept(self) -> int:
         """Return how many answers are kept."""
         return sum(len(known.answers) for known in self._callers.values())
-
-
-def _size(answer: Message) -> int:
-    return len(answer.body) + sum(memoryview(buffer).nbytes for buffer in answer.buffers)
 
 
 def _numbers(note: Message) -> Iterable[int]:

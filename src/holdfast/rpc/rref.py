@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.rpc.holdings import Holdings
     from holdfast.rpc.retry import RetryPolicy
 
-__all__ = ["RRef"]
+__all__ = ["RRef", "short"]
 
 T = TypeVar("T")
 
@@ -168,7 +168,12 @@ class RRef(Generic[T]):
         self.__copy__()
 
     def __repr__(self) -> str:
-        return f"<RRef at {self._owner.name} {self._reference.maker[:6]}.{self._reference.serial}>"
+        return f"<RRef at {self._owner.name} {short(self._reference)}>"
+
+
+def short(reference: Number) -> str:
+    """Return a reference's number as people get to see it."""
+    return f"{reference.maker[:6]}.{reference.serial}"
 
 
 def _rebuild(

@@ -294,6 +294,17 @@ class References:
             return [*outcomes, *self.let_go(ticket.reference)]
         return [*outcomes, *self.drop(ticket.fork)]
 
+    def let_all_go(self) -> list[Outcome]:
+        """Drop everything that is held here, whoever has it."""
+        outcomes: list[Outcome] = []
+        for fork, held in list(self._held.items()):
+            held.holders = min(1, held.holders)
+            outcomes += self.drop(fork)
+        for reference, owned in list(self._owned.items()):
+            owned.holds = min(1, owned.holds)
+            outcomes += self.let_go(reference)
+        return outcomes
+
     # Messages, as they come. Each is acknowledged by the shell when these return.
 
     def fork_requested(self, reference: Number, fork: Number, user: Worker) -> bool:
@@ -372,6 +383,14 @@ class References:
             "pending_children": len(self._parents),
         }
 
+    def is_empty(self) -> bool:
+        """Say whether nothing is left here, owned or used."""
+        return not self._owned and not self._held
+
+    def users(self) -> dict[Number, set[Worker]]:
+        """Return who else holds a value of ours, value by value."""
+        return {one: set(owned.forks.values()) for one, owned in self._owned.items() if owned.forks}
+
     def state_of(self, fork: Number) -> ForkState | None:
         """Return what is known of a fork of ours; None if we hold it no more."""
         held = self._held.get(fork)
@@ -391,33 +410,6 @@ class References:
     def is_dead(self, worker: Worker) -> bool:
         """Say whether a worker is known to be gone."""
         return worker in self._dead
-
-    def check_invariants(self) -> list[str]:
-        """Return what is wrong within this worker: nothing, ever."""
-        wrong: list[str] = []
-        children: dict[Number, Number] = {}
-        for reference, owned in self._owned.items():
-            if not owned.forks and not owned.holds:
-                wrong.append(f"{reference} is kept for nobody")
-            if reference in self._freed:
-                wrong.append(f"{reference} is back after it was freed")
-            for fork, user in owned.forks.items():
-                if fork in self._deleted or user in self._dead:
-                    wrong.append(f"{fork} of {user} is counted after its end")
-        for fork, held in self._held.items():
-            children.update(dict.fromkeys(held.children, fork))
-            if held.state is not ForkState.LOST and held.ticket.owner in self._dead:
-                wrong.append(f"{fork} is not lost with its owner")
-            if held.state in _USELESS and held.children:
-                wrong.append(f"{fork} is {held.state} with children")
-            idle = not held.holders and not held.children
-            if idle and held.state in {ForkState.CONFIRMED, ForkState.LOST}:
-                wrong.append(f"{fork} is {held.state} for nobody")
-            if any(user in self._dead for user in held.children.values()):
-                wrong.append(f"{fork} waits for the dead")
-        if children != self._parents:
-            wrong.append("the children that wait are not those of our forks")
-        return wrong
 
     # How it goes on.
 

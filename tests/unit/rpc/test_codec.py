@@ -108,7 +108,7 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_sent() -> None:
     "fields",
     [
         (0, 0, 0, 0, 1, 0),
-        (11, 0, 0, 0, 1, 0),
+        (63, 0, 0, 0, 1, 0),
         (255, 0, 0, 0, 1, 0),
         (1, 2, 0, 0, 1, 0),
         (1, 0, BUFFERS_MAX + 1, 0, 1, 0),

@@ -61,6 +61,9 @@ class Agent:
     def knows(self, incarnation: str) -> bool:
         return self.known
 
+    def name_of(self, incarnation: str) -> str:
+        return f"name of {incarnation}"
+
 
 @pytest.fixture
 def agent() -> Agent:
@@ -274,7 +277,11 @@ def test_calls_that_end_together_are_told_together(
     mine: Holdings, agent: Agent, errands: Errands
 ) -> None:
     begin = threading.Event()
-    errands.do(lambda: begin.wait(WITHIN_S) and None)
+
+    def wait() -> None:
+        begin.wait(WITHIN_S)
+
+    errands.do(wait)
     agent.answer = []
     for number in (1, 2):
         mine.unread(OTHER, call(number))
@@ -323,6 +330,51 @@ def test_what_was_given_to_somebody_who_did_not_answer_comes_to_nothing(
         Kind.RREF_CHILD_ACCEPT,
         Kind.RREF_USER_DELETE,
     ]
+
+
+# The end.
+
+
+def test_who_ends_gives_everything_up(mine: Holdings, agent: Agent) -> None:
+    rref, own = mine.take(gift(parent=""), OWNER_INFO), of_mine(mine)
+    assert mine.part(soon()) == []
+    assert agent.sent == [(OWNER, Kind.RREF_USER_DELETE)]
+    for held in (rref, own):
+        with pytest.raises(ReferenceFailed):
+            held.to_here()
+    assert not any(mine.counts().values())
+
+
+def test_what_others_hold_of_one_who_ends_is_shown(
+    mine: Holdings, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = [of_mine(mine) for _ in range(12)]
+    mine.pack(OTHER, held)
+    mine.pack(OWNER, held[0])
+    assert mine.leaks()[0].endswith("is still held by name of other, name of owner")
+    del held
+    leaks = mine.part(Deadline.after(0.01).remaining)
+    assert len(leaks) == 12
+    assert len(caplog.messages) == 11
+    assert caplog.messages[0] == (
+        f"shutdown of {mine.me}: a value that lives here (me.1) is still held by "
+        "name of other, name of owner"
+    )
+    assert caplog.messages[-1] == f"shutdown of {mine.me}: and 2 more"
+
+
+def test_all_that_can_be_counted(mine: Holdings) -> None:
+    mine.own("value")
+    mine.create(Number(OTHER, 1), Number(OTHER, 2), OTHER)
+    mine.ask(OWNER)
+    assert mine.counts() == {
+        "owners": 2,
+        "forks": 1,
+        "held": 1,
+        "pending_users": 1,
+        "pending_children": 0,
+        "pending_futures": 1,
+    }
 
 
 # Packing.

@@ -11,10 +11,17 @@ from typing import Any, cast
 import pytest
 
 from holdfast.clock import Deadline
-from holdfast.errors import CallCancelled, CallTimedOut, Overloaded, PeerLost, UsageError
+from holdfast.errors import (
+    CallCancelled,
+    CallTimedOut,
+    Overloaded,
+    PeerLost,
+    PeerViolation,
+    UsageError,
+)
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver
-from holdfast.rpc.insisting import Insisting, Patience, Request, note
+from holdfast.rpc.insisting import TELL_BYTES, Insisting, Patience, Request, note
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer
@@ -113,6 +120,7 @@ class World:
         return self.desk.post(LIFE, find or self.two.find, message, hear, at, patience)
 
     def acknowledged(self) -> list[Message]:
+        self.later.pass_time(1.0)
         return [note for note in self.two.notes if note.kind is Kind.ACKNOWLEDGE]
 
 
@@ -218,6 +226,7 @@ def test_a_try_that_is_interrupted_has_failed_and_the_interrupt_goes_on(world: W
     with pytest.raises(KeyboardInterrupt):
         world.post()
     world.later.pass_time(1.0)
+    assert len(world.sends.sent) == 2
     world.sends.sent[-1][1](answer())
     assert world.heard == [answer()]
 
@@ -251,6 +260,7 @@ def test_what_may_run_twice_is_sent_again_whatever_went_wrong(world: World) -> N
     assert world.heard == [answer()]
     assert not any(message.once for message, _, _ in world.sends.sent)
     assert len(world.sends.sent) == 3
+    world.later.pass_time()
     assert world.two.notes == []
 
 
@@ -264,15 +274,22 @@ def test_a_late_answer_counts_and_a_late_failure_does_not(world: World) -> None:
     world.post()
     world.sends.fail()
     world.sends.fail()  # of the same try, again
+    assert len(world.later.waiting) == 1
     world.later.pass_time(1.0)
     assert len(world.sends.sent) == 2
     world.sends.sent[0][1](BROKEN)
     world.later.pass_time(100.0)
     assert len(world.sends.sent) == 2
-    world.sends.sent[0][1](answer())
+    world.sends.fail()
+    world.later.pass_time(2.0)
+    assert len(world.sends.sent) == 3
+    failure = answer(kind=Kind.FAILURE)
+    world.sends.sent[0][1](failure)
     world.sends.sent[1][1](answer())
-    world.sends.sent[1][1](BROKEN)
-    assert world.heard == [answer()]
+    world.later.pass_time(1.0)
+    world.sends.fail()
+    assert world.heard == [failure]
+    assert world.later.waiting == []
 
 
 # The deadline.
@@ -286,8 +303,9 @@ def test_a_try_that_fails_at_the_deadline_is_the_last(world: World) -> None:
         "RPC ran for more than set timeout (10000 ms) and will now be marked with an error"
     ]
     world.later.pass_time()
-    assert [note.kind for note in world.two.notes] == [Kind.CANCEL, Kind.ACKNOWLEDGE]
+    assert [note.kind for note in world.two.notes] == [Kind.CANCEL]
     assert world.two.notes[0].call == 1
+    assert [note.call for note in world.acknowledged()] == [2]
 
 
 def test_nobody_waits_for_a_try_that_would_come_after_the_deadline(world: World) -> None:
@@ -357,6 +375,7 @@ def test_a_receiver_that_nobody_knows_is_not_told_that_time_is_up(world: World) 
 
     world.post(find=find, after_s=0.5)
     assert "nobody knows it" in text(world.heard[0], CallTimedOut)
+    assert world.later.waiting == []
     world.post(RetryPolicy(max_retries=0), find=find)
     lost = world.heard[1]
     assert isinstance(lost, PeerLost)
@@ -372,7 +391,24 @@ def test_answers_are_acknowledged_together(world: World) -> None:
     for _, reply, _ in list(world.sends.sent):
         reply(answer())
     world.later.pass_time()
+    assert world.two.notes == []
     assert [note.call for note in world.acknowledged()] == [4]
+
+
+def test_large_answers_are_acknowledged_before_more_is_asked_for(world: World) -> None:
+    half = Message(Kind.REPLY, 0, b"", [bytes(TELL_BYTES // 2)])
+    world.post()
+    world.sends.sent[0][1](half)
+    world.post()
+    assert world.two.notes == []
+    world.sends.sent[1][1](half)
+    seen: list[int] = []
+    world.sends.acts = [lambda reply: seen.extend(note.call for note in world.two.notes)]
+    world.post()
+    assert seen == [3]
+    assert len(world.acknowledged()) == 1  # not once more
+    world.sends.sent[2][1](answer())
+    assert [note.call for note in world.acknowledged()] == [3, 4]
 
 
 def test_what_is_open_is_never_acknowledged(world: World) -> None:
@@ -384,7 +420,6 @@ def test_what_is_open_is_never_acknowledged(world: World) -> None:
         receipts.answered("one", call, answer(call))
     for number in (2, 0):
         world.sends.sent[number][1](answer())
-    world.later.pass_time()
     for told in world.acknowledged():
         receipts.acknowledged("one", told)
     verdicts = [receipts.arrived("one", call, cast("Any", None))[0] for call in (1, 2, 3)]
@@ -396,7 +431,6 @@ def test_many_open_ones_hold_up_acknowledgements_but_are_never_acknowledged(worl
     for _ in range(count):
         world.post()
     world.sends.sent[-1][1](answer())
-    world.later.pass_time()
     (told,) = world.acknowledged()
     assert told.call == STILL_MAX + 1
     assert len(told.body) == 8 * STILL_MAX
@@ -404,7 +438,7 @@ def test_many_open_ones_hold_up_acknowledgements_but_are_never_acknowledged(worl
 
 def test_a_note_that_cannot_be_sent_is_nobodys_trouble(world: World) -> None:
     def refuse(message: Message) -> None:
-        raise PeerLost("planted")
+        raise PeerViolation("planted")
 
     world.two.note = refuse  # type: ignore[method-assign]
     note(world.two.find(), answer())
@@ -484,6 +518,18 @@ def test_who_waits_reads_the_answer_and_makes_the_next_tries(world: World) -> No
     assert len(sends.sent) == 2
 
 
+def test_an_errand_that_was_overtaken_does_not_bring_the_next_try_forward(world: World) -> None:
+    request = world.post()
+    world.sends.fail()
+    world.clock.advance(1.0)
+    request.drive(lambda: len(world.sends.sent) == 2, Deadline.after(WITHIN_S))
+    world.sends.fail()
+    world.later.pass_time(1.0)
+    assert len(world.sends.sent) == 2
+    world.later.pass_time(1.0)
+    assert len(world.sends.sent) == 3
+
+
 def test_who_waits_between_two_tries_is_woken_by_the_end(world: World) -> None:
     request = world.post(RetryPolicy(delay_s=1000.0))
     world.sends.fail()
@@ -512,7 +558,9 @@ def test_who_waits_leaves_when_time_is_up(world: World) -> None:
     request.drive(lambda: False, Deadline.after(0.01))  # the reader leaves it to others
     assert world.heard == []
     world.sends.sent[-1][1](answer())
-    request.drive(lambda: False, Deadline.after(WITHIN_S))
+    deadline = Deadline.after(WITHIN_S)
+    request.drive(lambda: False, deadline)  # there is nothing to be done any more
+    assert not deadline.passed()
     assert world.heard == [answer()]
 
 

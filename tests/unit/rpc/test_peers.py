@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ from holdfast.rpc.link import Link
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer, machine_id
-from holdfast.rpc.pipe import Readers
+from holdfast.rpc.readers import Readers
 from holdfast.rpc.server import Later, Server
 
 KEY = derive_key(b"a secret that only two know", "rpc")
@@ -202,8 +203,10 @@ def test_links_that_ended_while_idle_are_replaced(world: World) -> None:
     for caller in callers:
         caller.join()
     heard = Heard()
-    pipe = world.peer.post(ask(5), heard)
+    world.peer.post(ask(5), heard)
     heard.wait()
+    pipe = world.peer._pipe
+    assert pipe is not None
     world.server.hang_up("my life")
     deadline = Deadline.after(SOON)
     while world.server._links:
@@ -212,8 +215,9 @@ def test_links_that_ended_while_idle_are_replaced(world: World) -> None:
     assert world.peer.exchange(ask(6)).call == 6
     again = Heard()
     pipe.drive(lambda: pipe.lost is not None, Deadline.after(SOON))
-    assert world.peer.post(ask(7), again) is not pipe
+    world.peer.post(ask(7), again)
     assert isinstance(again.wait(), Message)
+    assert world.peer._pipe is not pipe
     assert len(world.peer._links) == 2
 
 
@@ -256,7 +260,8 @@ def test_giving_a_peer_up_is_told_to_all_who_wait(world: World) -> None:
     lost = world.peer.lose("Connection closed by peer (it is gone)")
     for caller in callers:
         caller.join()
-    assert caught == [lost] * 3
+    assert [str(error) for error in caught] == [str(lost)] * 3
+    assert len({id(error) for error in [*caught, lost]}) == 4  # each gathers a traceback of its own
     assert heard.wait() is lost
     assert (lost.peer, lost.incarnation) == ("you", "life")
     assert world.peer.lose("again") is world.peer.lost is lost
@@ -316,17 +321,15 @@ def test_resetting_breaks_what_is_under_way_and_nothing_else(world: World) -> No
 
 def test_threads_that_open_a_pipe_at_once_share_it(world: World) -> None:
     barrier = threading.Barrier(5)
-    pipes: list[object] = []
     heard = [Heard() for _ in range(5)]
 
     def post(number: int) -> None:
         barrier.wait()
-        pipes.append(world.peer.post(ask(number), heard[number]))
+        world.peer.post(ask(number), heard[number])
 
     threads = [beside(lambda n=n: post(n)) for n in range(5)]  # type: ignore[misc]
     for thread in threads:
         thread.join()
-    assert len(set(pipes)) == 1
     assert all(isinstance(each.wait(), Message) for each in heard)
     assert len(world.peer._links) == 1
 
@@ -355,8 +358,11 @@ def test_a_peer_that_cannot_be_reached_is_lost_and_the_text_says_why(
     with pytest.raises(PeerLost, match=text) as caught:
         peer.exchange(ask(1), soon())
     assert caught.value.peer == "you"
-    with pytest.raises(PeerLost, match=text):
-        peer.post(ask(2), Heard(), soon())
+    heard = Heard()
+    peer.post(ask(2), heard, soon())
+    told = heard.wait()
+    assert isinstance(told, PeerLost)
+    assert re.search(text, str(told))
     assert len(tries) == 2  # it will not get better
 
 
@@ -445,3 +451,21 @@ def test_a_peer_that_is_silent_takes_no_longer_than_the_call_may(world: World) -
 
 def test_a_machine_is_known_by_its_name() -> None:
     assert machine_id() == machine_id() != ""
+
+
+def test_who_posts_to_a_silent_peer_does_not_wait_for_it(world: World) -> None:
+    """OP-1: neither does who posts next, and each is told when its own time is up."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"\0holdfast-test-{os.urandom(8).hex()}")
+        silent.listen()  # and never accepts
+        name: bytes = silent.getsockname()
+        peer = world.make(unix=name.decode())
+        first, second = Heard(), Heard()
+        peer.post(ask(1), first, SYSTEM_CLOCK.monotonic() + 0.02)
+        peer.post(ask(2), second)
+        assert peer.under_way == 2
+        assert isinstance(first.wait(), TimeoutError)
+        assert peer.under_way == 1
+        lost = peer.lose("given up")
+        assert second.wait() is lost
+    assert peer.under_way == 0

@@ -14,7 +14,8 @@ from holdfast.rpc.codec import BUFFERS_MAX, HEADER
 from holdfast.rpc.future import Future
 from holdfast.rpc.link import Link
 from holdfast.rpc.messages import Buffer, Kind, Message
-from holdfast.rpc.pipe import NEVER, Pipe, Readers, Reply
+from holdfast.rpc.pipe import NEVER, Pipe, Reply
+from holdfast.rpc.readers import Readers
 
 SOON = 20.0
 
@@ -424,40 +425,6 @@ def test_an_interrupt_within_reading_ends_the_pipe(
     world.pipe.post(request(2), other)
     with pytest.raises(PeerLost):
         other.wait()
-
-
-def test_numbers_of_descriptors_may_be_used_again() -> None:
-    readers = Readers("test-read")
-    for _ in range(50):
-        one, other = socket.socketpair()
-        with one, other:
-            pipe = Pipe(Link(one), readers, lost)
-            heard = Heard()
-            pipe.post(request(1), heard)
-            Link(other).send(reply(1))
-            assert heard.wait().call == 1
-            open_one = Heard()
-            pipe.post(request(2), open_one)
-            pipe.close(PeerLost("next"))
-            with pytest.raises(PeerLost):
-                open_one.wait()
-    readers.close()
-    readers.close()
-
-
-def test_the_reader_may_be_closed_by_a_callback(world: World) -> None:
-    closed = threading.Event()
-
-    def close(answer: Message | Exception) -> None:
-        world.pipe.close(PeerLost("closed by a callback"))
-        world.readers.close()
-        closed.set()
-
-    world.pipe.post(request(1), close)
-    world.there.send(reply(1))
-    assert closed.wait(SOON)
-    world.readers.arm(world.pipe)
-    world.readers.disarm(world.pipe)
 
 
 def test_never_is_no_deadline(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -73,7 +74,7 @@ def _first(reply: Reply) -> Reply:
 class Slow(NamedTuple):
     agents: list[Agent]
     post: HoldingBack
-    made: list[int]
+    made: queue.SimpleQueue[int]
 
 
 @pytest.fixture
@@ -81,10 +82,9 @@ def slow() -> Iterator[Slow]:
     transport = HoldingBack()
     with agents(transport, None, None) as made:
         yield Slow(made, transport, _made)
-        _made.clear()
 
 
-_made: list[int] = []
+_made: queue.SimpleQueue[int] = queue.SimpleQueue()
 _may_end = threading.Event()
 
 
@@ -108,7 +108,7 @@ def pass_on(rref: RRef[Any], more: int) -> Any:
 
 
 def note(value: int) -> None:
-    _made.append(value)
+    _made.put(value)
 
 
 def give_back(rref: RRef[Any]) -> RRef[Any]:
@@ -240,10 +240,10 @@ def test_a_creation_that_comes_too_late_is_made_and_counted_until_it_is_deleted(
         rref = None
         nothing_left(slow.agents)
     slow.post.let_go()
+    assert slow.made.get(timeout=WITHIN_S) == 1
     if rref is not None:
         assert two.holdings.value(reference).wait(WITHIN_S) is None
         assert two.holdings.counts()["forks"] == 1
-        assert slow.made == [1]
         rref = None
     nothing_left(slow.agents)
 

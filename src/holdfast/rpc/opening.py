@@ -1,0 +1,117 @@
+"""Calls that wait for their pipe to be opened.
+
+To connect takes two round trips, and a peer that is silent takes as long as it likes. Nobody who
+posts a call waits for that: the call waits here, and a thread of its own opens the pipe.
+
+Guarantees
+    OP-1  `post` and `expire` do not block.
+    OP-2  Every call that was posted is passed on to the pipe, or told why not, exactly once: that
+          its time is up, that no pipe could be opened, or what `close` says.
+    OP-3  At most CALLS_MAX calls and BYTES_MAX bytes wait; what is more is refused with Overloaded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from holdfast.clock import Deadline
+from holdfast.errors import HoldfastError, Overloaded
+from holdfast.rpc.messages import Message
+from holdfast.rpc.pipe import BYTES_MAX, CALLS_MAX, Pipe, Reply
+from holdfast.rpc.readers import TICK_S, Readers
+
+__all__ = ["Opening"]
+
+
+class Opening:
+    """A pipe that is being opened, and the calls that wait for it."""
+
+    def __init__(self, name: str, open_pipe: Callable[[], Pipe], readers: Readers) -> None:
+        self._open_pipe = open_pipe
+        self._readers = readers
+        # Guards what follows; told when it is over.
+        self._over = threading.Condition()
+        self._waiting: list[tuple[Message, Reply, float]] = []
+        self._bytes = 0
+        self._pipe: Pipe | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to open it; RuntimeError if there is no thread to be had."""
+        self._thread.start()
+        self._readers.time(self)
+
+    def post(self, message: Message, reply: Reply, expire_at: float) -> bool:
+        """Let a call wait; False if nothing is waited for any more."""
+        size = message.size()
+        with self._over:
+            if self.over:
+                return False
+            if len(self._waiting) >= CALLS_MAX or (
+                self._waiting and self._bytes + size > BYTES_MAX
+            ):
+                raise Overloaded(
+                    f"{len(self._waiting)} calls and {self._bytes} bytes wait for a connection to "
+                    f"this worker: at most {CALLS_MAX} and {BYTES_MAX}"
+                )
+            self._waiting.append((message, reply, expire_at))
+            self._bytes += size
+        return True
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return self._pipe is not None or self._error is not None
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait."""
+        return len(self._waiting)
+
+    def expire(self, now: float) -> bool:
+        """Tell those whose time is up; say whether to ask again."""
+        with self._over:
+            late = [reply for _, reply, at in self._waiting if at <= now]
+            self._waiting = [entry for entry in self._waiting if entry[2] > now]
+            going = not self.over
+        for reply in late:
+            reply(TimeoutError())
+        return going
+
+    def close(self, error: Exception) -> None:
+        """Wait no longer: all hear this. Idempotent; the thread ends when its attempt does."""
+        self._settle(None, error)
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        """Wait for the pipe, then let it work until `done()` or the deadline."""
+        with self._over:
+            while not self.over:
+                if done() or deadline.passed():
+                    return
+                self._over.wait(deadline.sooner(TICK_S).remaining())
+        if self._pipe is not None:
+            self._pipe.drive(done, deadline)
+
+    def _run(self) -> None:
+        try:
+            self._settle(self._open_pipe(), None)
+        except (OSError, HoldfastError) as error:
+            self._settle(None, error)
+
+    def _settle(self, pipe: Pipe | None, error: Exception | None) -> None:
+        with self._over:
+            if self.over:
+                return
+            self._pipe, self._error = pipe, error
+            waiting, self._waiting = self._waiting, []
+            self._over.notify_all()
+        for message, reply, at in waiting:
+            try:
+                if pipe is None:
+                    reply(error or TimeoutError())
+                else:
+                    pipe.post(message, reply, at)
+            except HoldfastError as refused:
+                reply(refused)

@@ -1,0 +1,168 @@
+"""The reader of last resort, and the keeper of deadlines: one thread for all pipes of an agent.
+
+It reads a pipe on which calls are under way while nobody waits for them, sends what was put off,
+and tells calls that their time is up. Where somebody has waited of late it holds back at first
+(see `pipe.py`). It sleeps while nothing is under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+
+if TYPE_CHECKING:
+    from holdfast.rpc.pipe import Pipe
+
+__all__ = ["PUT_OFF_S", "TICK_S", "Readers", "Timed"]
+
+PUT_OFF_S = 0.001
+TICK_S = 0.02
+"""How late a deadline may be noticed, or an answer that came by another way."""
+_QUIET_ROUNDS = 20
+_ONCE = select.EPOLLIN | select.EPOLLONESHOT
+
+
+class Timed(Protocol):
+    """Something else whose calls have deadlines."""
+
+    def expire(self, now: float) -> bool:
+        """Tell those whose time is up; say whether to ask again."""
+        ...
+
+
+class Readers:
+    """The thread, and what it looks after."""
+
+    def __init__(self, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._epoll = select.epoll()
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        self._epoll.register(self._woken, select.EPOLLIN)
+        self._lock = threading.Lock()
+        self._pipes: dict[int, Pipe] = {}
+        self._timed: set[Timed] = set()
+        self._asleep = True
+        self._closing = False
+        self.slow = True
+        """Whether it must be woken for what is put off; read without the lock."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def arm(self, pipe: Pipe) -> None:
+        """Read this pipe when something comes, since nobody else does."""
+        with self._lock:
+            fd = pipe.fileno()
+            if pipe.lost is not None or fd < 0 or self._closing:
+                return  # whoever ended it tells everybody
+            known = self._pipes.get(fd) is pipe
+            self._pipes[fd] = pipe
+            wake, self._asleep = self._asleep, False
+            events = _ONCE | select.EPOLLOUT if pipe.blocked else _ONCE
+            pipe.known = pipe.armed = True
+            if known:
+                self._epoll.modify(fd, events)
+            else:
+                self._epoll.register(fd, events)
+        if wake:
+            self._poke()
+
+    def disarm(self, pipe: Pipe) -> None:
+        """Leave this pipe alone: somebody reads it."""
+        with self._lock:
+            fd = pipe.fileno()
+            pipe.armed = False
+            if self._pipes.get(fd) is pipe and not self._closing:
+                self._epoll.modify(fd, 0)
+
+    def drop(self, pipe: Pipe) -> None:
+        """Forget a pipe that is over, before its link is closed."""
+        with self._lock:
+            for fd in [fd for fd, known in self._pipes.items() if known is pipe]:
+                del self._pipes[fd]
+                with contextlib.suppress(OSError, ValueError):
+                    self._epoll.unregister(fd)
+
+    def time(self, timed: Timed) -> None:
+        """Keep the deadlines of something else, for as long as it says."""
+        with self._lock:
+            self._timed.add(timed)
+        self._poke()
+
+    def wake(self) -> None:
+        """Look at what is put off."""
+        self.slow = False
+        self._poke()
+
+    def close(self) -> None:
+        """End the thread. Pipes must have been closed before. Idempotent."""
+        with self._lock:
+            self._closing = True
+        self._poke()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+
+    def _poke(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake.send(b".")
+
+    def _run(self) -> None:
+        try:
+            quiet = 0
+            while not self._closing:
+                quiet = self._round(quiet)
+        finally:
+            with self._lock:
+                self._closing = True
+                self._epoll.close()
+            self._wake.close()
+            self._woken.close()
+
+    def _round(self, quiet: int) -> int:
+        """Wait for something to do, and do it; return for how many rounds nothing was put off."""
+        self.slow = True  # before looking: what comes after the look wakes us
+        with self._lock:
+            self._asleep = True
+            busy = [pipe for pipe in self._pipes.values() if pipe.busy]
+            timed = list(self._timed)
+            if busy or timed:
+                self._asleep = False
+        soon = [pipe for pipe in busy if pipe.puts_off or self._holds_back(pipe)]
+        quiet = 0 if soon else quiet + 1
+        patience = TICK_S if busy or timed else None
+        if busy and quiet < _QUIET_ROUNDS:
+            self.slow = False
+            patience = PUT_OFF_S
+        for fd, _ in self._epoll.poll(patience):
+            pipe = self._pipes.get(fd)
+            if pipe is not None:
+                pipe.armed = False
+                pipe.read_for_others()
+            else:
+                with contextlib.suppress(OSError):
+                    self._woken.recv(4096)
+        now = self._clock.monotonic()
+        for pipe in busy:
+            pipe.flush()
+            pipe.expire(now)
+        over = {each for each in timed if not each.expire(now)}
+        if over:
+            with self._lock:
+                self._timed -= over
+        return quiet
+
+    def _holds_back(self, pipe: Pipe) -> bool:
+        """See to it that somebody reads a pipe; say whether to look at it again soon."""
+        if pipe.armed or pipe.is_read:
+            return False
+        if pipe.attended:
+            pipe.attended = False
+            return True
+        self.arm(pipe)
+        return False

@@ -1,0 +1,158 @@
+"""Calls that wait for a pipe: none waits in vain, and none is lost when the pipe is there."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import Overloaded, PeerLost
+from holdfast.rpc import opening as opening_module
+from holdfast.rpc.link import Link
+from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.opening import Opening
+from holdfast.rpc.pipe import NEVER, Pipe
+from holdfast.rpc.readers import Readers
+
+SOON = 20.0
+
+
+class World:
+    """An opening whose outcome the test decides, and the link at the other end of its pipe."""
+
+    def __init__(self) -> None:
+        self.readers = Readers("test-read")
+        self.one, self.other = socket.socketpair()
+        self.there = Link(self.other)
+        self.pipe = Pipe(Link(self.one), self.readers, lambda error: PeerLost(str(error)))
+        self.outcome: queue.SimpleQueue[Pipe | Exception] = queue.SimpleQueue()
+        self.opening = Opening("test-open", self.open, self.readers)
+        self.opening.start()
+
+    def open(self) -> Pipe:
+        outcome = self.outcome.get(timeout=SOON)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def close(self) -> None:
+        self.outcome.put(PeerLost("the test is over"))
+        self.opening._thread.join()
+        self.pipe.close(PeerLost("the test is over"))
+        self.readers.close()
+        self.one.close()
+        self.other.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Heard:
+    """What a call is told."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
+        self.answer: Message | Exception | None = None
+
+    def __call__(self, answer: Message | Exception) -> None:
+        self.answer = answer
+        self.told.put(answer)
+
+    def wait(self) -> Message | Exception:
+        answer = self.told.get(timeout=SOON)
+        assert self.told.empty()
+        return answer
+
+
+def ask(call: int, body: bytes = b"") -> Message:
+    return Message(Kind.PYTHON_CALL, call, body)
+
+
+def test_calls_are_sent_when_the_pipe_is_there_and_who_waits_drives_it(world: World) -> None:
+    heard = [Heard() for _ in range(3)]
+    for number, each in enumerate(heard):
+        assert world.opening.post(ask(number), each, NEVER)
+    assert world.opening.waiting == 3
+
+    def answer() -> None:
+        world.outcome.put(world.pipe)
+        for _ in heard:
+            world.there.send(Message(Kind.REPLY, world.there.receive().call))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    world.opening.drive(
+        lambda: all(each.answer is not None for each in heard), Deadline.after(SOON)
+    )
+    thread.join()
+    assert [each.wait() for each in heard] == [Message(Kind.REPLY, n) for n in range(3)]
+    assert world.opening.over
+    assert world.opening.waiting == 0
+    assert not world.opening.post(ask(9), Heard(), NEVER)
+
+
+def test_all_are_told_why_there_is_no_pipe(world: World) -> None:
+    heard = [Heard() for _ in range(3)]
+    for number, each in enumerate(heard):
+        world.opening.post(ask(number), each, NEVER)
+    error = PeerLost("nobody is there")
+    world.outcome.put(error)
+    world.opening.drive(lambda: False, Deadline.after(SOON))
+    assert [each.wait() for each in heard] == [error] * 3
+    assert not world.opening.post(ask(9), Heard(), NEVER)
+
+
+def test_a_call_whose_time_is_up_is_told_though_nothing_else_happens(world: World) -> None:
+    late, other = Heard(), Heard()
+    world.opening.post(ask(1), late, SYSTEM_CLOCK.monotonic() + 0.01)
+    world.opening.post(ask(2), other, NEVER)
+    assert isinstance(late.wait(), TimeoutError)
+    world.opening.drive(lambda: late.answer is not None, Deadline.after(SOON))
+    world.opening.drive(lambda: False, Deadline.after(0.01))  # ends, though there is no pipe
+    assert other.answer is None
+    world.outcome.put(world.pipe)
+    assert world.there.receive().call == 2  # and the first one is not sent any more
+
+
+def test_closing_tells_all_and_what_is_opened_later_is_not_used(world: World) -> None:
+    heard, lost = Heard(), PeerLost("given up")
+    world.opening.post(ask(1), heard, NEVER)
+    world.opening.close(lost)
+    world.opening.close(PeerLost("again"))
+    assert heard.wait() is lost
+    world.outcome.put(world.pipe)
+    world.opening._thread.join()
+    assert not world.pipe.busy
+
+
+def test_more_than_may_wait_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening_module, "CALLS_MAX", 2)
+    monkeypatch.setattr(opening_module, "BYTES_MAX", 10)
+    assert world.opening.post(ask(1, bytes(20)), Heard(), NEVER)  # one alone may be larger
+    with pytest.raises(Overloaded, match="1 calls and 20 bytes wait"):
+        world.opening.post(ask(2, b"x"), Heard(), NEVER)
+    monkeypatch.setattr(opening_module, "BYTES_MAX", 100)
+    assert world.opening.post(ask(2, b"x"), Heard(), NEVER)
+    with pytest.raises(Overloaded, match="2 calls and 21 bytes wait"):
+        world.opening.post(ask(3), Heard(), NEVER)
+
+
+def test_what_the_pipe_refuses_is_told(world: World) -> None:
+    tight = Pipe(world.pipe._link, world.readers, lambda error: PeerLost(str(error)), calls_max=1)
+    first, second = Heard(), Heard()
+    world.opening.post(ask(1), first, NEVER)
+    world.opening.post(ask(2), second, NEVER)
+    world.outcome.put(tight)
+    assert isinstance(second.wait(), Overloaded)
+    tight.close(PeerLost("the test is over"))
+    assert isinstance(first.wait(), PeerLost)

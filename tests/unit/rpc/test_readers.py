@@ -1,0 +1,101 @@
+"""The reader of last resort: it may be closed by anybody, and keeps the time of others too."""
+
+from __future__ import annotations
+
+import queue
+import socket
+
+from holdfast.errors import PeerLost
+from holdfast.rpc.link import Link
+from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.pipe import Pipe
+from holdfast.rpc.readers import Readers
+
+SOON = 20.0
+
+
+def lost(error: OSError) -> Exception:
+    return PeerLost(f"lost: {error}")
+
+
+class Heard:
+    """What calls are told."""
+
+    def __init__(self) -> None:
+        self.told: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
+
+    def __call__(self, answer: Message | Exception) -> None:
+        self.told.put(answer)
+
+    def wait(self) -> Message | Exception:
+        return self.told.get(timeout=SOON)
+
+
+def request(call: int) -> Message:
+    return Message(Kind.PYTHON_CALL, call)
+
+
+def reply(call: int) -> Message:
+    return Message(Kind.REPLY, call)
+
+
+def test_numbers_of_descriptors_may_be_used_again() -> None:
+    readers, heard = Readers("test-read"), Heard()
+    for _ in range(50):
+        one, other = socket.socketpair()
+        with one, other:
+            pipe = Pipe(Link(one), readers, lost)
+            pipe.post(request(1), heard)
+            Link(other).send(reply(1))
+            assert heard.wait() == reply(1)
+            pipe.post(request(2), heard)
+            next_one = PeerLost("next")
+            pipe.close(next_one)
+            assert heard.wait() is next_one
+    readers.close()
+    readers.close()
+
+
+def test_it_may_be_closed_by_a_callback() -> None:
+    readers, closed = Readers("test-read"), Heard()
+    one, other = socket.socketpair()
+    with one, other:
+        pipe = Pipe(Link(one), readers, lost)
+
+        def close(answer: Message | Exception) -> None:
+            pipe.close(PeerLost("closed by a callback"))
+            readers.close()
+            closed(answer)
+
+        pipe.post(request(1), close)
+        Link(other).send(reply(1))
+        assert closed.wait() == reply(1)
+        readers.arm(pipe)
+        readers.disarm(pipe)
+        readers._thread.join(SOON)
+
+
+class Hours:
+    """Something that is asked three times."""
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self.left = 3
+
+    def expire(self, now: float) -> bool:
+        self.asked.put(now)
+        self.left -= 1
+        return self.left > 0
+
+
+def test_it_keeps_the_time_of_others_for_as_long_as_they_say() -> None:
+    readers = Readers("test-read")
+    hours, after = Hours(), Hours()
+    readers.time(hours)
+    moments = [hours.asked.get(timeout=SOON) for _ in range(3)]
+    assert moments == sorted(moments)
+    readers.time(after)
+    for _ in range(3):
+        after.asked.get(timeout=SOON)
+    readers.close()
+    assert hours.asked.empty()
