@@ -27,6 +27,7 @@ from holdfast.rpc.rref_protocol import (
     Ticket,
     _Owned,
 )
+from holdfast.testing.rrefjudge import inconsistencies
 
 OWNER, MAKER, THIRD = "owner", "maker", "third"
 GIFT = Kind.PYTHON_CALL
@@ -137,7 +138,7 @@ class Scene:
         for name in self._changed:
             self._digests[name] = digest(self.machines[name])
             if name != self.dead:
-                self.wrong += self.machines[name].check_invariants()
+                self.wrong += inconsistencies(self.machines[name])
 
     # How it happens.
 

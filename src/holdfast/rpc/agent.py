@@ -241,19 +241,18 @@ class Agent:
             return self.call_async(to, function, args, kwargs, timeout, retries).wait()
         peer = self._peer(to)
         at, budget_ms = self._deadline(timeout)
-        message = self._message(
-            peer.contact.incarnation, _CALL, (name_of(function), args, kwargs), budget_ms
-        )
+        life = peer.contact.incarnation
+        message = self._message(life, _CALL, (name_of(function), args, kwargs), budget_ms)
         make_way()
         try:
             answer = self._transport.exchange(peer, message, at)
         except BaseException as error:
-            self.holdings.unread(peer.contact.incarnation, message)
+            self.holdings.unread(life, message)
             if not isinstance(error, TimeoutError) or isinstance(error, HoldfastError):
                 raise
             self._note(peer, Message(Kind.CANCEL, message.call))
             raise timed_out(budget_ms) from None
-        return read(self.holdings, peer.contact.incarnation, message, answer)
+        return read(self.holdings, life, message, answer)
 
     def _note(self, peer: Peer, message: Message) -> None:
         """Send what is not answered, sometime: nobody waits for it, or is told of its failure."""
@@ -269,9 +268,8 @@ class Agent:
         retries: RetryPolicy | None = None,
     ) -> Future[Any]:
         """Call a function over there; return the future of what it returns."""
-        return self._post(
-            self._peer(to), _CALL, (name_of(function), args, kwargs), timeout, retries
-        )
+        value = (name_of(function), args, kwargs)
+        return self._post(self._peer(to), _CALL, value, timeout, retries)
 
     def remote(
         self,
