@@ -321,6 +321,7 @@ def test_who_was_given_up_says_nothing_in_the_name_of_its_successor(
 
 
 def test_a_name_and_a_number_have_one_owner(world: World) -> None:
+    """DI-1: whoever wants what is taken waits for it."""
     first = world.join("a", 0)
     with pytest.raises(TimeoutExpired, match="number 0 is taken by another worker of this job"):
         world.join("b", 0, timeout=0.05)
@@ -346,6 +347,7 @@ def test_a_newcomer_waits_for_its_predecessor_to_be_gone(world: World) -> None:
 
 
 def test_who_leaves_is_lost_once(world: World) -> None:
+    """DI-2: to those who had found him."""
     stays, leaves = world.join("a", 0), world.join("b", 1)
     stays.wait_for(2, Deadline.after(SOON_S))
     leaves.close()
