@@ -14,6 +14,8 @@ from typing import Any
 __all__ = ["function_of", "name_of"]
 
 _modules = sys.modules
+_whole: set[str] = set()
+"""Modules whose import is over; others may be there, and have a part of their names only."""
 
 
 def name_of(function: Any) -> Any:
@@ -30,9 +32,10 @@ def name_of(function: Any) -> Any:
 def function_of(name: str) -> Any:
     """Return the function of a name; ImportError or AttributeError if there is none here."""
     module, _, own = name.partition(":")
-    home = _modules.get(module)
+    home = _modules.get(module) if module in _whole else None
     if home is None:
-        home = importlib.import_module(module)
+        home = importlib.import_module(module)  # waits for another thread that is about to
+        _whole.add(module)
     try:
         return home.__dict__[own]
     except KeyError:
