@@ -3,7 +3,7 @@
 Guarantees
     AN-1  Every request is answered once on the connection that brought it, if that is still there.
     AN-2  A request that may come again runs at most once for each incarnation of its caller.
-    AN-3  A coroutine whose caller has given up is cancelled.
+    AN-3  A coroutine whose caller has given up, or is gone, is cancelled.
     AN-4  Nothing is run for a caller that has been given up: what it retries would run twice.
 """
 
@@ -114,6 +114,9 @@ class Answerer:
             while len(self._dead) > DEAD_MAX:
                 del self._dead[next(iter(self._dead))]
             self._receipts.gone(worker)
+            tasks = [task for (caller, _), task in self._tasks.items() if caller == worker]
+        for task in tasks:
+            self._loop.cancel(task)
 
     def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
         """Run a request and return its answer; None if it comes later, or none is due."""

@@ -203,6 +203,21 @@ def test_a_coroutine_whose_caller_gave_up_is_cancelled(answerer: Answerer) -> No
     assert ran == ["began", "ended"]
 
 
+def test_a_coroutine_whose_caller_is_gone_is_cancelled(answerer: Answerer) -> None:
+    later, others = Later(), Later()
+    other = Greeting("other", 2, "other life", "my life", Purpose.PIPE)
+    assert answerer.handle(CALLER, call(1, forever), later) is None
+    assert answerer.handle(other, call(1, forever), others) is None
+    until(lambda: ran == ["began", "began"])
+    answerer.died(CALLER.incarnation)
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        later.wait()
+    assert ran == ["began", "began", "ended"]
+    answerer.died(other.incarnation)
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        others.wait()
+
+
 def test_a_note_that_is_for_nobody_is_no_request(answerer: Answerer) -> None:
     assert answerer.handle(CALLER, Message(Kind.REPLY, 1), Later()) is None
 
