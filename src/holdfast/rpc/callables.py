@@ -11,6 +11,8 @@ import sys
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+from holdfast.errors import UsageError
+
 __all__ = ["function_of", "name_of"]
 
 _modules = sys.modules
@@ -19,13 +21,18 @@ _whole: set[str] = set()
 
 
 def name_of(function: Any) -> Any:
-    """Return the name of a function, if it can be found by that; else the function itself."""
+    """Return the name of a function, if it can be found by that; else the function itself.
+
+    UsageError if it is nothing that can be called.
+    """
     kind = type(function)
     if kind is FunctionType or kind is BuiltinFunctionType:
         module, name = function.__module__, function.__qualname__
         home = _modules.get(module)
         if home is not None and home.__dict__.get(name) is function:
             return f"{module}:{name}"
+    elif not callable(function):
+        raise UsageError(f"func {function!r:.80}: must be something that can be called")
     return function
 
 

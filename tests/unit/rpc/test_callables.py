@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.errors import UsageError
 from holdfast.rpc.callables import function_of, name_of
 
 
@@ -45,12 +46,16 @@ def test_a_function_of_a_module_is_found_again_by_its_name(function: Callable[..
         Thing().method,
         [].append,
         functools.partial(here),
-        None,
-        3,
     ],
 )
 def test_everything_else_is_left_alone(other: object) -> None:
     assert name_of(other) is other
+
+
+@pytest.mark.parametrize("other", [None, 3, "operator:add"])
+def test_what_cannot_be_called_is_refused(other: object) -> None:
+    with pytest.raises(UsageError, match="must be something that can be called"):
+        name_of(other)
 
 
 def test_a_function_that_its_module_has_no_more_is_left_alone(
