@@ -281,9 +281,9 @@ class Agent:
         retries: RetryPolicy | None = None,
     ) -> RRef[Any]:
         """Call a function over there and leave what it returns there; return a reference to it."""
-        peer = self._peer(to)
+        called, peer = name_of(function), self._peer(to)
         ticket = self.holdings.ask(peer.contact.incarnation)
-        value = (ticket.reference, ticket.fork, name_of(function), args, kwargs)
+        value = (ticket.reference, ticket.fork, called, args, kwargs)
         try:
             creation = self._post(peer, Kind.PYTHON_REMOTE_CALL, value, timeout, retries)
         except BaseException:

@@ -133,6 +133,14 @@ def test_calls_by_name_and_number_and_to_oneself(world: World) -> None:
     assert world.one.transport is world.rough
 
 
+def test_what_cannot_be_called_is_refused_and_leaves_no_reference(world: World) -> None:
+    name: Any = "operator:add"
+    for call in (world.one.call, world.one.call_async, world.one.remote):
+        with pytest.raises(UsageError, match="func 'operator:add': must be something"):
+            call("two", name, (1, 2))
+    assert not any(world.one.holdings.counts().values())
+
+
 def test_an_agent_must_be_started() -> None:
     agent = Agent(WorkerInfo("x", 0), Table(), KEY)
     with pytest.raises(UsageError, match="has not been started"):
