@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
 from holdfast.rpc.callables import function_of
-from holdfast.rpc.future import Future
+from holdfast.rpc.future import Future, expected
 from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.holdings import Holdings
 from holdfast.rpc.loop import Loop
@@ -30,10 +30,7 @@ from holdfast.rpc.rref_protocol import Number
 from holdfast.rpc.serialize import dump_error
 from holdfast.rpc.server import Later
 
-__all__ = ["ASYNC_MARK", "Answerer", "deadline_here"]
-
-ASYNC_MARK = "_holdfast_async_execution"
-"""Marks a function that returns a future, whose value is the answer."""
+__all__ = ["Answerer", "deadline_here"]
 
 DEAD_MAX = 4096
 # Members of an enumeration cost a search each time they are named.
@@ -193,7 +190,7 @@ class Answerer:
 
     # The kinds.
 
-    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function; a future if its answer comes later."""
         if type(function) is str:
             function = function_of(function)
@@ -202,9 +199,7 @@ class Answerer:
             return value
         if isinstance(value, Coroutine):
             return self._loop.run(value)
-        if isinstance(value, Future) and not getattr(function, ASYNC_MARK, False):
-            raise UsageError(f"{function!r:.80} returns a future: mark it with async_execution")
-        return value
+        return expected(function, value)
 
     def _run_remote(self, caller: Greeting, request: Any) -> Any:
         reference, fork, function, args, kwargs = request

@@ -20,10 +20,9 @@ from holdfast.clock import Deadline, check_timeout
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent, Target
-from holdfast.rpc.answering import ASYNC_MARK
 from holdfast.rpc.backends import make_transport
 from holdfast.rpc.directory import GRACE_S, KEEP_ALIVE_S, Directory
-from holdfast.rpc.future import Future
+from holdfast.rpc.future import ASYNC_MARK, Future
 from holdfast.rpc.meeting import Meeting, meet
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
@@ -224,5 +223,5 @@ def debug_info() -> dict[str, str]:
 
 def async_execution(function: F) -> F:
     """Mark a function that returns a future: its callers get the future's value."""
-    setattr(function, ASYNC_MARK, True)
+    setattr(getattr(function, "__func__", function), ASYNC_MARK, True)  # of a static method, too
     return function

@@ -11,9 +11,9 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, StoreUnavailable, UsageError
-from holdfast.rpc.answering import ASYNC_MARK, Answerer, deadline_here
+from holdfast.rpc.answering import Answerer, deadline_here
 from holdfast.rpc.errands import Errands
-from holdfast.rpc.future import Future
+from holdfast.rpc.future import ASYNC_MARK, Future
 from holdfast.rpc.greeting import Greeting, Purpose
 from holdfast.rpc.holdings import Holdings
 from holdfast.rpc.loop import Loop
