@@ -75,6 +75,19 @@ def test_it_may_be_closed_by_a_callback() -> None:
         readers._thread.join(SOON)
 
 
+def test_a_pipe_is_read_for_others_though_somebody_waited_before_it_was_left() -> None:
+    readers, heard = Readers("test-read"), Heard()
+    one, other = socket.socketpair()
+    with one, other:
+        pipe = Pipe(Link(one), readers, lost)
+        pipe.attended = True  # by who waited while another thread made the first call
+        pipe.post(request(1), heard)
+        Link(other).send(reply(1))
+        assert heard.wait() == reply(1)
+        pipe.close(PeerLost("over"))
+    readers.close()
+
+
 class Hours:
     """Something that is asked three times."""
 
