@@ -139,10 +139,14 @@ def test_who_gives_up_says_after_how_many_tries(rank: int) -> None:
 def test_the_deadline_comes_before_the_last_try(rank: int) -> None:
     if rank:
         return
-    for call in (rpc_sync, lambda *args, **more: rpc_async(*args, **more).wait()):
-        error = error_of(
-            lambda call=call: call("worker1", note, ("x", 0, 0), timeout=0.3, retries=POLICY)
-        )
+
+    def call() -> Any:
+        return rpc_sync("worker1", note, ("x", 0, 0), timeout=0.3, retries=POLICY)
+
+    def call_async() -> Any:
+        return rpc_async("worker1", note, ("x", 0, 0), timeout=0.3, retries=POLICY).wait()
+
+    for error in map(error_of, (call, call_async)):
         assert isinstance(error, CallTimedOut)
         assert "RPC ran for more than set timeout" in str(error)
 

@@ -14,7 +14,7 @@ from holdfast.errors import CallTimedOut, PeerLost
 from holdfast.faults.plan import Action, parse_plan
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.agent import Agent, Direct
-from holdfast.rpc.receipts import KEPT_MAX
+from holdfast.rpc.receipts import Receipts
 from holdfast.rpc.retry import RetryPolicy
 from tests.unit.rpc.world import agents
 
@@ -109,10 +109,13 @@ class TestRequests:
         assert calls == {"a": 20}  # each of them once
 
     def test_duplicates_do_not_fill_the_callees_memory(self) -> None:
-        with under("duplicate PYTHON_CALL") as agent:
-            for _ in range(KEPT_MAX + 100):
+        transport = FaultyTransport(Direct(), parse_plan("duplicate PYTHON_CALL"))
+        with agents(transport, None) as (agent, callee):
+            receipts = callee._answerer._receipts = Receipts(kept=1000)
+            for _ in range(1100):
                 agent.call("w1", count, ("a",))
-        assert calls == {"a": KEPT_MAX + 100}
+            assert receipts.kept() < 1000
+        assert calls == {"a": 1100}
 
     def test_duplicates_do_not_end_older_calls_that_are_still_to_be_sent(self) -> None:
         with under("fail PYTHON_CALL nth=1\nduplicate PYTHON_CALL") as agent:

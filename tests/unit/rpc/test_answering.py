@@ -20,7 +20,7 @@ from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.pipe import NEVER
-from holdfast.rpc.receipts import KEPT_MAX
+from holdfast.rpc.receipts import Receipts, acknowledgement
 from holdfast.rpc.serialize import dump, load, load_error
 
 ME = WorkerInfo("me", 0)
@@ -283,10 +283,21 @@ def test_answers_are_forgotten_when_the_caller_has_them(answerer: Answerer) -> N
 
 def test_too_many_answers_that_wait_are_refused(answerer: Answerer) -> None:
     later = Later()
-    for number in range(KEPT_MAX):
+    answerer._receipts = Receipts(kept=3)
+    for number in range(3):
         answerer.handle(CALLER, call(number, abs, 1, once=True), later)
-    with pytest.raises(Overloaded):
-        read(answerer.handle(CALLER, call(KEPT_MAX, abs, 1, once=True), later))
+    with pytest.raises(Overloaded, match="answers are not acknowledged"):
+        read(answerer.handle(CALLER, call(3, abs, 1, once=True), later))
+
+
+def test_too_large_answers_that_wait_are_refused(answerer: Answerer) -> None:
+    later = Later()
+    answerer._receipts = Receipts(kept_bytes=1000)
+    assert answerer.handle(CALLER, call(1, bytes, 2000, once=True), later) is None
+    with pytest.raises(Overloaded, match="answers are not acknowledged"):
+        read(answerer.handle(CALLER, call(2, abs, 1, once=True), later))
+    answerer.handle(CALLER, acknowledgement(2), later)
+    assert answerer.handle(CALLER, call(3, abs, 1, once=True), later) is None
 
 
 # Who is heard.
