@@ -26,7 +26,7 @@ from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
 from holdfast.rpc.holdings import Holdings, timed_out
 from holdfast.rpc.insight import Insight
-from holdfast.rpc.insisting import Insisting, Patience, note
+from holdfast.rpc.insisting import Insisting, Patience, check_patience, note
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
@@ -352,6 +352,7 @@ class Agent:
         heard: Callable[[str, Message, Future[Any], Message | Exception], bool],
     ) -> Future[Any]:
         """Send a request until it is answered, or there is no hope; see `insisting.py`."""
+        check_patience(retries)
         at, budget_ms = self._deadline(timeout)
         body, buffers, given = self.holdings.pack(to, value)
         message = Message(kind, 0, body, buffers, budget_ms, False, given)  # numbered when posted
@@ -367,8 +368,7 @@ class Agent:
     def _settle(
         self, to: str, request: Message, future: Future[Any], answer: Message | Exception
     ) -> bool:
-        # By the agent: a call keeps it until it is answered.
-        return settle(self.holdings, to, request, future, answer)
+        return settle(self.holdings, to, request, future, answer)  # until then we are kept
 
     def _post(
         self,

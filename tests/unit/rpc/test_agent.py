@@ -213,6 +213,17 @@ def test_a_call_is_sent_again_when_the_connection_breaks(
     assert ran == [(1, 0)]
 
 
+def test_what_says_nothing_about_trying_again_is_refused(
+    world: World, insist: Callable[..., Any]
+) -> None:
+    for odd in (0, 3, False, "often"):
+        with pytest.raises(UsageError, match=f"retries {odd!r}: must be a RetryPolicy, or None"):
+            insist(add, 1, retries=odd)
+    until(lambda: not any(world.one.holdings.counts().values()))
+    assert not any(message.once for message in world.rough.sent)
+    assert ran == []
+
+
 def test_what_was_run_before_the_connection_broke_is_not_run_again(
     world: World, insist: Callable[..., Any]
 ) -> None:
