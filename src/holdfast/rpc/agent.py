@@ -269,7 +269,13 @@ class Agent:
     ) -> Future[Any]:
         """Call a function over there; return the future of what it returns."""
         value = (name_of(function), args, kwargs)
-        return self._post(self._peer(to), _CALL, value, timeout, retries)
+        try:
+            peer = self._peer(to)
+        except PeerLost as error:  # as it would be told a moment before
+            lost: Future[Any] = Future()
+            lost.set_exception(error.with_traceback(None))
+            return lost
+        return self._post(peer, _CALL, value, timeout, retries)
 
     def remote(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -131,6 +131,20 @@ def test_calls_by_name_and_number_and_to_oneself(world: World) -> None:
     assert world.two.call("one", add, (1, 2)) == 3
     assert world.one.find("two").info == world.two.info
     assert world.one.transport is world.rough
+
+
+def test_a_worker_that_is_known_to_be_gone_is_told_by_the_future(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(target: object) -> NoReturn:
+        raise PeerLost("Connection closed by peer (it is gone)", peer="three")
+
+    monkeypatch.setattr(world.one._directory, "find", gone)
+    future = world.one.call_async("three", add, (1, 2))
+    assert isinstance(future.exception(), PeerLost)
+    for call in (world.one.call, world.one.remote):
+        with pytest.raises(PeerLost):
+            call("three", add, (1, 2))
 
 
 def test_what_cannot_be_called_is_refused_and_leaves_no_reference(world: World) -> None:

@@ -357,6 +357,23 @@ def test_who_leaves_is_lost_once(world: World) -> None:
     assert world.lost == [contact("b", 1)]
 
 
+def test_who_was_there_and_is_gone_is_lost_and_not_unknown(world: World) -> None:
+    stays, leaves = world.join("a", 0), world.join("b", 1)
+    stays.wait_for(2, Deadline.after(SOON_S))
+    leaves.close()
+    until(lambda: len(stays.everybody()) == 1)
+    for target in ("b", 1, contact("b", 1).info):
+        with pytest.raises(PeerLost, match=r"name=b\): Connection closed by peer") as caught:
+            stays.find(target)
+        assert caught.value.peer == "b"
+        assert caught.value.incarnation == contact("b", 1).incarnation
+    with pytest.raises(UsageError, match="worker 'c': unknown"):
+        stays.find("c")
+    world.join("b", 1, "another life")
+    until(lambda: len(stays.everybody()) == 2)
+    assert stays.find("b").incarnation == "another life"
+
+
 def test_numbers_are_given_once(world: World) -> None:
     directory = Directory(world.store)
     deadline = Deadline.after(SOON_S)
