@@ -295,7 +295,7 @@ class Mute(PrefixStore):
 def rpc_is_known(name: str) -> bool:
     try:
         get_worker_info(name)
-    except UsageError:
+    except (UsageError, PeerLost):
         return False
     return True
 
