@@ -1,4 +1,4 @@
-"""Answers that are read, and what becomes of references when one is not (RD-1): between real agents."""
+"""Answers between real agents: read, or not, and what becomes of references then (RD-1)."""
 
 from __future__ import annotations
 
