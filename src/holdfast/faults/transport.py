@@ -20,12 +20,12 @@ from typing import Any
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.faults.plan import Action, FaultPlan, Fired, Moment
-from holdfast.rpc.agent import Transport
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
 from holdfast.rpc.messages import Message
 from holdfast.rpc.peers import Peer
 from holdfast.rpc.pipe import NEVER, Reply
+from holdfast.rpc.transport import Transport
 
 __all__ = ["FaultyTransport"]
 

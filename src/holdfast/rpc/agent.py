@@ -23,7 +23,7 @@ from holdfast.net.auth import Key
 from holdfast.rpc.answering import Answerer, deadline_here
 from holdfast.rpc.callables import name_of
 from holdfast.rpc.errands import Errands
-from holdfast.rpc.future import Driver, Future
+from holdfast.rpc.future import Future
 from holdfast.rpc.holdings import Holdings, timed_out
 from holdfast.rpc.insight import Insight
 from holdfast.rpc.insisting import Insisting, Patience, check_patience, note
@@ -31,15 +31,16 @@ from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer, machine_id
-from holdfast.rpc.pipe import NEVER, Reply
+from holdfast.rpc.pipe import NEVER
 from holdfast.rpc.readers import Readers
 from holdfast.rpc.reading import read, settle
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.server import Server
+from holdfast.rpc.transport import Direct, Transport
 from holdfast.rpc.way import make_way
 
-__all__ = ["Agent", "Direct", "Directory", "Target", "Transport"]
+__all__ = ["Agent", "Directory", "Target"]
 
 _log = logging.getLogger("holdfast.rpc")
 
@@ -49,35 +50,6 @@ Target: TypeAlias = str | int | WorkerInfo
 _ONE_TRY = RetryPolicy(max_retries=0)
 # Members of an enumeration cost a search each time they are named.
 _CALL = Kind.PYTHON_CALL
-
-
-class Transport(Protocol):
-    """Carries requests to peers. Faults are put in here, by a wrapper."""
-
-    def exchange(self, peer: Peer, message: Message, at: float) -> Message:
-        """Send a request and return its answer; TimeoutError at that moment."""
-        ...
-
-    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
-        """Send a request whose answer `reply` hears; return what a waiter can drive."""
-        ...
-
-    def close(self) -> None:
-        """End what it has begun. Idempotent."""
-        ...
-
-
-class Direct:
-    """Carries requests as they are."""
-
-    def exchange(self, peer: Peer, message: Message, at: float) -> Message:
-        return peer.exchange(message, at)
-
-    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
-        return peer.post(message, reply, at)
-
-    def close(self) -> None:
-        pass
 
 
 class Directory(Protocol):

@@ -140,6 +140,9 @@ class Answerer:
                 return self._failure(
                     message, Overloaded("too many, or too large, answers are not acknowledged")
                 )
+            case Verdict.FORGOTTEN if message.kind is Kind.PYTHON_REMOTE_CALL:
+                # Its caller has given up, not the reference: it is made, if it was not before.
+                return self._perform(caller, message, later)
             case Verdict.FORGOTTEN:
                 return self._failure(message, UsageError("this call was answered long ago"))
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import importlib
 import io
 import pickle
 import reprlib
@@ -259,17 +260,22 @@ def _reduce_tensor(tensor: Any) -> Any:
     torch = sys.modules["torch"]
     if not _is_plain(torch, tensor):
         return tensor.__reduce_ex__(5)
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    plain, grad = tensor, tensor.requires_grad
+    if grad:
+        plain = tensor.detach()
+    try:
+        array = plain.contiguous().numpy()
+    except TypeError:  # of a type that numpy does not have
+        array = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
     kind = str(tensor.dtype).removeprefix("torch.")
-    facts = (kind, tuple(tensor.shape), tensor.requires_grad)
-    return _rebuild_tensor, (pickle.PickleBuffer(flat), *facts)
+    return _rebuild_tensor, (pickle.PickleBuffer(array), kind, tuple(tensor.shape), grad)
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
     """Say whether a tensor is nothing but memory, a type and a shape."""
     return bool(
         tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.numel()
         and not tensor.is_quantized
         and not tensor.is_conj()
@@ -279,8 +285,8 @@ def _is_plain(torch: Any, tensor: Any) -> bool:
 
 
 def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    import importlib
-
-    torch = importlib.import_module("torch")
-    tensor = torch.frombuffer(memory, dtype=getattr(torch, dtype)).reshape(shape)
+    torch = importlib.import_module("torch")  # which another thread may be importing just now
+    tensor = torch.frombuffer(memory, dtype=getattr(torch, dtype))
+    if len(shape) != 1:
+        tensor = tensor.view(shape)
     return tensor.requires_grad_() if requires_grad else tensor

@@ -13,9 +13,10 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost
 from holdfast.faults.plan import Action, parse_plan
 from holdfast.faults.transport import FaultyTransport
-from holdfast.rpc.agent import Agent, Direct
+from holdfast.rpc.agent import Agent
 from holdfast.rpc.receipts import Receipts
 from holdfast.rpc.retry import RetryPolicy
+from holdfast.rpc.transport import Direct
 from tests.unit.rpc.world import agents
 
 calls: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, Overloaded, PeerLost, StoreUnavailable, UsageError
 from holdfast.net.auth import derive_key
 from holdfast.rpc import pipe as pipe_module
-from holdfast.rpc.agent import Agent, Direct, Target
+from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.future import Driver, Future, wait_all
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
@@ -20,6 +20,7 @@ from holdfast.rpc.peers import Contact, Peer
 from holdfast.rpc.pipe import Reply
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
+from holdfast.rpc.transport import Direct
 
 KEY = derive_key(b"a secret that only workers know", "rpc")
 SOON = 20.0

@@ -21,6 +21,7 @@ from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.pipe import NEVER
 from holdfast.rpc.receipts import Receipts, acknowledgement
+from holdfast.rpc.rref_protocol import Number
 from holdfast.rpc.serialize import dump, load, load_error
 
 ME = WorkerInfo("me", 0)
@@ -279,6 +280,18 @@ def test_answers_are_forgotten_when_the_caller_has_them(answerer: Answerer) -> N
         read(answerer.handle(CALLER, call(1, add, 1, 2, once=True), later))
     assert read(answerer.handle(CALLER, call(2, add, 1, 2, once=True), later)) == 3
     assert len(ran) == 3
+
+
+def test_a_creation_is_made_however_late_it_comes(answerer: Answerer) -> None:
+    """Its caller has given up, and said so; the reference it holds is to a value all the same."""
+    reference, fork, later = Number("them", 1), Number("them", 2), Later()
+    body, buffers = dump((reference, fork, add, (1, 2), None))
+    creation = Message(Kind.PYTHON_REMOTE_CALL, 1, body, buffers, once=True)
+    answerer.handle(CALLER, acknowledgement(2), later)
+    for _ in range(2):  # the second one changes nothing
+        assert read(answerer.handle(CALLER, creation, later)) is None
+        assert answerer._holdings.value(reference).wait(SOON) == 3
+    assert len(ran) == 1
 
 
 def test_too_many_answers_that_wait_are_refused(answerer: Answerer) -> None:

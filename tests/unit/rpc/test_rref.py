@@ -15,12 +15,13 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc import current
-from holdfast.rpc.agent import Agent, Direct
+from holdfast.rpc.agent import Agent
 from holdfast.rpc.future import Driver
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.peers import Peer
 from holdfast.rpc.pipe import NEVER, Reply
 from holdfast.rpc.rref import RRef
+from holdfast.rpc.transport import Direct
 from tests.unit.rpc.world import agents
 
 WITHIN_S = 20.0

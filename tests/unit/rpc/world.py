@@ -7,9 +7,10 @@ from contextlib import contextmanager
 
 from holdfast.errors import PeerLost, UsageError
 from holdfast.net.auth import derive_key
-from holdfast.rpc.agent import Agent, Target, Transport
+from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
+from holdfast.rpc.transport import Transport
 
 KEY = derive_key(b"a secret of these tests, 32 bytes", "rpc")
 
