@@ -143,10 +143,16 @@ class Link:
     def send(self, message: Message) -> None:
         """Send one message. Blocks until the system has taken all of it."""
         body = message.body
-        if not message.buffers and len(body) <= _JOIN_BYTES:
-            self._send_bytes(encode_head(message) + body)
-        else:
+        if message.buffers or len(body) > _JOIN_BYTES:
             self.send_all([message])
+            return
+        data = encode_head(message) + body
+        try:
+            sent = self._sock.send(data)
+        except OSError as error:
+            raise _closed(error) from None
+        if sent < len(data):
+            self.send_parts([memoryview(data)[sent:]])
 
     def send_all(self, messages: Sequence[Message]) -> None:
         """Send several messages with as few system calls as it takes."""
@@ -171,14 +177,6 @@ class Link:
             raise _closed(error) from None
         return True
 
-    def _send_bytes(self, data: bytes) -> None:
-        try:
-            sent = self._sock.send(data)
-        except OSError as error:
-            raise _closed(error) from None
-        if sent < len(data):
-            self.send_parts([memoryview(data)[sent:]])
-
     def send_parts(self, parts: Sequence[Buffer]) -> None:
         """Send what `put` has gathered, or what `send_some` has left. Blocks."""
         views = views_of(parts)
@@ -200,7 +198,11 @@ class Link:
         it only ever receives requests.
         """
         if self._start == self._end:
-            self._fetch(0)
+            if self._part is None:
+                self._start = self._end = 0  # also if nothing comes
+                self._end = self._receive_into(self._view, 0)
+            else:
+                self._fetch(0)
         message = self.here()
         while message is None:
             self._tell_limit()
@@ -240,12 +242,12 @@ class Link:
                 message = self._here()
                 if message is None:
                     return None
-            kind = message.kind
-            if kind is _TAKEN or kind is _OFFER:
-                self._reach.hear(message)
+            kind, reach = message.kind, self._reach
+            if kind >= _OFFER:  # or TAKEN
+                reach.hear(message)
                 continue
-            if (kind is _REPLY or kind is _FAILURE) and self._reach.held:
-                self._reach.release(message.call)
+            if reach.held and (kind is _REPLY or kind is _FAILURE):
+                reach.release(message.call)
             if not self._void:
                 return message
             self._void = False
