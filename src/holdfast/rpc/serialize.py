@@ -204,16 +204,19 @@ def _cloud_pickler() -> Any:
 
 # How our own kinds are pickled. A table costs nothing for other kinds, which an override would.
 
-_cached: tuple[tuple[object, ...], dict[type, Reducer]] = ((), {})
+_cached: tuple[int, int, dict[type, Reducer]] = (0, 0, {})
 
 
 def _table() -> dict[type, Reducer]:
     """Return the reducers that everybody knows, and ours; made anew when there are more."""
     global _cached  # noqa: PLW0603  # replaced whole: threads may race to make the same
-    key = (_tensor_type(), _array_type(), len(copyreg.dispatch_table))
-    if key != _cached[0]:
-        _cached = (key, {**copyreg.dispatch_table, **_reducers()})
-    return _cached[1]
+    modules, known, table = _cached
+    # Whether torch and numpy have come is not looked up each time: they do not come alone.
+    if modules != len(sys.modules) or known != len(copyreg.dispatch_table):
+        modules, known = len(sys.modules), len(copyreg.dispatch_table)
+        now = {**copyreg.dispatch_table, **_reducers()}
+        _cached = (modules, known, table if now == table else now)
+    return _cached[2]
 
 
 def _reducers() -> dict[type, Reducer]:
