@@ -210,7 +210,8 @@ class TestRunning:
     def test_a_connection_that_breaks_while_the_callee_runs(self) -> None:
         with under("reset running PYTHON_CALL nth=1") as agent:
             with pytest.raises(PeerLost, match="Connection reset by peer"):
-                agent.call("w1", count, ("a",))
+                agent.call("w1", stand, ("a",))
+            let_go()
             until("a", 1)  # it has run, and its caller does not know
             assert agent.call("w1", count, ("a",)) == 2
 
