@@ -39,7 +39,7 @@ __all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply"]
 CALLS_MAX = 1 << 16
 BYTES_MAX = 1 << 30
 _GATHER_BYTES = 32 * 1024
-_GATHER_MESSAGES = 64
+_GATHER_MESSAGES = 32  # half a window of 64: the callee works while the other half is made
 
 Reply = Callable[[Message | Exception], None]
 """Hears the answer, or why there will be none."""

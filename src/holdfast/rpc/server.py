@@ -29,9 +29,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import HoldfastError, PeerViolation
+from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
+from holdfast.ids import CauseId
+from holdfast.net.address import Address
 from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
 from holdfast.net.reactor import tune
+from holdfast.observe.events import ConnectionRefused
+from holdfast.observe.sinks import LogSink
 from holdfast.rpc.greeting import Greeting, Purpose, decode_greeting, encode_answer
 from holdfast.rpc.link import NEVER, Link, LinkClosed
 from holdfast.rpc.messages import Message
@@ -44,7 +48,7 @@ HANDSHAKE_WITHIN_S = 5.0
 STRANGERS_MAX = 256
 ACCEPT_AGAIN_S = 0.05
 TICK_S = 0.002
-_ANSWERS_AT_ONCE = 64
+_ANSWERS_AT_ONCE = 32
 _QUIET_TICKS = 5
 
 _log = logging.getLogger("holdfast.rpc")
@@ -93,6 +97,8 @@ class Server:
         self._handled = 0  # on links that are over
         self._closing = False
         self._watch = _Watch(name)
+        self._cause = CauseId(name)
+        self._sink = LogSink()
 
     def listen(self, sock: socket.socket) -> None:
         """Accept what comes at a socket that is bound; it belongs to the server from now on."""
@@ -172,7 +178,7 @@ class Server:
         try:
             link, greeting = self._admit(sock)
         except Exception as error:  # whatever it is, it ends this connection and no other
-            _log.debug("a connection was refused: %s", error)
+            self._turned_away(sock, error)
             self._known(sock)
             sock.close()
             return
@@ -189,6 +195,25 @@ class Server:
                 self._forget(link)
         else:
             _PipeOwner(link, greeting, self._handler, self._watch, self._forget).run()
+
+    def _turned_away(self, sock: socket.socket, error: Exception) -> None:
+        """Tell of somebody who did not get in; people are told of those who do not belong here."""
+        if not isinstance(error, Refused | PeerViolation):
+            _log.debug("a connection was not opened: %s", error)
+            return
+        peer = "this machine"
+        if sock.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):
+                peer = str(Address(*sock.getpeername()[:2]))
+        self._sink.emit(
+            ConnectionRefused(
+                cause=self._cause,
+                at=SYSTEM_CLOCK.monotonic(),
+                peer=peer,
+                step=Step.HANDSHAKE,
+                reason=str(error),
+            )
+        )
 
     def _admit(self, sock: socket.socket) -> tuple[Link, Greeting]:
         limit = Deadline.after(self._handshake_within_s)
