@@ -48,6 +48,7 @@ _log = logging.getLogger("holdfast.rpc")
 Target: TypeAlias = str | int | WorkerInfo
 
 _ONE_TRY = RetryPolicy(max_retries=0)
+_GONE = "Connection closed by peer (it is gone)"
 # Members of an enumeration cost a search each time they are named.
 _CALL = Kind.PYTHON_CALL
 
@@ -402,13 +403,12 @@ class Agent:
         return peer
 
     def _peer(self, to: Target) -> Peer:
+        found = self._found
         try:
-            return self._found[to]
+            return found[to]
         except (KeyError, TypeError):  # not yet, or nobody's name
             peer = self._peer_of(self._directory.find(to))
-        with self._lock:
-            if peer.lost is None:
-                self._found[to] = peer
+        found[to] = peer  # for nobody, if somebody was lost since: `lost` begins another one
         return peer
 
     def _peer_of(self, contact: Contact) -> Peer:
@@ -423,6 +423,9 @@ class Agent:
                 if peer is None:
                     peer = Peer(contact, self.contact, self._key, self._readers, self._clock)
                     self._peers[contact.incarnation] = peer
+            if self._answerer.is_dead(contact.incarnation):  # `lost` may not have seen it
+                self._peers.pop(contact.incarnation, None)
+                peer.lose(_GONE)
         return peer
 
     def lost(self, contact: Contact) -> None:
@@ -432,11 +435,8 @@ class Agent:
         self._server.hang_up(contact.incarnation)
         peer = self._peers.pop(contact.incarnation, None)
         if peer is not None:
-            self._insisting.lost(
-                contact.incarnation, peer.lose("Connection closed by peer (it is gone)")
-            )
-        with self._lock:  # after it is lost, or somebody might put it back
-            self._found = {}
+            self._insisting.lost(contact.incarnation, peer.lose(_GONE))
+        self._found = {}  # another one, not the same: somebody may be about to enter who is gone
         self.holdings.died(contact.incarnation)
 
 

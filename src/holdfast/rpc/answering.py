@@ -104,6 +104,10 @@ class Answerer:
         if given_up:
             raise PeerLost("Connection closed by peer (the caller has been given up)")
 
+    def is_dead(self, worker: str) -> bool:
+        """Say whether this life of a worker was told to be over, of late."""
+        return worker in self._dead
+
     def died(self, worker: str) -> None:
         """Forget a caller that is gone; should it be there still, it is not heard any more."""
         with self._lock:

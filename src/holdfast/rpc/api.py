@@ -81,6 +81,7 @@ def init_rpc(
     if current.is_agent_set():
         raise UsageError("init_rpc: this process has an RPC agent already; shut it down first")
     transport = make_transport(backend, options or {})
+    timeout_s = check_timeout(rpc_timeout, "rpc_timeout") or 0.0  # none, as for a call
     deadline = Deadline.after(check_timeout(timeout))
     keep_alive_s = check_ttl(keep_alive, "keep_alive")
 
@@ -99,7 +100,7 @@ def init_rpc(
             # Where workers come and go, 0 is left to who serves the others: he may come later.
             number = directory.next_id(1 if meeting.world_size is None else 0, deadline)
         info = WorkerInfo(name, number)
-        agent = Agent(info, directory, meeting.key, timeout_s=rpc_timeout, transport=transport)
+        agent = Agent(info, directory, meeting.key, timeout_s=timeout_s, transport=transport)
         undo.callback(agent.close)
         agent.start(meeting.host)
         if agent.contact is None:

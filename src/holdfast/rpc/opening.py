@@ -18,7 +18,7 @@ from collections.abc import Callable
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, Overloaded
 from holdfast.rpc.messages import Message
-from holdfast.rpc.pipe import BYTES_MAX, CALLS_MAX, Pipe, Reply
+from holdfast.rpc.pipe import BYTES_MAX, CALLS_MAX, Pipe, Reply, tell
 from holdfast.rpc.readers import TICK_S, Readers
 
 __all__ = ["Opening"]
@@ -77,7 +77,7 @@ class Opening:
             self._waiting = [entry for entry in self._waiting if entry[2] > now]
             going = not self.over
         for reply in late:
-            reply(TimeoutError())
+            tell(reply, TimeoutError())
         return going
 
     def close(self, error: Exception) -> None:
@@ -97,7 +97,7 @@ class Opening:
     def _run(self) -> None:
         try:
             self._settle(self._open_pipe(), None)
-        except (OSError, HoldfastError) as error:
+        except Exception as error:  # whatever it is, those who wait must know
             self._settle(None, error)
 
     def _settle(self, pipe: Pipe | None, error: Exception | None) -> None:
@@ -108,10 +108,10 @@ class Opening:
             waiting, self._waiting = self._waiting, []
             self._over.notify_all()
         for message, reply, at in waiting:
+            if pipe is None:
+                tell(reply, error or TimeoutError())
+                continue
             try:
-                if pipe is None:
-                    reply(error or TimeoutError())
-                else:
-                    pipe.post(message, reply, at)
+                pipe.post(message, reply, at)
             except HoldfastError as refused:
-                reply(refused)
+                tell(reply, refused)

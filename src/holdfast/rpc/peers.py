@@ -246,8 +246,9 @@ class Peer:
                 over = self._pipe_link
                 pipe = self._pipe = Pipe(link, self._readers, self._gone, self._clock)
                 self._pipe_link = link
-            if self._lost is not None:
-                pipe.close(self._lost)
+            lost = self._lost
+        if lost is not None:
+            pipe.close(lost)  # without the lock: those who hear of it may call again
         if over is not None:
             self._discard(over)
         return pipe

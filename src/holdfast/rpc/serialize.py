@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from holdfast.errors import RemoteError, UsageError
+from holdfast.rpc.codec import BUFFERS_MAX
 from holdfast.rpc.messages import Buffer
 from holdfast.rpc.passing import start_over
 
@@ -164,6 +165,7 @@ def _keeper(outside: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer
         """Put a buffer outside; return whether it stays inside instead."""
         with memoryview(buffer) as view:
             inside = view.nbytes < OUTSIDE_BYTES or not view.contiguous
+        inside = inside or len(outside) >= BUFFERS_MAX
         if not inside:
             outside.append(buffer)
         return inside

@@ -413,7 +413,8 @@ class _Watch:
             if quiet > _QUIET_TICKS:
                 self.asleep = True
                 self._awake.clear()
-                if not any(owner.running for owner in list(self._owners)):
+                # After clearing, which may have undone what `close` has set.
+                if not self._closing and not any(owner.running for owner in list(self._owners)):
                     self._awake.wait()
                 self.asleep = False
             SYSTEM_CLOCK.sleep(TICK_S)

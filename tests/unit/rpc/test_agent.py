@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
@@ -420,6 +421,23 @@ def test_who_is_lost_is_told_of_and_not_heard_again(world: World) -> None:
     world.two.lost(contact)  # again
     assert not world.two.knows("somebody")
     assert world.two.knows(contact.incarnation)
+
+
+def test_who_is_lost_while_he_is_looked_for_is_not_kept_in_mind(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = replace(world.table.known["two"], incarnation="an earlier life")
+
+    def find(target: Target) -> Contact:
+        monkeypatch.undo()
+        world.one.lost(old)  # before its peer is made
+        return old
+
+    monkeypatch.setattr(world.table, "find", find)
+    with pytest.raises(PeerLost, match="it is gone") as caught:
+        world.one.call("two", add, (1,))
+    assert caught.value.incarnation == "an earlier life"
+    assert world.one.call("two", add, (1,)) == 1
 
 
 def test_whom_the_directory_cannot_judge_is_not_taken_for_dead(

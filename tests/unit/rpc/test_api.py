@@ -132,6 +132,8 @@ class TestMistakes:
             ({"store": None, "init_method": "http://x"}, "must be tcp://host:port, file:///path"),
             ({"store": None}, "neither HOLDFAST_STORE nor MASTER_ADDR and MASTER_PORT are set"),
             ({"timeout": -1}, "timeout"),
+            ({"rpc_timeout": -1}, "rpc_timeout -1: must be zero or more seconds"),
+            ({"rpc_timeout": "9"}, "rpc_timeout '9': seconds as a number"),
             ({"keep_alive": 0}, "keep_alive 0: more than 0 and at most 86400 seconds are allowed"),
             ({"keep_alive": True}, "keep_alive True: more than 0"),
             ({"keep_alive": "9"}, "keep_alive '9': more than 0"),

@@ -112,6 +112,21 @@ def test_all_are_told_why_there_is_no_pipe(world: World) -> None:
     assert not world.opening.post(ask(9), Heard(), NEVER)
 
 
+def test_an_error_that_nobody_expects_is_told_too_and_to_all(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(answer: Message | Exception) -> None:
+        raise IndexError("planted")
+
+    heard = Heard()
+    world.opening.post(ask(1), fail, NEVER)
+    world.opening.post(ask(2), heard, NEVER)
+    error = MemoryError("there is none")
+    world.outcome.put(error)
+    assert heard.wait() is error
+    assert "IndexError: planted" in caplog.text
+
+
 def test_a_call_whose_time_is_up_is_told_though_nothing_else_happens(world: World) -> None:
     late, other = Heard(), Heard()
     world.opening.post(ask(1), late, SYSTEM_CLOCK.monotonic() + 0.01)

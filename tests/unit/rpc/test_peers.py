@@ -309,6 +309,33 @@ def test_giving_up_while_links_are_opened_leaves_none_open(world: World) -> None
         assert not peer._links
 
 
+def test_who_hears_of_the_end_from_one_that_opens_a_pipe_may_call_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, again = world.peer, Heard()
+    lost = PeerLost("given up", peer="you")
+
+    def call_again(answer: Message | Exception) -> None:
+        try:
+            peer.post(ask(2), Heard())
+        except PeerLost as error:
+            again(error)
+
+    peer.post(ask(1, b"wait"), call_again)
+    world.desk.entered.acquire()
+    open_link = peer._open
+
+    def open_slowly(purpose: Purpose, at: float) -> Link:
+        link = open_link(purpose, at)
+        peer._lost = lost  # another thread is about to close the pipe
+        return link
+
+    monkeypatch.setattr(peer, "_open", open_slowly)
+    beside(peer._open_pipe)
+    assert str(again.wait()) == "given up"
+    peer._lost = None  # so that all of it ends
+
+
 def test_resetting_breaks_what_is_under_way_and_nothing_else(world: World) -> None:
     heard = Heard()
     world.peer.post(ask(1, b"wait"), heard)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
+
+import pytest
 
 from holdfast.errors import PeerLost
 from holdfast.rpc.link import Link
@@ -112,3 +115,22 @@ def test_it_keeps_the_time_of_others_for_as_long_as_they_say() -> None:
         after.asked.get(timeout=SOON)
     readers.close()
     assert hours.asked.empty()
+
+
+class Broken(Hours):
+    """Something that fails when it is asked."""
+
+    def expire(self, now: float) -> bool:
+        super().expire(now)
+        raise IndexError("planted")
+
+
+def test_a_bug_elsewhere_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    readers = Readers("test-read")
+    broken = Broken()
+    with caplog.at_level(logging.ERROR, "holdfast.rpc"):
+        readers.time(broken)
+        for _ in range(2):
+            broken.asked.get(timeout=SOON)
+    readers.close()
+    assert "IndexError: planted" in caplog.text

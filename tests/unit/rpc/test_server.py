@@ -452,3 +452,20 @@ def test_accepting_goes_on_after_an_error(
     world.server.listen(sock)
     assert world.open(Purpose.DIRECT)
     assert caplog.text.count("Too many open files") == 2
+
+
+def test_a_watch_that_is_about_to_sleep_notices_its_end() -> None:
+    watch = server_module._Watch("test")
+
+    class Late(threading.Event):
+        """Is closed at the last moment."""
+
+        def clear(self) -> None:
+            watch.close()
+            super().clear()
+
+    watch._awake = Late()
+    thread = threading.Thread(target=watch._run, daemon=True)
+    thread.start()
+    thread.join(SOON)
+    assert not thread.is_alive()
