@@ -11,9 +11,10 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost
-from holdfast.faults.plan import Action, parse_plan
+from holdfast.faults.plan import Action, Fired, parse_plan
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.agent import Agent
+from holdfast.rpc.messages import Kind
 from holdfast.rpc.receipts import Receipts
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.transport import Direct
@@ -164,6 +165,14 @@ class TestRequests:
             policy = RetryPolicy(max_retries=50, delay_s=0.01, backoff=1.0, try_s=0.05)
             assert agent.call("w1", count, ("a",), retries=policy) == 1
             assert fired(agent) == {Action.PARTITION: 1}
+
+    def test_what_is_dropped_at_the_same_time_does_not_end_a_partition(self) -> None:
+        transport = FaultyTransport(Direct(), parse_plan(""))
+        transport._cut("w1", [Fired(Action.PARTITION, Kind.PYTHON_CALL, "w1", 60.0)])
+        transport._cut("w1", [Fired(Action.DROP, Kind.PYTHON_CALL, "w1", 0.0)])
+        assert transport._is_cut("w1")
+        assert not transport._is_cut("w2")
+        transport.close()
 
     def test_only_some_peers(self) -> None:
         transport = FaultyTransport(Direct(), parse_plan("fail to=w1"))
