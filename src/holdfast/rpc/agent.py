@@ -73,6 +73,8 @@ class Agent:
 
     One that is dropped while it runs ends by itself: none of its threads keeps it. Calls of its
     own that are under way do, until they are answered; references that were made by it do not.
+
+    In a process that is forked it has been shut down.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Agent:
         )
         self._closed = False
         self.contact: Contact | None = None
+        _living.add(self)
 
     def start(self, tcp_host: str = "") -> None:
         """Listen: on a Unix socket, and on a port of this address for workers of other hosts."""
@@ -160,6 +163,13 @@ class Agent:
         with self._lock:
             self._closed = True
         self._parts().end()
+
+    def _let_go(self) -> None:
+        """Be of no use to a forked child: whom it called would take it for its parent."""
+        self._lock = threading.Lock()  # somebody may have held the other one
+        self._closed = True
+        self._found = {}
+        self._peers.clear()
 
     def _parts(self) -> _Parts:
         return _Parts(
@@ -476,3 +486,14 @@ class _Parts(NamedTuple):
             self.readers.close()
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_living: weakref.WeakSet[Agent] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for agent in tuple(_living):
+        agent._let_go()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -7,12 +7,18 @@ at all where the reader can fetch them (big.py).
 Two ways to use one: `send` and `receive` block, until the limit that `set_limit` sets; `send_some`
 and `advance` never do, and go on where they stopped. A link whose blocking call timed out, or that
 failed in any way, is closed, since nobody knows what is still on its way.
+
+Guarantees
+    LK-1  A process that is forked has no part in the sockets of RPC: the end of ours is noticed
+          though the child lives, and nothing that it does can reach our peers.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import weakref
 from collections.abc import Sequence
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -29,7 +35,7 @@ from holdfast.rpc.codec import (
 )
 from holdfast.rpc.messages import Buffer, Kind, Message
 
-__all__ = ["NEVER", "Link", "LinkClosed", "parts_of", "views_of"]
+__all__ = ["NEVER", "Link", "LinkClosed", "keep_from_children", "parts_of", "views_of"]
 
 NEVER = float("inf")
 
@@ -57,6 +63,7 @@ class Link:
         self, sock: socket.socket, beginning: bytes = b"", clock: Clock = SYSTEM_CLOCK
     ) -> None:
         sock.settimeout(None)
+        keep_from_children(sock)
         self._sock = sock
         self._clock = clock
         self._limit = NEVER
@@ -426,3 +433,19 @@ def _closed(error: OSError) -> OSError:
     if isinstance(error, (BrokenPipeError, ConnectionResetError)):
         return LinkClosed("Connection reset by peer")
     return LinkClosed(f"Connection closed by peer ({error.strerror or error})")
+
+
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def keep_from_children(sock: socket.socket) -> None:
+    """Let no process that is forked have part in a socket (LK-1)."""
+    _sockets.add(sock)
+
+
+def _after_fork() -> None:
+    for sock in tuple(_sockets):
+        sock.close()  # our copy, and nothing more: what it stands for is the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -37,7 +37,7 @@ from holdfast.net.reactor import tune
 from holdfast.observe.events import ConnectionRefused
 from holdfast.observe.sinks import LogSink
 from holdfast.rpc.greeting import Greeting, Purpose, decode_greeting, encode_answer
-from holdfast.rpc.link import NEVER, Link, LinkClosed
+from holdfast.rpc.link import NEVER, Link, LinkClosed, keep_from_children
 from holdfast.rpc.messages import Message
 from holdfast.rpc.outlet import Outlet
 from holdfast.rpc.way import sit
@@ -103,6 +103,7 @@ class Server:
     def listen(self, sock: socket.socket) -> None:
         """Accept what comes at a socket that is bound; it belongs to the server from now on."""
         sock.listen(512)
+        keep_from_children(sock)
         self._listeners.append(sock)
         _start(f"{self._name}-accept", self._accept, sock)
 
@@ -151,6 +152,7 @@ class Server:
                 _log.warning("a connection could not be accepted: %s", error)
                 SYSTEM_CLOCK.sleep(ACCEPT_AGAIN_S)  # as long as descriptors are short, say
                 continue
+            keep_from_children(sock)
             with self._lock:
                 refused = self._closing
                 if not refused:

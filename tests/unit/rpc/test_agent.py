@@ -12,6 +12,7 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, Overloaded, PeerLost, StoreUnavailable, UsageError
 from holdfast.net.auth import derive_key
+from holdfast.rpc import current
 from holdfast.rpc import pipe as pipe_module
 from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.future import Driver, Future, wait_all
@@ -22,6 +23,7 @@ from holdfast.rpc.pipe import Reply
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.transport import Direct
+from tests.unit.rpc.world import forked
 
 KEY = derive_key(b"a secret that only workers know", "rpc")
 SOON = 20.0
@@ -499,3 +501,26 @@ def test_requests_of_other_kinds_go_to_an_incarnation(world: World) -> None:
     assert world.one.request(life, Kind.SCRIPT_CALL, 4, None).wait(SOON) == 8
     with pytest.raises(PeerLost):
         _ = world.one.request("another life", Kind.SCRIPT_CALL, 4, None)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_no_agent(world: World) -> None:
+    mine = world.one.remote("two", add, (1,))
+    assert mine.to_here() == 1
+    current.set_agent(world.one)
+
+    def child() -> None:
+        assert not current.is_agent_set()
+        acts: list[Callable[[], object]] = [lambda: world.one.call("two", add), mine.to_here]
+        for act in acts:
+            with pytest.raises(PeerLost, match="has been shut down"):
+                act()
+        world.one.close()
+
+    try:
+        with forked(child):
+            assert world.one.call("two", add, (2,)) == 2
+            assert world.two.call("one", add, (3,)) == 3
+            assert world.one.call_async("two", add, (4,)).wait(SOON) == 4
+    finally:
+        current.reset_agent()
