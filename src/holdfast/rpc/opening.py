@@ -1,7 +1,8 @@
-"""Calls that wait for their pipe to be opened.
+"""Calls and notes that wait for their pipe to be opened.
 
 To connect takes two round trips, and a peer that is silent takes as long as it likes. Nobody who
-posts a call waits for that: the call waits here, and a thread of its own opens the pipe.
+posts a call waits for that: the call waits here, and a thread of its own opens the pipe. Notes,
+which are not answered, wait as well, and are forgotten if there is no pipe to send them by.
 
 Guarantees
     OP-1  `post` and `expire` do not block.
@@ -33,6 +34,7 @@ class Opening:
         # Guards what follows; told when it is over.
         self._over = threading.Condition()
         self._waiting: list[tuple[Message, Reply, float]] = []
+        self._notes: list[Message] = []
         self._bytes = 0
         self._pipe: Pipe | None = None
         self._error: Exception | None = None
@@ -58,6 +60,15 @@ class Opening:
                 )
             self._waiting.append((message, reply, expire_at))
             self._bytes += size
+        return True
+
+    def note(self, message: Message) -> bool:
+        """Let a message wait that is not answered; False if nothing is waited for any more."""
+        with self._over:
+            if self.over:
+                return False
+            if len(self._notes) < CALLS_MAX:  # nobody is told of those that are not sent
+                self._notes.append(message)
         return True
 
     @property
@@ -106,6 +117,7 @@ class Opening:
                 return
             self._pipe, self._error = pipe, error
             waiting, self._waiting = self._waiting, []
+            notes, self._notes = self._notes, []
             self._over.notify_all()
         for message, reply, at in waiting:
             if pipe is None:
@@ -115,3 +127,5 @@ class Opening:
                 pipe.post(message, reply, at)
             except HoldfastError as refused:
                 tell(reply, refused)
+        for note in notes if pipe is not None else ():
+            pipe.note(note)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -104,7 +105,7 @@ class Peer:
             with self._lock:
                 pipe = self._pipe  # somebody may have opened it meanwhile
                 if pipe is None or pipe.lost is not None:
-                    return self._post_when_open(message, reply, at)
+                    return self._when_open(lambda opening: opening.post(message, reply, at))
         pipe.post(message, reply, at)
         return pipe
 
@@ -114,12 +115,15 @@ class Peer:
             self._open_pipe()
 
     def note(self, message: Message) -> None:
-        """Send a message that is not answered. Opens a connection if there is none."""
+        """Send a message that is not answered, when there is a connection; waits for none."""
         pipe = self._pipe
-        if pipe is not None and pipe.lost is None:
-            pipe.note(message)
-        else:
-            self._put_back(self._send(message, self._clock.monotonic() + OPEN_WITHIN_S))
+        if pipe is None or pipe.lost is not None:
+            with self._lock:
+                pipe = self._pipe
+                if pipe is None or pipe.lost is not None:
+                    self._when_open(lambda opening: opening.note(message))
+                    return
+        pipe.note(message)
 
     def reset(self, why: str) -> None:
         """Break all connections to the peer, which may well be alive; new ones can be opened."""
@@ -216,18 +220,18 @@ class Peer:
             self._links.discard(link)
         link.close()
 
-    def _post_when_open(self, message: Message, reply: Reply, at: float) -> Opening:
-        """Let a request wait for the pipe that is being opened; begin to open one if none is.
+    def _when_open(self, wait: Callable[[Opening], bool]) -> Opening:
+        """Let a message wait for the pipe that is being opened; begin to open one if none is.
 
         With the lock held.
         """
         if self._lost is not None:
             raise self._lost.anew()
         opening = self._opening
-        if opening is None or not opening.post(message, reply, at):
+        if opening is None or not wait(opening):
             name = f"holdfast-rpc-{self._me.info.name}-open"
             opening = Opening(name, self._open_pipe, self._readers)
-            opening.post(message, reply, at)
+            wait(opening)
             try:
                 opening.start()
             except RuntimeError as error:

@@ -101,6 +101,16 @@ def test_calls_are_sent_when_the_pipe_is_there_and_who_waits_drives_it(world: Wo
     assert not world.opening.post(ask(9), Heard(), NEVER)
 
 
+def test_notes_are_sent_when_the_pipe_is_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening_module, "CALLS_MAX", 2)
+    assert all(world.opening.note(Message(Kind.CANCEL, number)) for number in (7, 8, 9))
+    world.outcome.put(world.pipe)
+    assert [world.there.receive() for _ in range(2)] == [Message(Kind.CANCEL, n) for n in (7, 8)]
+    assert not world.opening.note(Message(Kind.CANCEL, 10))
+
+
 def test_all_are_told_why_there_is_no_pipe(world: World) -> None:
     heard = [Heard() for _ in range(3)]
     for number, each in enumerate(heard):

@@ -221,13 +221,13 @@ def test_links_that_ended_while_idle_are_replaced(world: World) -> None:
     assert len(world.peer._links) == 2
 
 
-def test_a_note_goes_by_the_pipe_or_by_a_link(world: World) -> None:
+def test_a_note_goes_by_the_pipe_which_is_opened_for_it(world: World) -> None:
     note = Message(Kind.CANCEL, 7)
     world.peer.note(note)
     world.desk.entered.acquire()
     world.peer.note(note)
     world.desk.entered.acquire()
-    assert world.desk.purposes == [Purpose.DIRECT]
+    assert world.desk.purposes == [Purpose.PIPE]
     heard = Heard()
     world.peer.post(ask(1), heard)
     heard.wait()
@@ -490,6 +490,7 @@ def test_who_posts_to_a_silent_peer_does_not_wait_for_it(world: World) -> None:
         first, second = Heard(), Heard()
         peer.post(ask(1), first, SYSTEM_CLOCK.monotonic() + 0.02)
         peer.post(ask(2), second)
+        peer.note(Message(Kind.CANCEL, 7))
         assert peer.under_way == 2
         assert isinstance(first.wait(), TimeoutError)
         assert peer.under_way == 1
