@@ -22,7 +22,7 @@ from holdfast.rpc.messages import Buffer, Kind, Message
 from tests.e2e.hostile import MIB, resident_bytes
 from tests.unit.rpc.world import KEY, agents
 
-STREAMS, GREETINGS, SESSIONS = 100_000, 100_000, 500
+STREAMS, GREETINGS, SESSIONS = 200_000, 50_000, 500
 SOON = 30.0
 KINDS = list(Kind)
 

@@ -89,6 +89,8 @@ class Peer:
                 raise PeerViolation(f"{self.contact.info}: an answer to another call came")
         except BaseException as error:
             self._discard(link)  # nobody knows what is still on its way
+            if isinstance(error, PeerViolation):
+                error = LinkClosed(f"Connection closed by peer ({error})")
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise self._gone(error) from None
             raise

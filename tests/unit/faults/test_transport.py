@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost
-from holdfast.faults.plan import Action, Fired, parse_plan
+from holdfast.faults.plan import Action, Fired, Moment, parse_plan
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.messages import Kind
@@ -168,8 +168,10 @@ class TestRequests:
 
     def test_what_is_dropped_at_the_same_time_does_not_end_a_partition(self) -> None:
         transport = FaultyTransport(Direct(), parse_plan(""))
-        transport._cut("w1", [Fired(Action.PARTITION, Kind.PYTHON_CALL, "w1", 60.0)])
-        transport._cut("w1", [Fired(Action.DROP, Kind.PYTHON_CALL, "w1", 0.0)])
+        transport._cut(
+            "w1", [Fired(Action.PARTITION, Moment.REQUEST, Kind.PYTHON_CALL, "w1", 60.0)]
+        )
+        transport._cut("w1", [Fired(Action.DROP, Moment.REQUEST, Kind.PYTHON_CALL, "w1", 0.0)])
         assert transport._is_cut("w1")
         assert not transport._is_cut("w2")
         transport.close()
