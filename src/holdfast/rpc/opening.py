@@ -127,5 +127,6 @@ class Opening:
                 pipe.post(message, reply, at)
             except HoldfastError as refused:
                 tell(reply, refused)
-        for note in notes if pipe is not None else ():
-            pipe.note(note)
+        if pipe is not None:
+            for note in notes:
+                pipe.note(note)
