@@ -11,13 +11,13 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from unittest import mock
 
 import holdfast
-from holdfast.clock import Deadline
+from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.net.auth import derive_key
 from holdfast.rpc import agent as agents
 from holdfast.rpc import big, current
@@ -31,6 +31,14 @@ from tests.unit.store.tcp_parts import line_of, python
 KEY = derive_key(b"a secret that only workers know", "rpc")
 SOON = 30.0
 MANY = 20
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something that is about to be so."""
+    deadline = Deadline.after(SOON)
+    while not true():
+        assert not deadline.passed()
+        SYSTEM_CLOCK.sleep(0.005)
 
 
 class Way(StrEnum):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost, RemoteError, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
@@ -18,7 +17,7 @@ from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Peer
 from holdfast.rpc.retry import RetryPolicy
 from tests.e2e import rpc_jobs as jobs
-from tests.e2e.rpc_world import Workers, workers
+from tests.e2e.rpc_world import Workers, until, workers
 
 pytestmark = pytest.mark.allow_leaks("the tests share workers, and with them open connections")
 
@@ -40,13 +39,6 @@ def shared() -> Iterator[tuple[Agent, Workers]]:
 @pytest.fixture
 def agent(shared: tuple[Agent, Workers]) -> Agent:
     return shared[0]
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.005)
 
 
 def peer_of(agent: Agent, name: str) -> Peer:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import PeerLost
 from holdfast.net.auth import derive_key
 from holdfast.rpc import current
@@ -18,16 +16,25 @@ from holdfast.rpc.future import wait_all
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.names import WorkerInfo
 from tests.e2e import rpc_jobs as jobs
-from tests.e2e.rpc_world import KEY, workers
+from tests.e2e.rpc_world import KEY, until, workers
 
 SOON = 30.0
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.005)
+def wait_beside(agent: Agent) -> tuple[threading.Thread, list[BaseException]]:
+    """Let a thread wait for w1; return it, and a list to which it adds how that ended."""
+    caught: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            agent.call("w1", jobs.wait_at, ("sync",))
+        except PeerLost as error:
+            caught.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    until(lambda: bool(agent.call("w1", jobs.counted, ("sync",))))
+    return caller, caught
 
 
 def test_sixteen_workers_call_each_other_all_at_once() -> None:
@@ -44,17 +51,7 @@ def test_sixteen_workers_call_each_other_all_at_once() -> None:
 def test_the_death_of_a_peer_is_told_to_all_who_wait_and_a_new_one_is_found() -> None:
     with workers(2) as (agent, others):
         waiting = [agent.call_async("w1", jobs.wait_at, (f"{n}",)) for n in range(3)]
-        caught: list[BaseException] = []
-
-        def call() -> None:
-            try:
-                agent.call("w1", jobs.wait_at, ("sync",))
-            except PeerLost as error:
-                caught.append(error)
-
-        caller = threading.Thread(target=call)
-        caller.start()
-        until(lambda: bool(agent.call("w1", jobs.counted, ("sync",))))
+        caller, caught = wait_beside(agent)
         before = agent.find("w1")
         peer = agent._peer("w1")
         others.signal("w1", signal.SIGKILL)
@@ -102,17 +99,7 @@ def test_a_worker_that_is_stopped_is_lost_after_its_lease_and_not_heard_again() 
 def test_shutting_down_ends_what_is_under_way() -> None:
     with workers(2) as (agent, _):
         futures = [agent.call_async("w1", jobs.wait_at, (f"{n}",)) for n in range(5)]
-        caught: list[BaseException] = []
-
-        def call() -> None:
-            try:
-                agent.call("w1", jobs.wait_at, ("sync",))
-            except PeerLost as error:
-                caught.append(error)
-
-        caller = threading.Thread(target=call)
-        caller.start()
-        until(lambda: bool(agent.call("w1", jobs.counted, ("sync",))))
+        caller, caught = wait_beside(agent)
         agent.close()
         caller.join()
         assert len(caught) == 1

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallCancelled
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
@@ -17,7 +16,7 @@ from holdfast.rpc.api import rpc_sync
 from holdfast.rpc.future import Future, collect_all
 from holdfast.rpc.rref import RRef
 from tests.e2e import rpc_jobs as jobs
-from tests.e2e.rpc_world import Workers, workers
+from tests.e2e.rpc_world import Workers, until, workers
 
 pytestmark = pytest.mark.allow_leaks("the tests share workers, and with them open connections")
 
@@ -38,13 +37,6 @@ def shared() -> Iterator[tuple[Agent, Workers]]:
 @pytest.fixture
 def agent(shared: tuple[Agent, Workers]) -> Agent:
     return shared[0]
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.005)
 
 
 def has_counted(agent: Agent, name: str) -> Callable[[], bool]:
