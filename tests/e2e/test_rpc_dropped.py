@@ -8,18 +8,18 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import PeerLost
 from holdfast.faults.backends import make_faulty
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.retry import RetryPolicy
+from tests.e2e.rpc_world import until
 from tests.unit.rpc.world import KEY, Table, agents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,13 +43,6 @@ async def wait_awake(name: str) -> str:
     begun.append(name)
     await asyncio.sleep(SOON)
     return name
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.005)
 
 
 @pytest.fixture
