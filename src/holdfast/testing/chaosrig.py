@@ -158,12 +158,16 @@ class AgentProcess:
         if self.code is None:
             written = self.errors.stat().st_size
             self.process.send_signal(signal.SIGUSR1)
-            deadline = Deadline.after(2.0)
-            while self.errors.stat().st_size == written and not deadline.passed():
+            deadline = Deadline.after(5.0)
+            while not self._dumped(written) and not deadline.passed():
                 SYSTEM_CLOCK.sleep(0.05)
         text = self.errors.read_text(errors="replace")[-6000:]
         said = "\n".join(map(str, self.said[-12:]))
         return f"agent {self.token} (ended: {self.code})\n{said}\n{text}"
+
+    def _dumped(self, written: int) -> bool:
+        """Say whether all stacks are there; the last line is of the outermost frame of `main`."""
+        return b"in _run_module_as_main\n" in self.errors.read_bytes()[written:]
 
     def discard(self) -> None:
         """End it, whatever it does."""
