@@ -24,6 +24,7 @@ from holdfast.rpc.answering import Answerer, deadline_here
 from holdfast.rpc.callables import name_of
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
+from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.holdings import Holdings, timed_out
 from holdfast.rpc.insight import Insight
 from holdfast.rpc.insisting import Insisting, Patience, note
@@ -194,6 +195,10 @@ class Agent:
             *(self._insight, self._peers, self._readers, self._folder),
         )
 
+    def add_handler(self, kind: Kind, handler: Callable[[Greeting, Any], Any]) -> None:
+        """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
+        self._answerer.add_handler(kind, handler)
+
     # For people.
 
     def metrics(self) -> dict[str, str]:
@@ -267,11 +272,11 @@ class Agent:
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         retries: RetryPolicy | None = None,
+        kind: Kind = _CALL,
     ) -> Future[Any]:
         """Call a function over there; return the future of what it returns."""
-        return self._post(
-            self._peer(to), _CALL, (name_of(function), args, kwargs), timeout, retries
-        )
+        value = (name_of(function), args, kwargs)
+        return self._post(self._peer(to), kind, value, timeout, retries)
 
     def remote(
         self,
@@ -281,13 +286,14 @@ class Agent:
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         retries: RetryPolicy | None = None,
+        kind: Kind = Kind.PYTHON_REMOTE_CALL,
     ) -> RRef[Any]:
         """Call a function over there and leave what it returns there; return a reference to it."""
         peer = self._peer(to)
         ticket = self.holdings.ask(peer.contact.incarnation)
         value = (ticket.reference, ticket.fork, name_of(function), args, kwargs)
         try:
-            creation = self._post(peer, Kind.PYTHON_REMOTE_CALL, value, timeout, retries)
+            creation = self._post(peer, kind, value, timeout, retries)
         except BaseException:
             self.holdings.settled(ticket.fork)
             self.holdings.dropped(ticket.reference, ticket.fork)

@@ -129,6 +129,7 @@ class Holdings:
         incarnation: str,
         fork: Number | None,
         timeout: float | None,
+        kind: Kind = Kind.PYTHON_RREF_FETCH_CALL,
     ) -> Any:
         """Return the value of a reference, from wherever it is."""
         if incarnation == self.incarnation:
@@ -138,7 +139,6 @@ class Holdings:
                 lost = self._references.lost(fork)
             if lost is not None:
                 raise ReferenceFailed(f"an RRef to a value at {owner} is useless: {lost}")
-        kind = Kind.PYTHON_RREF_FETCH_CALL
         return self.agent.request(incarnation, kind, reference, timeout).wait()
 
     def _wait_for(self, room: Future[Any], timeout: float | None) -> Any:
@@ -386,12 +386,16 @@ class Holdings:
             for number, workers in users.items()
         ]
 
+    def let_all_go(self) -> None:
+        """Give up all references of this worker."""
+        self._step(References.let_all_go)
+
     def part(self, timeout: Callable[[], float | None]) -> list[str]:
         """Give up all references, since this agent ends; return what others have not given up.
 
         Waits for them so long. What is left is logged: whoever holds it will find it gone.
         """
-        self._step(References.let_all_go)
+        self.let_all_go()
         self._wait(lambda: self._references.is_empty() and not self._unsent, timeout)
         leaks = self.leaks()
         for leak in leaks[:LEAKS_SHOWN]:
