@@ -1,0 +1,45 @@
+"""torch's RPC by holdfast: programs that are written for `torch.distributed.rpc` run unchanged.
+
+    import holdfast.torch_compat
+    holdfast.torch_compat.install()
+
+or, with a program that is not to be touched at all:
+
+    python -m holdfast.torch_compat script.py args…
+    python -m holdfast.torch_compat -m module args…
+
+Layout, in reading order
+    theirs.py           what stays torch's own
+    wire.py             what torch's pickler makes of a value, on its way
+    futures.py          futures of torch for calls of ours
+    places.py           who is where, by a store of torch
+    agents.py           agents by torch's names
+    rrefs.py            references by torch's name
+    calls.py            calls, by the names of torch's binding
+    rpc_names.py        the modules that stand in for torch's binding
+    binding.py          binds torch's names to ours
+    __main__.py         runs a program with it
+    site/sitecustomize.py   lets children have it too
+
+The seam is torch's C++ binding (39 names). torch's Python above it stays, imported anew: that costs
+milliseconds, and keeps each text and each private helper on which programs rely.
+"""
+
+from __future__ import annotations
+
+__all__ = ["install", "installed"]
+
+
+def install() -> None:
+    """Bind torch's names to holdfast, in this process and in the children that it will start."""
+    from holdfast.torch_compat.binding import bind
+
+    bind()
+
+
+def installed() -> bool:
+    """Say whether they are."""
+    import sys
+
+    binding = sys.modules.get("holdfast.torch_compat.binding")
+    return binding is not None and binding.is_bound()

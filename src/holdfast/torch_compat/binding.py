@@ -1,0 +1,88 @@
+"""Binds torch's names to ours, in this process and in the children that it will start.
+
+`import torch` has imported `torch.distributed.rpc` by the time that anybody can ask for ours. So
+that package is imported anew over our binding, and whoever has taken a name from the old one gets
+the new one in its place: modules of torch, and of the program.
+
+Children get it by a folder on their PYTHONPATH, whose `sitecustomize` installs us after torch.
+
+Guarantees
+    BN-1  Binding twice is binding once.
+    BN-2  No module keeps, under a name of its own, what was taken from the old package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from holdfast import env
+from holdfast.torch_compat.rpc_names import both
+
+__all__ = ["bind", "is_bound"]
+
+SITE = Path(__file__).parent / "site"
+_PACKAGE = "torch.distributed.rpc"
+_OLD = (_PACKAGE, "torch._C._distributed_rpc")
+_bound = False
+
+
+def is_bound() -> bool:
+    """Say whether torch's names are bound to ours."""
+    return _bound
+
+
+def bind() -> None:
+    """Bind them."""
+    global _bound  # noqa: PLW0603  # it is of the process
+    if _bound:
+        return
+    _bound = True
+    old = {name: module for name, module in sys.modules.items() if _within(name, _OLD)}
+    for name, module in both().items():
+        sys.modules[f"torch._C.{name}"] = module
+        setattr(torch._C, name, module)
+    torch._C._rpc_init = torch._C._faulty_agent_init = lambda: True  # it has been
+    for name in old:
+        if _within(name, (_PACKAGE,)):
+            del sys.modules[name]
+    new: ModuleType = importlib.import_module(_PACKAGE)
+    for name in old:
+        if _within(name, (_PACKAGE,)):
+            importlib.import_module(name)
+    torch.distributed.rpc = new
+    _replace(_pairs(old))
+    env.add_to_path("PYTHONPATH", str(SITE))
+
+
+def _within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def _pairs(old: dict[str, ModuleType]) -> dict[int, tuple[Any, Any]]:
+    """Return what was in the old modules, by its identity, and what is there now by its name."""
+    pairs: dict[int, tuple[Any, Any]] = {}
+    for name, module in old.items():
+        now = sys.modules[name]
+        pairs[id(module)] = (module, now)
+        for key, value in vars(module).items():
+            home = getattr(value, "__module__", None)
+            if isinstance(home, str) and _within(home, _OLD) and hasattr(now, key):
+                pairs[id(value)] = (value, getattr(now, key))
+    return {key: (before, now) for key, (before, now) in pairs.items() if before is not now}
+
+
+def _replace(pairs: dict[int, tuple[Any, Any]]) -> None:
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if not isinstance(names, dict):
+            continue
+        for key, value in list(names.items()):
+            pair = pairs.get(id(value))
+            if pair is not None and pair[0] is value:
+                names[key] = pair[1]
