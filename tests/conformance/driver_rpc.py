@@ -1,5 +1,6 @@
 """torch's own tests of its RPC, from its wheel, as classes that pytest finds."""
 
+import forking  # noqa: F401
 from torch.testing._internal.distributed.rpc.rpc_test import RpcTest, TensorPipeAgentRpcTest
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import (
     TensorPipeRpcAgentTestFixture,

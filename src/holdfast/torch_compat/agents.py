@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from holdfast import env
@@ -22,7 +21,7 @@ from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.rref_protocol import Number
 from holdfast.store.open import choose_secret
 from holdfast.torch_compat.places import Places
-from holdfast.torch_compat.theirs import THEIRS, TheirWorkerInfo
+from holdfast.torch_compat.theirs import TheirWorkerInfo
 from holdfast.torch_compat.wire import pack
 
 __all__ = [
@@ -238,7 +237,7 @@ def set_and_start(agent: Any) -> None:
 
 def reset() -> None:
     """Have no current agent any more."""
-    global _current
+    global _current  # noqa: PLW0603
     _current = None
 
 

@@ -1,4 +1,4 @@
-"""Calls, by the names of torch's binding: Python functions, builtin operators, TorchScript functions.
+"""Calls, by the names of torch's binding: of Python and TorchScript functions, and of operators.
 
 Arguments and results travel as parcels (`wire.py`). A Python function never fails for us: torch's
 Python makes a value of what it raised, which raises again when somebody asks for it.

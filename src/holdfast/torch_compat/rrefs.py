@@ -138,7 +138,7 @@ class PyRRef:
         return self._proxy("remote", timeout)
 
     def _proxy(self, how: str, timeout: float) -> Any:
-        import torch.distributed.rpc as rpc
+        from torch.distributed import rpc
         from torch.distributed.rpc.rref_proxy import RRefProxy
 
         return RRefProxy(self, getattr(rpc, how), timeout)
