@@ -1,6 +1,8 @@
 """torch's own tests of its faulty agent, from its wheel, as classes that pytest finds."""
 
-import forking  # noqa: F401
+from __future__ import annotations
+
+from tests.conformance import forking  # noqa: F401
 from torch.testing._internal.distributed.rpc.faulty_agent_rpc_test import FaultyAgentRpcTest
 from torch.testing._internal.distributed.rpc.faulty_rpc_agent_test_fixture import (
     FaultyRpcAgentTestFixture,

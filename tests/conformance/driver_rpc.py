@@ -1,6 +1,8 @@
 """torch's own tests of its RPC, from its wheel, as classes that pytest finds."""
 
-import forking  # noqa: F401
+from __future__ import annotations
+
+from tests.conformance import forking  # noqa: F401
 from torch.testing._internal.distributed.rpc.rpc_test import RpcTest, TensorPipeAgentRpcTest
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import (
     TensorPipeRpcAgentTestFixture,

@@ -5,13 +5,16 @@ of four workers of each test. With `CONFORMANCE_FORK=1` they are forked of this 
 done nothing with torch but import it. The tests themselves are the same.
 """
 
+from __future__ import annotations
+
 import os
+from typing import Any
 
 import torch.multiprocessing
 from torch.testing._internal.distributed.rpc_utils import SpawnHelper
 
 
-def _fork_processes(self) -> None:
+def _fork_processes(self: Any) -> None:
     self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
 

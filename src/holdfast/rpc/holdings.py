@@ -122,6 +122,11 @@ class Holdings:
         with self._lock:
             return self._references.state_of(fork) is ForkState.CONFIRMED
 
+    def is_held(self, fork: Number) -> bool:
+        """Say whether a reference of ours has not been given up."""
+        with self._lock:
+            return self._references.state_of(fork) is not None
+
     def fetch(
         self,
         reference: Number,
@@ -371,6 +376,12 @@ class Holdings:
             return self._references.counts()
 
     @property
+    def shared_values(self) -> int:
+        """How many values of this worker others hold."""
+        with self._lock:
+            return len(self._references.users())
+
+    @property
     def open_values(self) -> int:
         """How many values are still being created here."""
         with self._lock:
@@ -407,6 +418,14 @@ class Holdings:
     def wait_settled(self, timeout: Callable[[], float | None]) -> bool:
         """Wait until everything that was to be told has arrived; False if time is up."""
         return self._wait(lambda: not self._unsent, timeout)
+
+    def wait_confirmed(self, forks: Iterable[Number], timeout: Callable[[], float | None]) -> bool:
+        """Wait until owners have answered for these references of ours; False if time is up."""
+        state_of = self._references.state_of
+        waited = [*forks]
+        return self._wait(
+            lambda: all(state_of(fork) is not ForkState.ASKED for fork in waited), timeout
+        )
 
     def wait_empty(self, timeout: Callable[[], float | None]) -> bool:
         """Wait until no reference is left here, owned or used; False if time is up."""

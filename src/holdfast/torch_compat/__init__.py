@@ -18,8 +18,8 @@ Layout, in reading order
     calls.py            calls, by the names of torch's binding
     rpc_names.py        the modules that stand in for torch's binding
     binding.py          binds torch's names to ours
-    __main__.py         runs a program with it
-    site/sitecustomize.py   lets children have it too
+
+`__main__.py` runs a program with it; the folder `site` lets children have it too.
 
 The seam is torch's C++ binding (39 names). torch's Python above it stays, imported anew: that costs
 milliseconds, and keeps each text and each private helper on which programs rely.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -71,6 +73,9 @@ class TensorPipeAgent(RpcAgent):
         self._is_static = bool(world_size)
         self._reverse_device_maps = reverse_device_maps
         self._devices = devices
+        self._followers = ThreadPoolExecutor(
+            max(1, opts.num_worker_threads), f"holdfast-torch-{name}"
+        )
         far = _far_host(store)
         self.places = Places(store, world_size or None)
         self.core = Agent(
@@ -93,6 +98,13 @@ class TensorPipeAgent(RpcAgent):
 
     def _transport(self) -> Transport | None:
         return None
+
+    def later(self, act: Callable[[], object]) -> None:
+        """Do something that may block, on a thread that is there for it."""
+        try:
+            self._followers.submit(act)
+        except RuntimeError:  # it has been shut down
+            act()
 
     def _fetched(self, caller: Any, request: Any) -> Any:
         value = self.core.holdings.value(Number(*request))
@@ -193,6 +205,7 @@ class TensorPipeAgent(RpcAgent):
     def shutdown(self) -> None:
         """End it: what is under way fails. Idempotent."""
         self.core.close()
+        self._followers.shutdown(wait=False)
 
 
 class FaultyTensorPipeAgent(TensorPipeAgent):
@@ -260,10 +273,14 @@ def enable_gil_profiling(flag: bool) -> None:
 
 
 def reference_counts() -> dict[str, str]:
-    """Return how many references there are of what, by torch's names."""
-    found = current().core.holdings.counts()
+    """Return how many references there are of what, by torch's names.
+
+    A value that nobody else has ever held is not counted among those that this worker owns.
+    """
+    holdings = current().core.holdings
+    found = holdings.counts()
     return {
-        "num_owner_rrefs": str(found["owners"]),
+        "num_owner_rrefs": str(holdings.shared_values),
         "num_pending_futures": str(found["pending_futures"]),
         "num_pending_users": str(found["pending_users"]),
         "num_forks": str(found["forks"]),

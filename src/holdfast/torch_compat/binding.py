@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from holdfast import env
+from holdfast.torch_compat.futures import collect_all
 from holdfast.torch_compat.rpc_names import both
 
 __all__ = ["bind", "is_bound"]
@@ -47,6 +48,7 @@ def bind() -> None:
     for name, module in both().items():
         sys.modules[f"torch._C.{name}"] = module
         setattr(torch._C, name, module)
+    torch._C._collect_all = collect_all
     torch._C._rpc_init = torch._C._faulty_agent_init = lambda: True  # it has been
     for name in old:
         if _within(name, (_PACKAGE,)):

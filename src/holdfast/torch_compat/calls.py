@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from holdfast.clock import Deadline
 from holdfast.rpc.answering import ASYNC_MARK
 from holdfast.rpc.messages import Kind
+from holdfast.rpc.way import make_way
 from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.futures import CallFuture, as_torch_error, follow
 from holdfast.torch_compat.rrefs import PyRRef, check_value
@@ -29,6 +31,7 @@ __all__ = [
     "invoke_rpc_torchscript",
 ]
 
+CONFIRM_WITHIN_S = 60.0
 _HERE = f"{__name__}:"
 
 
@@ -39,11 +42,11 @@ def invoke_rpc_python_udf(
     dst: Any, pickled: bytes, tensors: list[Any], timeout: float, is_async: bool
 ) -> Any:
     """Call a Python function."""
-    parcel = seal(pickled, tensors)
-    call = current().core.call_async(
+    agent, parcel = current(), seal(pickled, tensors)
+    call = agent.core.call_async(
         dst.name, _HERE + "answer_udf", (parcel, is_async), None, seconds(timeout)
     )
-    return CallFuture(call, unpack, check_value)
+    return CallFuture(call, agent.later, unpack, check_value)
 
 
 def invoke_rpc_builtin(dst: Any, name: str, timeout: float, *args: Any, **kwargs: Any) -> Any:
@@ -60,10 +63,11 @@ def invoke_rpc_torchscript(
 
 
 def _call_script(to: str, function: str, args: tuple[Any, ...], timeout: float) -> Any:
-    call = current().core.call_async(
+    agent = current()
+    call = agent.core.call_async(
         to, _HERE + function, args, None, seconds(timeout), kind=Kind.SCRIPT_CALL
     )
-    return CallFuture(call, unpack)
+    return CallFuture(call, agent.later, unpack)
 
 
 def invoke_remote_python_udf(
@@ -119,10 +123,21 @@ def answer_udf(parcel: Parcel, is_async: bool) -> Any:
 
 def _run_udf(parcel: Parcel, is_async: bool, finish: Callable[[Any], Any]) -> Any:
     internal = sys.modules["torch.distributed.rpc.internal"]
-    value = internal._run_function(unpack(parcel))
+    function = unpack(parcel)
+    _wait_confirmed(parcel)
+    value = internal._run_function(function)
     if not is_async or isinstance(value, internal.RemoteException):
         return finish(value)
     return _later(value, finish)
+
+
+def _wait_confirmed(parcel: Parcel) -> None:
+    """Wait until the references in a parcel are counted by their owners, as torch does."""
+    forks = [one._fork for one in (parcel[2] or {}).values() if one._fork is not None]
+    if forks:
+        make_way()
+        limit = Deadline.after(CONFIRM_WITHIN_S)
+        current().core.holdings.wait_confirmed(forks, limit.remaining)
 
 
 def run_builtin(name: str, parcel: Parcel) -> Any:

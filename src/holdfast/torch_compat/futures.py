@@ -14,9 +14,8 @@ import torch
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError
 from holdfast.rpc.future import Future
-from holdfast.rpc.way import make_way
 
-__all__ = ["CallFuture", "as_torch_error", "follow"]
+__all__ = ["CallFuture", "as_torch_error", "collect_all", "follow"]
 
 _FOREVER = Deadline.after(None)
 
@@ -25,32 +24,49 @@ class CallFuture(torch.futures.Future):  # type: ignore[misc]
     """The future of a call: what `read` makes of the answer.
 
     `check`, if there is one, is called with the value whenever somebody asks for it, and may raise.
+    What follows the future may block, so `later` runs it: on no thread that reads connections.
     """
 
     def __init__(
         self,
         call: Future[Any],
+        later: Callable[[Callable[[], object]], object],
         read: Callable[[Any], Any],
         check: Callable[[Any], object] | None = None,
     ) -> None:
         super().__init__()
         self._call: Future[Any] | None = call
+        self._later = later
         self._read = read
         self._check = check
-        self._driven = False
+        # Somebody waits, and nothing is known to follow: then completing it calls nobody.
+        self._is_waited_for = False
+        self._is_followed = False
         call.add_done_callback(self._heard)
 
     def wait(self) -> Any:
         call = self._call
         if call is not None and not call.done():
-            self._driven = True
+            self._is_waited_for = True
             call._wait(_FOREVER)
         return super().wait()
 
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        self._is_followed = True
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._is_followed = True
+        super().add_done_callback(callback)
+
     def _heard(self, call: Future[Any]) -> None:
         self._call = None
-        if not self._driven:
-            make_way()  # callbacks may block, and this thread may be the one that reads
+        if self._is_waited_for and not self._is_followed:
+            self._complete(call)
+        else:
+            self._later(lambda: self._complete(call))
+
+    def _complete(self, call: Future[Any]) -> None:
         try:
             value = self._read(call.value())
         except BaseException as error:
@@ -59,6 +75,27 @@ class CallFuture(torch.futures.Future):  # type: ignore[misc]
         if self._check is not None:
             self._set_unwrap_func(self._check)
         self.set_result(value)
+
+
+_collect_all = torch._C._collect_all
+
+
+def collect_all(futures: list[Any]) -> Any:
+    """Do what `torch._C._collect_all` does: return the future of all these, or of the first error.
+
+    An error of a future of ours is a value to torch, which would wait for the others; so torch gets
+    futures that follow ours, and fail.
+    """
+    if not any(isinstance(future, CallFuture) for future in futures):
+        return _collect_all(futures)
+    given = [
+        future.then(_value_of) if isinstance(future, CallFuture) else future for future in futures
+    ]
+    return _collect_all(given).then(lambda done: done.value() and futures)
+
+
+def _value_of(done: Any) -> Any:
+    return done.value()
 
 
 def as_torch_error(error: BaseException) -> Exception:

@@ -91,7 +91,7 @@ class Places:
         try:
             return known[target.name if isinstance(target, WorkerInfo) else target]
         except KeyError:
-            raise RuntimeError(f"Unknown destination worker {target}") from None
+            raise RuntimeError(f"worker {target} could not find destination") from None
 
     def find_incarnation(self, incarnation: str) -> Contact:
         known = self._lives.get(incarnation)

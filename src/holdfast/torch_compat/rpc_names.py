@@ -17,7 +17,7 @@ from holdfast.torch_compat.theirs import THEIRS, THEIRS_FAULTY
 __all__ = ["FAULTY_NAMES", "RPC_NAMES", "both"]
 
 
-class RemoteProfilerManager:
+class _NoProfiler:
     """Profiles nothing: what runs at others is not seen from here."""
 
     @staticmethod
@@ -31,7 +31,7 @@ def _nothing() -> None:
 
 RPC_NAMES: dict[str, Any] = {
     "PyRRef": PyRRef,
-    "RemoteProfilerManager": RemoteProfilerManager,
+    "RemoteProfilerManager": _NoProfiler,
     "RpcAgent": agents.RpcAgent,
     "TensorPipeAgent": agents.TensorPipeAgent,
     "_cleanup_python_rpc_handler": _nothing,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
+import torch
+
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.rref_protocol import Number
@@ -44,7 +46,7 @@ class PyRRef:
     def _settle(self, reference: RRef[Any], is_script: bool) -> None:
         self._rref = reference
         self._is_script = is_script
-        self._type: Any = None
+        self._types: dict[bool, Any] = {}  # the type, or its future, by whether one is to wait
         self._profiling: Any = None
 
     # Where it is.
@@ -71,7 +73,7 @@ class PyRRef:
     def to_here(self, timeout: float = UNSET) -> Any:
         """Return a copy of the value; on the owner the value itself."""
         rref = self._rref
-        rref._check()
+        self._check("call to_here() on it")
         if rref.is_owner():
             return self._own_value()
         kind = Kind.SCRIPT_RREF_FETCH_CALL if self._is_script else Kind.PYTHON_RREF_FETCH_CALL
@@ -81,6 +83,13 @@ class PyRRef:
             raise as_torch_error(error) from None
         check_value(value)
         return value
+
+    def _check(self, what: str) -> None:
+        """Refuse a reference whose creation has failed, or that has been given up."""
+        rref = self._rref
+        rref._check()
+        if rref._fork is not None and not rref._holdings.is_held(rref._fork):
+            raise RuntimeError(f"{self} has been deleted. Cannot {what} after deletion.")
 
     def local_value(self) -> Any:
         """Return the value, which must live here."""
@@ -100,14 +109,14 @@ class PyRRef:
         return value
 
     def _get_type(self, timeout: float = UNSET, blocking: bool = True) -> Any:
-        if self._type is not None and blocking:
-            return self._type
-        api = sys.modules["torch.distributed.rpc.api"]
-        if self.is_owner():
-            return api._rref_typeof_on_owner(self, blocking)
-        found = api._rref_typeof_on_user(self, timeout, blocking)
-        if blocking:
-            self._type = found
+        found = self._types.get(blocking)
+        if found is None:
+            api = sys.modules["torch.distributed.rpc.api"]
+            if self.is_owner():
+                found = api._rref_typeof_on_owner(self, blocking)
+            else:
+                found = api._rref_typeof_on_user(self, timeout, blocking)
+            self._types[blocking] = found
         return found
 
     def _get_future(self) -> Any:
@@ -115,7 +124,7 @@ class PyRRef:
             creation = self._rref._get_future()
         except ValueError as error:
             raise as_torch_error(error) from None
-        return CallFuture(creation, lambda value: value)
+        return CallFuture(creation, current().later, lambda value: value)
 
     def _get_profiling_future(self) -> Any:
         return self._profiling
@@ -146,6 +155,8 @@ class PyRRef:
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Run the backward pass from the value, where it lives."""
         if not self.is_owner():
+            if dist_autograd_ctx_id == -1:
+                raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
             api = sys.modules["torch.distributed.rpc.api"]
             api.rpc_sync(self.owner(), _backward, (self, dist_autograd_ctx_id, retain_graph))
             return
@@ -155,7 +166,7 @@ class PyRRef:
 
     def _serialize(self) -> tuple[int, bool]:
         """Put it into the parcel that this thread packs; return where it is there."""
-        self._rref._check()
+        self._check("call fork an UserRRef")
         return leave(self._rref), self._is_script
 
     @staticmethod
@@ -179,16 +190,17 @@ class PyRRef:
 
 def _shown(number: Number) -> str:
     """Return a number as torch shows it; its maker is a worker's life, shown as that worker."""
-    places = current().places
     try:
-        maker = places.find_incarnation(number.maker).info.id
-    except RuntimeError:  # it is gone
+        maker = current().places.find_incarnation(number.maker).info.id
+    except RuntimeError:  # it is gone, or we are
         maker = -1
     return f"GloballyUniqueId(created_on={maker}, local_id={number.serial - 1})"
 
 
 def _backward(rref: PyRRef, context: int, retain_graph: bool) -> None:
     root = rref.local_value()
+    if not isinstance(root, torch.Tensor):
+        raise RuntimeError("RRef should contain a tensor for .backward()")
     if context == -1:
         root.backward(retain_graph=retain_graph)
         return
