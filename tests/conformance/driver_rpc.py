@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tests.conformance import forking  # noqa: F401
 from torch.testing._internal.distributed.rpc.rpc_test import RpcTest, TensorPipeAgentRpcTest
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import (
     TensorPipeRpcAgentTestFixture,
 )
 from torch.testing._internal.distributed.rpc_utils import generate_tests
+
+from tests.conformance import forking  # noqa: F401
 
 globals().update(
     generate_tests(

@@ -20,6 +20,7 @@ from holdfast.net.towards import address_towards
 from holdfast.rpc.agent import Agent, Transport
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.peers import Contact
 from holdfast.rpc.rref_protocol import Number
 from holdfast.store.open import choose_secret
 from holdfast.torch_compat.places import Places
@@ -73,6 +74,7 @@ class TensorPipeAgent(RpcAgent):
         self._is_static = bool(world_size)
         self._reverse_device_maps = reverse_device_maps
         self._devices = devices
+        self._gone: dict[str, Contact] = {}
         self._followers = ThreadPoolExecutor(
             max(1, opts.num_worker_threads), f"holdfast-torch-{name}"
         )
@@ -90,11 +92,17 @@ class TensorPipeAgent(RpcAgent):
         host = "" if far is None else address_towards(far, Deadline.after(LEAVE_WITHIN_S))
         try:
             self.core.start("" if is_loopback(host) else host)
-            assert self.core.contact is not None  # noqa: S101  # it was started
-            self.places.enter(self.core.contact)
+            self.places.enter(self._contact)
         except BaseException:
             self.core.close()
             raise
+
+    @property
+    def _contact(self) -> Contact:
+        contact = self.core.contact
+        if contact is None:
+            raise RuntimeError("this agent has not been started")
+        return contact
 
     def _transport(self) -> Transport | None:
         return None
@@ -149,13 +157,17 @@ class TensorPipeAgent(RpcAgent):
     ) -> None:
         name = worker_info.name
         if is_join:
+            # Only now is an earlier one of that name given up: while he leaves he still calls.
+            gone = self._gone.pop(name, None)
+            if gone is not None:
+                self.core.lost(gone)
             self.places.came(name, worker_info.id)
             self._reverse_device_maps = {**self._reverse_device_maps, **reverse_device_map}
             self._devices = my_devices
             return
         gone = self.places.went(name)
         if gone is not None:
-            self.core.lost(gone)
+            self._gone[name] = gone
         self._reverse_device_maps.pop(name, None)
 
     # For people.
@@ -178,6 +190,8 @@ class TensorPipeAgent(RpcAgent):
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
         """Wait until no worker of the group has anything under way."""
         deadline = Deadline.after(timeout or LEAVE_WITHIN_S)
+        if not self._is_static:
+            self.core.holdings.let_all_go()
         calls = -1
         while True:
             self._wait_idle(deadline)
@@ -185,7 +199,7 @@ class TensorPipeAgent(RpcAgent):
             if not self.places.meet(calls != before, deadline):
                 break
         if not self._is_static:
-            self.places.leave(self._info.id)
+            self.places.leave(self._contact)
         self.places.part(self._info.id, deadline)
 
     def _wait_idle(self, deadline: Deadline) -> None:

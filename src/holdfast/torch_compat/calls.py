@@ -46,7 +46,23 @@ def invoke_rpc_python_udf(
     call = agent.core.call_async(
         dst.name, _HERE + "answer_udf", (parcel, is_async), None, seconds(timeout)
     )
-    return CallFuture(call, agent.later, unpack, check_value)
+    return CallFuture(call, agent.later, _read_udf)
+
+
+def _read_udf(parcel: Parcel) -> Any:
+    """Return what a Python function returned, or raise what it raised.
+
+    As torch does it: as a ValueError or a TypeError if it was one, else as a RuntimeError.
+    """
+    value = unpack(parcel)
+    try:
+        check_value(value)
+    except Exception as error:
+        if type(error) in (ValueError, TypeError, RuntimeError):
+            raise
+        told = next((one for one in (ValueError, TypeError) if isinstance(error, one)), None)
+        raise (told or RuntimeError)(f"{type(error).__name__}: {error}") from None
+    return value
 
 
 def invoke_rpc_builtin(dst: Any, name: str, timeout: float, *args: Any, **kwargs: Any) -> Any:

@@ -15,15 +15,18 @@ from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError
 from holdfast.rpc.future import Future
 
-__all__ = ["CallFuture", "as_torch_error", "collect_all", "follow"]
+__all__ = ["CallFuture", "OurFuture", "as_torch_error", "collect_all", "follow"]
 
 _FOREVER = Deadline.after(None)
 
 
-class CallFuture(torch.futures.Future):  # type: ignore[misc]
+class OurFuture(torch.futures.Future):  # type: ignore[misc]
+    """A future of torch that we complete. Its error is a value to torch (see `collect_all`)."""
+
+
+class CallFuture(OurFuture):
     """The future of a call: what `read` makes of the answer.
 
-    `check`, if there is one, is called with the value whenever somebody asks for it, and may raise.
     What follows the future may block, so `later` runs it: on no thread that reads connections.
     """
 
@@ -32,13 +35,11 @@ class CallFuture(torch.futures.Future):  # type: ignore[misc]
         call: Future[Any],
         later: Callable[[Callable[[], object]], object],
         read: Callable[[Any], Any],
-        check: Callable[[Any], object] | None = None,
     ) -> None:
         super().__init__()
         self._call: Future[Any] | None = call
         self._later = later
         self._read = read
-        self._check = check
         # Somebody waits, and nothing is known to follow: then completing it calls nobody.
         self._is_waited_for = False
         self._is_followed = False
@@ -71,10 +72,8 @@ class CallFuture(torch.futures.Future):  # type: ignore[misc]
             value = self._read(call.value())
         except BaseException as error:
             self.set_exception(as_torch_error(error))
-            return
-        if self._check is not None:
-            self._set_unwrap_func(self._check)
-        self.set_result(value)
+        else:
+            self.set_result(value)
 
 
 _collect_all = torch._C._collect_all
@@ -83,25 +82,46 @@ _collect_all = torch._C._collect_all
 def collect_all(futures: list[Any]) -> Any:
     """Do what `torch._C._collect_all` does: return the future of all these, or of the first error.
 
-    An error of a future of ours is a value to torch, which would wait for the others; so torch gets
-    futures that follow ours, and fail.
+    torch would take an error of ours for a value, and wait for the others. So it gets futures that
+    follow ours, and fail; the error itself, which they do not keep, is found where it was.
     """
-    if not any(isinstance(future, CallFuture) for future in futures):
+    if not any(isinstance(future, OurFuture) for future in futures):
         return _collect_all(futures)
     given = [
-        future.then(_value_of) if isinstance(future, CallFuture) else future for future in futures
+        future.then(_value_of) if isinstance(future, OurFuture) else future for future in futures
     ]
-    return _collect_all(given).then(lambda done: done.value() and futures)
+    together = OurFuture()
+
+    def heard(done: Any) -> None:
+        try:
+            done.value()
+        except Exception as error:
+            together.set_exception(_first_error(futures) or error)
+        else:
+            together.set_result(futures)
+
+    _collect_all(given).add_done_callback(heard)
+    return together
 
 
 def _value_of(done: Any) -> Any:
     return done.value()
 
 
+def _first_error(futures: list[Any]) -> Exception | None:
+    for future in futures:
+        if future.done():
+            try:
+                future.value()
+            except Exception as error:
+                return error
+    return None
+
+
 def as_torch_error(error: BaseException) -> Exception:
-    """Return what torch's users expect to be raised: a RuntimeError."""
-    if isinstance(error, RuntimeError):
-        return error
+    """Return what torch's users expect to be raised: a RuntimeError, if it is no plain error."""
+    if isinstance(error, RuntimeError) or type(error) in (ValueError, TypeError):
+        return error  # type: ignore[return-value]
     text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
     told = RuntimeError(text)
     for note in getattr(error, "__notes__", ()):

@@ -64,9 +64,11 @@ class Places:
         for number in ids:
             self._know(self._read(store.get(f"worker/{number}").decode()))
 
-    def leave(self, number: int) -> None:
+    def leave(self, contact: Contact) -> None:
         """Take this worker out of a group in which workers come and go."""
-        self._store.set("ids", json.dumps([one for one in self._current_ids() if one != number]))
+        ids = [one for one in self._current_ids() if one != contact.info.id]
+        self._store.set("ids", json.dumps(ids))
+        self._store.delete_key(f"life/{contact.incarnation}")
 
     def came(self, name: str, number: int) -> None:
         """Hear that a worker has come."""

@@ -89,14 +89,14 @@ class PyRRef:
         rref = self._rref
         rref._check()
         if rref._fork is not None and not rref._holdings.is_held(rref._fork):
-            raise RuntimeError(f"{self} has been deleted. Cannot {what} after deletion.")
+            raise RuntimeError(f"{self._named()} has been deleted. Cannot {what} after deletion.")
 
     def local_value(self) -> Any:
         """Return the value, which must live here."""
         if not self._rref.is_owner():
             raise RuntimeError(
-                f"For {self}, can't call localValue() on user {current().get_worker_info()}. "
-                f"Call it on owner {self.owner()}"
+                f"For {self._named()}, can't call localValue() on user "
+                f"{current().get_worker_info()}. Call it on owner {self.owner()}"
             )
         return self._own_value()
 
@@ -186,6 +186,10 @@ class PyRRef:
         if self.is_owner() or fork is None:
             return f"OwnerRRef({_shown(reference)})"
         return f"UserRRef(RRefId = {_shown(reference)}, ForkId = {_shown(fork)})"
+
+    def _named(self) -> str:
+        """Return the same as torch's errors say it."""
+        return str(self).replace("RRefId = ", "rref_id=").replace("ForkId = ", "fork_id=")
 
 
 def _shown(number: Number) -> str:
