@@ -32,6 +32,8 @@ __all__ = ["install", "installed"]
 
 def install() -> None:
     """Bind torch's names to holdfast, in this process and in the children that it will start."""
+    import torch  # noqa: F401  # first: in a child that is what installs us
+
     from holdfast.torch_compat.binding import bind
 
     bind()

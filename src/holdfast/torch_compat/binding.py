@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from holdfast import env
+from holdfast.torch_compat.elastic.names import register_backends, replacements
 from holdfast.torch_compat.futures import collect_all
 from holdfast.torch_compat.rpc_names import both
 
@@ -58,7 +59,8 @@ def bind() -> None:
         if _within(name, (_PACKAGE,)):
             importlib.import_module(name)
     torch.distributed.rpc = new
-    _replace(_pairs(old))
+    _replace(_pairs(old) | {id(before): (before, now) for before, now in replacements()})
+    register_backends()
     env.add_to_path("PYTHONPATH", str(SITE))
 
 
