@@ -25,7 +25,7 @@ class AfterTorch:
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec("torch")
         loader = None if spec is None else spec.loader
         if loader is None:
@@ -49,5 +49,5 @@ def _run_hidden() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-sys.meta_path.insert(0, AfterTorch())  # type: ignore[arg-type]
+sys.meta_path.insert(0, AfterTorch())
 _run_hidden()
