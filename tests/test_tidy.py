@@ -28,7 +28,7 @@ COLUMNS_MAX = 100
 ACTING_MODULES = (
     *("asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "select", "selectors"),
     *("shutil", "signal", "socket", "socketserver", "ssl", "subprocess", "tempfile", "threading"),
-    *("time", "urllib.request", "_thread"),
+    *("time", "torch", "urllib.request", "_thread"),
 )
 # Files that import nothing which acts, and are not pure all the same.
 ACTS_THROUGH_OTHERS: dict[str, str] = {

@@ -15,6 +15,7 @@ Layout, in reading order
     places.py           who is where, by a store of torch
     agents.py           agents by torch's names
     rrefs.py            references by torch's name
+    serving.py          the callee's side of calls
     calls.py            calls, by the names of torch's binding
     rpc_names.py        the modules that stand in for torch's binding
     binding.py          binds torch's names to ours

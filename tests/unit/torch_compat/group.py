@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import internal
@@ -14,9 +15,12 @@ from torch.distributed.rpc import internal
 from holdfast.torch_compat import agents
 from holdfast.torch_compat.agents import TensorPipeAgent
 
-__all__ = ["at_once", "group"]
+__all__ = ["TRIPLE", "at_once", "group"]
 
 WITHIN_S = 60.0
+TRIPLE = "holdfast_test_triple"
+"""A TorchScript function that every worker has compiled."""
+torch.jit._state._python_cu.define(f"def {TRIPLE}(x: int) -> int:\n    return x * 3\n")
 
 
 def at_once(*acts: Callable[[], Any]) -> list[Any]:
