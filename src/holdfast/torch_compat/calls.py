@@ -6,9 +6,11 @@ called.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from holdfast.rpc.messages import Kind
+from holdfast.torch_compat import serving
 from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.futures import CallFuture
 from holdfast.torch_compat.rrefs import PyRRef, check_value
@@ -23,7 +25,7 @@ __all__ = [
     "invoke_rpc_torchscript",
 ]
 
-_AT = "holdfast.torch_compat.serving:"
+Serving: TypeAlias = Callable[..., Any]
 
 
 def invoke_rpc_python_udf(
@@ -32,7 +34,7 @@ def invoke_rpc_python_udf(
     """Call a Python function."""
     agent, parcel = current(), seal(pickled, tensors)
     call = agent.core.call_async(
-        dst.name, _AT + "answer_udf", (parcel, is_async), None, _seconds(timeout)
+        dst.name, serving.answer_udf, (parcel, is_async), None, _seconds(timeout)
     )
     return CallFuture(call, agent.later, _read_udf)
 
@@ -55,7 +57,7 @@ def _read_udf(parcel: Parcel) -> Any:
 
 def invoke_rpc_builtin(dst: Any, name: str, timeout: float, *args: Any, **kwargs: Any) -> Any:
     """Call an operator of torch."""
-    return _call_script(dst.name, "answer_builtin", (name, pack((args, kwargs))), timeout)
+    return _call_script(dst.name, serving.answer_builtin, (name, pack((args, kwargs))), timeout)
 
 
 def invoke_rpc_torchscript(
@@ -63,14 +65,12 @@ def invoke_rpc_torchscript(
 ) -> Any:
     """Call a TorchScript function."""
     parcel = pack((tuple(args), dict(kwargs)))
-    return _call_script(dst_name, "answer_script", (name, parcel, is_async), timeout)
+    return _call_script(dst_name, serving.answer_script, (name, parcel, is_async), timeout)
 
 
-def _call_script(to: str, function: str, args: tuple[Any, ...], timeout: float) -> Any:
+def _call_script(to: str, function: Serving, args: tuple[Any, ...], timeout: float) -> Any:
     agent = current()
-    call = agent.core.call_async(
-        to, _AT + function, args, None, _seconds(timeout), kind=Kind.SCRIPT_CALL
-    )
+    call = agent.core.call_async(to, function, args, None, _seconds(timeout), kind=Kind.SCRIPT_CALL)
     return CallFuture(call, agent.later, unpack)
 
 
@@ -79,13 +79,13 @@ def invoke_remote_python_udf(
 ) -> PyRRef:
     """Call a Python function and leave its result there."""
     args = (seal(pickled, tensors), is_async)
-    return _remote(dst.name, "run_udf", args, timeout, Kind.PYTHON_REMOTE_CALL)
+    return _remote(dst.name, serving.run_udf, args, timeout, Kind.PYTHON_REMOTE_CALL)
 
 
 def invoke_remote_builtin(dst: Any, name: str, timeout: float, *args: Any, **kwargs: Any) -> PyRRef:
     """Call an operator of torch and leave its result there."""
     value = (name, pack((args, kwargs)))
-    return _remote(dst.name, "run_builtin", value, timeout, Kind.SCRIPT_REMOTE_CALL)
+    return _remote(dst.name, serving.run_builtin, value, timeout, Kind.SCRIPT_REMOTE_CALL)
 
 
 def invoke_remote_torchscript(
@@ -93,12 +93,14 @@ def invoke_remote_torchscript(
 ) -> PyRRef:
     """Call a TorchScript function and leave its result there."""
     value = (name, pack((args, kwargs)), is_async)
-    return _remote(dst_name, "run_script", value, timeout, Kind.SCRIPT_REMOTE_CALL)
+    return _remote(dst_name, serving.run_script, value, timeout, Kind.SCRIPT_REMOTE_CALL)
 
 
-def _remote(to: str, function: str, args: tuple[Any, ...], timeout: float, kind: Kind) -> PyRRef:
+def _remote(
+    to: str, function: Serving, args: tuple[Any, ...], timeout: float, kind: Kind
+) -> PyRRef:
     core = current().core
-    made = core.remote(to, _AT + function, args, None, _seconds(timeout), kind=kind)
+    made = core.remote(to, function, args, None, _seconds(timeout), kind=kind)
     return PyRRef._of(made, kind is Kind.SCRIPT_REMOTE_CALL)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from holdfast.clock import Deadline
-from holdfast.rpc.answering import ASYNC_MARK
+from holdfast.rpc.api import async_execution
 from holdfast.rpc.way import make_way
 from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.futures import as_torch_error, follow
@@ -33,18 +33,13 @@ __all__ = [
 CONFIRM_WITHIN_S = 60.0
 
 
-def _may_answer_later(function: Callable[..., Any]) -> Callable[..., Any]:
-    setattr(function, ASYNC_MARK, True)
-    return function
-
-
-@_may_answer_later
+@async_execution
 def run_udf(parcel: Parcel, is_async: bool) -> Any:
     """Run a Python function; return its value."""
     return _run_udf(parcel, is_async, _same)
 
 
-@_may_answer_later
+@async_execution
 def answer_udf(parcel: Parcel, is_async: bool) -> Any:
     """Run a Python function; return the parcel of its value."""
     return _run_udf(parcel, is_async, pack)
@@ -83,13 +78,13 @@ def answer_builtin(name: str, parcel: Parcel) -> Any:
     return pack(run_builtin(name, parcel))
 
 
-@_may_answer_later
+@async_execution
 def run_script(name: str, parcel: Parcel, is_async: bool) -> Any:
     """Run a TorchScript function; return its value."""
     return _run_script(name, parcel, is_async, _same)
 
 
-@_may_answer_later
+@async_execution
 def answer_script(name: str, parcel: Parcel, is_async: bool) -> Any:
     """Run a TorchScript function; return the parcel of its value."""
     return _run_script(name, parcel, is_async, pack)
