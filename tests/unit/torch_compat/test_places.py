@@ -15,7 +15,9 @@ from holdfast.rpc.peers import Contact
 from holdfast.torch_compat.places import Places
 from tests.unit.torch_compat.group import at_once
 
-SOON = Deadline.after(30.0)
+
+def soon() -> Deadline:
+    return Deadline.after(30.0)
 
 
 def contact(name: str, number: int) -> Contact:
@@ -93,9 +95,14 @@ def test_workers_come_and_go(store: Any) -> None:
 
 def test_leaving_together_goes_on_until_nobody_has_been_busy(store: Any) -> None:
     first, second = entered(store, "a", "b")
-    assert at_once(lambda: first.meet(True, SOON), lambda: second.meet(False, SOON)) == [True] * 2
-    assert at_once(lambda: first.meet(False, SOON), lambda: second.meet(False, SOON)) == [False] * 2
-    at_once(lambda: first.part(0, SOON), lambda: second.part(1, SOON))
+    assert (
+        at_once(lambda: first.meet(True, soon()), lambda: second.meet(False, soon())) == [True] * 2
+    )
+    assert (
+        at_once(lambda: first.meet(False, soon()), lambda: second.meet(False, soon()))
+        == [False] * 2
+    )
+    at_once(lambda: first.part(0, soon()), lambda: second.part(1, soon()))
 
 
 def test_who_does_not_come_to_leave_is_not_waited_for_forever(store: Any) -> None:
@@ -107,5 +114,5 @@ def test_who_does_not_come_to_leave_is_not_waited_for_forever(store: Any) -> Non
 def test_in_an_open_group_nobody_is_waited_for(store: Any) -> None:
     one = Places(store, None)
     one.enter(contact("a", 0))
-    assert one.meet(True, SOON) is False
-    one.part(0, SOON)
+    assert one.meet(True, soon()) is False
+    one.part(0, soon())
