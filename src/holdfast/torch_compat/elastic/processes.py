@@ -31,7 +31,7 @@ from torch.distributed.elastic.multiprocessing.api import (
     RunProcsResult,
     _validate_full_rank,
 )
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import _NOT_AVAILABLE, ProcessFailure
 
 from holdfast import env
 from holdfast.clock import SYSTEM_CLOCK, Deadline
@@ -126,7 +126,7 @@ class Processes(PContext):  # type: ignore[misc]  # it is torch's
         self._start_method = start_method
         self._numa_binding = numa_binding
         self._streams = _Streams(self.stdouts, self.stderrs)
-        self._folders: list[tempfile.TemporaryDirectory[str]] = []
+        self._folders: dict[int, tempfile.TemporaryDirectory[str]] = {}
         self._containment = Containment()
         self._starter: Starter | None = None
         self._group: WorkerGroup | None = None
@@ -186,7 +186,7 @@ class Processes(PContext):  # type: ignore[misc]  # it is torch's
         self._containment.close()
         self._streams.close()
         while self._folders:
-            self._folders.pop().cleanup()
+            self._folders.popitem()[1].cleanup()
 
     def _stop(self, number: signal.Signals, grace_s: float) -> None:
         """Ask the workers that run to end, kill those that do not, and wait for it."""
@@ -236,6 +236,8 @@ class Processes(PContext):  # type: ignore[misc]  # it is torch's
         )
         if failure.hint and isinstance(told.message, str):
             told.message = f"{told.message} ({failure.hint})"
+        if failure.local_rank in self._folders:
+            told.error_file = _NOT_AVAILABLE  # it goes with the context
         return told
 
     def _take_return(self, launch: Launch) -> Any:
@@ -274,5 +276,5 @@ class Processes(PContext):  # type: ignore[misc]  # it is torch's
         if wanted.name == _ERROR_FILE and wanted.parent.name == str(local_rank):
             return wanted.parent
         folder = tempfile.TemporaryDirectory(prefix="holdfast_")
-        self._folders.append(folder)
+        self._folders[local_rank] = folder
         return Path(folder.name)
