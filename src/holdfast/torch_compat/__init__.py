@@ -10,6 +10,8 @@ or, with a program that is not to be touched at all:
 
 Layout, in reading order
     theirs.py           what stays torch's own
+    contexts.py         contexts of distributed autograd
+    graph.py            where tensors leave a worker and arrive, in torch's graph
     wire.py             what torch's pickler makes of a value, on its way
     futures.py          futures of torch for calls of ours
     places.py           who is where, by a store of torch
@@ -17,6 +19,8 @@ Layout, in reading order
     rrefs.py            references by torch's name
     serving.py          the callee's side of calls
     calls.py            calls, by the names of torch's binding
+    engine.py           what one worker does of a distributed backward pass
+    autograd.py         distributed autograd, by the names of torch's binding
     rpc_names.py        the modules that stand in for torch's binding
     binding.py          binds torch's names to ours
 

@@ -18,11 +18,14 @@ from holdfast.net.auth import Key
 from holdfast.net.secret import Secret, new_secret
 from holdfast.net.towards import address_towards
 from holdfast.rpc.agent import Agent, Transport
+from holdfast.rpc.future import Future
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
 from holdfast.rpc.rref_protocol import Number
 from holdfast.store.open import choose_secret
+from holdfast.torch_compat.contexts import release
+from holdfast.torch_compat.graph import working
 from holdfast.torch_compat.places import Places
 from holdfast.torch_compat.theirs import TheirWorkerInfo
 from holdfast.torch_compat.wire import pack
@@ -89,6 +92,7 @@ class TensorPipeAgent(RpcAgent):
         )
         for kind in (Kind.PYTHON_RREF_FETCH_CALL, Kind.SCRIPT_RREF_FETCH_CALL):
             self.core.add_handler(kind, self._fetched)
+        self.core.add_handler(Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ, self._released)
         host = "" if far is None else address_towards(far, Deadline.after(LEAVE_WITHIN_S))
         try:
             self.core.start("" if is_loopback(host) else host)
@@ -115,8 +119,17 @@ class TensorPipeAgent(RpcAgent):
             act()
 
     def _fetched(self, caller: Any, request: Any) -> Any:
-        value = self.core.holdings.value(Number(*request))
-        return value.then(lambda done: pack(done.value()))
+        maker, serial, *stamps = request  # a stamp comes with it within a context of autograd
+        stamped = stamps[0] if stamps else None
+
+        def read(done: Future[Any]) -> Any:
+            with working(stamped):
+                return pack(done.value(), caller.id)
+
+        return self.core.holdings.value(Number(maker, serial)).then(read)
+
+    def _released(self, caller: Any, number: int) -> None:
+        release(self, number)
 
     # Who is there.
 

@@ -29,8 +29,8 @@ from holdfast.torch_compat.rpc_names import both
 __all__ = ["bind", "is_bound"]
 
 SITE = Path(__file__).parent / "site"
-_PACKAGE = "torch.distributed.rpc"
-_OLD = (_PACKAGE, "torch._C._distributed_rpc")
+_PACKAGES = ("torch.distributed.autograd", "torch.distributed.rpc")  # in the order of import
+_OLD = (*_PACKAGES, "torch._C._distributed_autograd", "torch._C._distributed_rpc")
 _bound = False
 
 
@@ -50,15 +50,14 @@ def bind() -> None:
         sys.modules[f"torch._C.{name}"] = module
         setattr(torch._C, name, module)
     torch._C._collect_all = collect_all
-    torch._C._rpc_init = torch._C._faulty_agent_init = lambda: True  # it has been
-    for name in old:
-        if _within(name, (_PACKAGE,)):
-            del sys.modules[name]
-    new: ModuleType = importlib.import_module(_PACKAGE)
-    for name in old:
-        if _within(name, (_PACKAGE,)):
-            importlib.import_module(name)
-    torch.distributed.rpc = new
+    for init in ("_dist_autograd_init", "_faulty_agent_init", "_rpc_init"):
+        setattr(torch._C, init, lambda: True)  # it has been
+    again = [name for name in old if _within(name, _PACKAGES)]
+    for name in again:
+        del sys.modules[name]
+    for name in (*_PACKAGES, *again):
+        importlib.import_module(name)
+    torch.distributed.autograd, torch.distributed.rpc = (sys.modules[one] for one in _PACKAGES)
     _replace(_pairs(old) | {id(before): (before, now) for before, now in replacements()})
     register_backends()
     env.add_to_path("PYTHONPATH", str(SITE))

@@ -32,7 +32,7 @@ def invoke_rpc_python_udf(
     dst: Any, pickled: bytes, tensors: list[Any], timeout: float, is_async: bool
 ) -> Any:
     """Call a Python function."""
-    agent, parcel = current(), seal(pickled, tensors)
+    agent, parcel = current(), seal(pickled, tensors, dst.id)
     call = agent.core.call_async(
         dst.name, serving.answer_udf, (parcel, is_async), None, _seconds(timeout)
     )
@@ -57,14 +57,15 @@ def _read_udf(parcel: Parcel) -> Any:
 
 def invoke_rpc_builtin(dst: Any, name: str, timeout: float, *args: Any, **kwargs: Any) -> Any:
     """Call an operator of torch."""
-    return _call_script(dst.name, serving.answer_builtin, (name, pack((args, kwargs))), timeout)
+    value = (name, pack((args, kwargs), dst.id))
+    return _call_script(dst.name, serving.answer_builtin, value, timeout)
 
 
 def invoke_rpc_torchscript(
     dst_name: str, name: str, args: Any, kwargs: Any, timeout: float, is_async: bool = False
 ) -> Any:
     """Call a TorchScript function."""
-    parcel = pack((tuple(args), dict(kwargs)))
+    parcel = pack((tuple(args), dict(kwargs)), _id_of(dst_name))
     return _call_script(dst_name, serving.answer_script, (name, parcel, is_async), timeout)
 
 
@@ -78,13 +79,13 @@ def invoke_remote_python_udf(
     dst: Any, pickled: bytes, tensors: list[Any], timeout: float, is_async: bool
 ) -> PyRRef:
     """Call a Python function and leave its result there."""
-    args = (seal(pickled, tensors), is_async)
+    args = (seal(pickled, tensors, dst.id), is_async)
     return _remote(dst.name, serving.run_udf, args, timeout, Kind.PYTHON_REMOTE_CALL)
 
 
 def invoke_remote_builtin(dst: Any, name: str, timeout: float, *args: Any, **kwargs: Any) -> PyRRef:
     """Call an operator of torch and leave its result there."""
-    value = (name, pack((args, kwargs)))
+    value = (name, pack((args, kwargs), dst.id))
     return _remote(dst.name, serving.run_builtin, value, timeout, Kind.SCRIPT_REMOTE_CALL)
 
 
@@ -92,7 +93,7 @@ def invoke_remote_torchscript(
     dst_name: str, name: str, timeout: float, is_async: bool, *args: Any, **kwargs: Any
 ) -> PyRRef:
     """Call a TorchScript function and leave its result there."""
-    value = (name, pack((args, kwargs)), is_async)
+    value = (name, pack((args, kwargs), _id_of(dst_name)), is_async)
     return _remote(dst_name, serving.run_script, value, timeout, Kind.SCRIPT_REMOTE_CALL)
 
 
@@ -102,6 +103,10 @@ def _remote(
     core = current().core
     made = core.remote(to, function, args, None, _seconds(timeout), kind=kind)
     return PyRRef._of(made, kind is Kind.SCRIPT_REMOTE_CALL)
+
+
+def _id_of(name: str) -> int:
+    return int(current().places.find(name).info.id)
 
 
 def _seconds(timeout: float) -> float | None:

@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.torch_compat import agents, calls
+from holdfast.torch_compat.autograd import AUTOGRAD_NAMES
 from holdfast.torch_compat.rrefs import PyRRef
-from holdfast.torch_compat.theirs import THEIRS, THEIRS_FAULTY
+from holdfast.torch_compat.theirs import THEIRS, THEIRS_AUTOGRAD, THEIRS_FAULTY
 
 __all__ = ["FAULTY_NAMES", "RPC_NAMES", "both"]
 
@@ -65,6 +66,7 @@ def _stand_in(theirs: ModuleType, names: dict[str, Any]) -> ModuleType:
 def both() -> dict[str, ModuleType]:
     """Return both modules, by name."""
     return {
+        "_distributed_autograd": _stand_in(THEIRS_AUTOGRAD, AUTOGRAD_NAMES),
         "_distributed_rpc": _stand_in(THEIRS, RPC_NAMES),
         "_distributed_rpc_testing": _stand_in(THEIRS_FAULTY, FAULTY_NAMES),
     }

@@ -11,7 +11,9 @@ from holdfast.rpc.messages import Kind
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.rref_protocol import Number
 from holdfast.torch_compat.agents import current
+from holdfast.torch_compat.contexts import CONTEXTS
 from holdfast.torch_compat.futures import CallFuture, as_torch_error
+from holdfast.torch_compat.graph import stamp
 from holdfast.torch_compat.theirs import TheirWorkerInfo
 from holdfast.torch_compat.wire import arrived, leave, unpack
 
@@ -78,11 +80,18 @@ class PyRRef:
             return self._own_value()
         kind = Kind.SCRIPT_RREF_FETCH_CALL if self._is_script else Kind.PYTHON_RREF_FETCH_CALL
         try:
-            value = unpack(rref._fetch(None if timeout < 0 else timeout, kind))
+            value = unpack(self._fetch(None if timeout < 0 else timeout, kind))
         except Exception as error:
             raise as_torch_error(error) from None
         check_value(value)
         return value
+
+    def _fetch(self, timeout: float | None, kind: Kind) -> Any:
+        rref, context = self._rref, CONTEXTS.here()
+        if context is None:
+            return rref._fetch(timeout, kind)
+        request = (*rref._reference, stamp([], rref.owner().id, context))
+        return rref._holdings.agent.request(rref._incarnation, kind, request, timeout).wait()
 
     def _check(self, what: str) -> None:
         """Refuse a reference whose creation has failed, or that has been given up."""

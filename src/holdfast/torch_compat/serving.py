@@ -19,6 +19,7 @@ from holdfast.rpc.api import async_execution
 from holdfast.rpc.way import make_way
 from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.futures import as_torch_error, follow
+from holdfast.torch_compat.graph import working
 from holdfast.torch_compat.wire import Parcel, pack, unpack
 
 __all__ = [
@@ -42,14 +43,15 @@ def run_udf(parcel: Parcel, is_async: bool) -> Any:
 @async_execution
 def answer_udf(parcel: Parcel, is_async: bool) -> Any:
     """Run a Python function; return the parcel of its value."""
-    return _run_udf(parcel, is_async, pack)
+    return _run_udf(parcel, is_async, _packer(parcel))
 
 
 def _run_udf(parcel: Parcel, is_async: bool, finish: Callable[[Any], Any]) -> Any:
     internal = sys.modules["torch.distributed.rpc.internal"]
-    function = unpack(parcel)
-    _wait_confirmed(parcel)
-    value = internal._run_function(function)
+    with working(parcel[3]):
+        function = unpack(parcel)
+        _wait_confirmed(parcel)
+        value = internal._run_function(function)
     if not is_async or isinstance(value, internal.RemoteException):
         return finish(value)
     return _later(value, finish)
@@ -66,16 +68,17 @@ def _wait_confirmed(parcel: Parcel) -> None:
 
 def run_builtin(name: str, parcel: Parcel) -> Any:
     """Run an operator of torch; return its value."""
-    args, kwargs = unpack(parcel)
     try:
-        return _operator(name)(*args, **kwargs)
+        with working(parcel[3]):
+            args, kwargs = unpack(parcel)
+            return _operator(name)(*args, **kwargs)
     except Exception as error:
         raise as_torch_error(error) from None
 
 
 def answer_builtin(name: str, parcel: Parcel) -> Any:
     """Run an operator of torch; return the parcel of its value."""
-    return pack(run_builtin(name, parcel))
+    return _packer(parcel)(run_builtin(name, parcel))
 
 
 @async_execution
@@ -87,16 +90,17 @@ def run_script(name: str, parcel: Parcel, is_async: bool) -> Any:
 @async_execution
 def answer_script(name: str, parcel: Parcel, is_async: bool) -> Any:
     """Run a TorchScript function; return the parcel of its value."""
-    return _run_script(name, parcel, is_async, pack)
+    return _run_script(name, parcel, is_async, _packer(parcel))
 
 
 def _run_script(name: str, parcel: Parcel, is_async: bool, finish: Callable[[Any], Any]) -> Any:
-    args, kwargs = unpack(parcel)
     function = torch.jit._state._python_cu.find_function(name)
     if function is None:
         raise RuntimeError(f"script {name}: this worker has not compiled it")
     try:
-        value = function(*args, **kwargs)
+        with working(parcel[3]):
+            args, kwargs = unpack(parcel)
+            value = function(*args, **kwargs)
     except Exception as error:
         raise as_torch_error(error) from None
     return _later(value, finish) if is_async else finish(value)
@@ -115,6 +119,19 @@ def _later(value: Any, finish: Callable[[Any], Any]) -> Any:
 @functools.cache
 def _operator(name: str) -> Any:
     return torch._C._jit_get_operation(name)[0]
+
+
+def _packer(parcel: Parcel) -> Callable[[Any], Parcel]:
+    """Return what makes the parcel of a value that answers this one."""
+    stamped = parcel[3]
+    if stamped is None:
+        return pack
+
+    def pack_stamped(value: Any) -> Parcel:
+        with working(stamped):
+            return pack(value, stamped[1])
+
+    return pack_stamped
 
 
 def _same(value: Any) -> Any:

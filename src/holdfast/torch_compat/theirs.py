@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed.rpc
+from torch._C import _distributed_autograd as THEIRS_AUTOGRAD  # noqa: N812
 from torch._C import _distributed_rpc as THEIRS  # noqa: N812  # a module that is data here
 
-__all__ = ["THEIRS", "THEIRS_FAULTY", "TheirWorkerInfo"]
+__all__ = ["THEIRS", "THEIRS_AUTOGRAD", "THEIRS_FAULTY", "TheirWorkerInfo"]
 
 
 def _faulty() -> Any:

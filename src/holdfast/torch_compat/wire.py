@@ -20,9 +20,14 @@ from typing import Any, TypeAlias
 
 import torch
 
+from holdfast.torch_compat.contexts import CONTEXTS
+from holdfast.torch_compat.graph import Stamp, connect, stamp
+
 __all__ = ["Parcel", "arrived", "leave", "pack", "seal", "unpack"]
 
-Parcel: TypeAlias = "tuple[bytes, list[Any], dict[int, Any] | None]"
+Parcel: TypeAlias = "tuple[bytes, list[Any], dict[int, Any] | None, Stamp | None]"
+
+NOBODY = -1
 
 
 class _Here(threading.local):
@@ -50,30 +55,37 @@ def arrived(number: int) -> Any:
     return arriving[number]
 
 
-def seal(data: bytes, tensors: list[Any]) -> Parcel:
-    """Make the parcel of what torch's pickler has made, with the references that it left out."""
+def seal(data: bytes, tensors: list[Any], to: int = NOBODY) -> Parcel:
+    """Make the parcel of what torch's pickler has made, with the references that it left out.
+
+    `to` is who gets it; nobody need be named where no context of autograd can be.
+    """
+    context = CONTEXTS.here()
+    stamped = None if context is None else stamp(tensors, to, context)
     for place, tensor in enumerate(tensors):
         if _has_gaps(tensor):
             tensors[place] = _Strided(tensor)
     leaving = _here.leaving
     if not leaving:
-        return data, tensors, None
+        return data, tensors, None, stamped
     _here.leaving = {}
-    return data, tensors, leaving
+    return data, tensors, leaving, stamped
 
 
-def pack(value: Any) -> Parcel:
-    """Make the parcel of a value, by torch's own pickler."""
+def pack(value: Any, to: int = NOBODY) -> Parcel:
+    """Make the parcel of a value for a worker, by torch's own pickler."""
     outer, _here.leaving = _here.leaving, {}
     try:
-        return seal(*_internal().serialize(value))
+        return seal(*_internal().serialize(value), to)
     finally:
         _here.leaving = outer
 
 
 def unpack(parcel: Parcel) -> Any:
     """Return the value of a parcel."""
-    data, tensors, references = parcel
+    data, tensors, references, stamped = parcel
+    if stamped is not None:
+        connect(tensors, stamped)
     outer, _here.arriving = _here.arriving, references
     try:
         return _internal().deserialize(data, tensors)

@@ -58,7 +58,7 @@ def test_what_was_left_behind_takes_nobodys_place() -> None:
     lost = leave("of a value that could not be pickled")
     mine = leave("mine")
     assert lost != mine
-    _, _, references = seal(b"", [])
+    _, _, references, _ = seal(b"", [])
     assert references is not None
     assert references[mine] == "mine"
     assert seal(b"", []) == (b"", [], None)
