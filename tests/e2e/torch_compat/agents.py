@@ -73,7 +73,7 @@ class Node:
             log_line_prefix_template=self.prefix,
         )
 
-    @record
+    @record  # type: ignore[untyped-decorator]
     def result(self) -> RunResult:
         """Run it to its end; what fails is torch's error for it."""
         agent = self.make_agent()

@@ -211,7 +211,8 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
             if shared:
                 door.start()
         except UsageError as error:
-            _log.warning("torch's store is not served by the agent but by rank 0: %s", error)
+            # Its text alone: who keeps the record would keep the socket that could not be bound.
+            _log.warning("torch's store is not served by the agent but by rank 0: %s", str(error))
             shared = False
         if not shared:
             door = C10dDoor(Address(own, 0), exposed=not is_loopback(own))
