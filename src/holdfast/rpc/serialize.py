@@ -38,6 +38,8 @@ __all__ = ["OUTSIDE_BYTES", "dump", "dump_error", "load", "load_error"]
 
 OUTSIDE_BYTES = 16 * 1024
 """Smaller buffers cost less inside of the pickle."""
+AGAIN_BYTES = 512
+"""A pickler of a larger value is not used again."""
 
 Reducer: TypeAlias = Callable[[Any], Any]
 
@@ -67,7 +69,8 @@ def dump(value: Any) -> tuple[bytes, list[Buffer]]:
         body, outside = _dump_anything(value, error)
     else:
         outside = pen.taken()
-        _here.pen = pen
+        if not pen.is_spent:
+            _here.pen = pen
     return body, [buffer.raw() for buffer in outside] if outside else []
 
 
@@ -128,6 +131,7 @@ class _Pen:
 
     def __init__(self, table: dict[type, Reducer]) -> None:
         self.table = table
+        self.is_spent = False
         self._file = io.BytesIO()
         self._outside: list[pickle.PickleBuffer] = []
         self._pickler = pickle.Pickler(self._file, 5, buffer_callback=_keeper(self._outside))
@@ -137,9 +141,17 @@ class _Pen:
         """Pickle a value; whatever it raises, the pen is of no use afterwards."""
         self._pickler.dump(value)
         body = self._file.getvalue()
+        if len(body) > AGAIN_BYTES:
+            self.is_spent = True  # a new one costs less than what follows
+            return body
         self._file.seek(0)
         self._file.truncate()
+        # What only the memo holds (what reducers made) must outlive its clearing. To free it runs
+        # code, or lets others run; should the garbage collector come then, it would find in the
+        # memo what is free already, and crash.
+        kept = self._pickler.memo.copy()
         self._pickler.clear_memo()
+        del kept
         return body
 
     def taken(self) -> list[pickle.PickleBuffer]:

@@ -495,3 +495,39 @@ def wait_for_none(agent: Any) -> None:
     while any(agent.holdings.counts().values()):
         assert not deadline.passed(), agent.holdings.counts()
         SYSTEM_CLOCK.sleep(0.005)
+
+
+COLLECTING = """
+import gc
+from holdfast.rpc.serialize import dump
+
+
+class Made:
+    def __reduce__(self):
+        return Made, ()
+
+    def __del__(self):
+        gc.collect()
+
+
+class Maker:
+    def __reduce__(self):
+        return max, (Made(), [Made()], (Made(),))
+
+
+for _ in range(20):
+    dump([Maker(), Maker()])
+print("alive")
+"""
+
+
+def test_the_collector_may_come_while_what_reducers_made_is_freed() -> None:
+    """A pickler that is used again shows the collector what it is about to forget."""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", COLLECTING],  # with memory that is wiped when freed
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
