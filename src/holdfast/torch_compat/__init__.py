@@ -21,7 +21,9 @@ Layout, in reading order
     calls.py            calls, by the names of torch's binding
     engine.py           what one worker does of a distributed backward pass
     autograd.py         distributed autograd, by the names of torch's binding
+    optimizer.py        torch's distributed optimizer, without TorchScript
     rpc_names.py        the modules that stand in for torch's binding
+    elastic/            the launcher and its agents, by torch's names
     binding.py          binds torch's names to ours
 
 `__main__.py` runs a program with it; the folder `site` lets children have it too.

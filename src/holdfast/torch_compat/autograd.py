@@ -13,20 +13,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from holdfast.errors import HoldfastError
-from holdfast.rpc.answering import ASYNC_MARK
+from holdfast.rpc.api import async_execution
 from holdfast.rpc.future import Future
 from holdfast.rpc.way import make_way
 from holdfast.torch_compat.agents import current, is_set
 from holdfast.torch_compat.contexts import CONTEXTS, DistAutogradContext, release
-from holdfast.torch_compat.engine import Pass, Pending
+from holdfast.torch_compat.engine import Pass, Roots
 from holdfast.torch_compat.futures import as_torch_error
-from holdfast.torch_compat.graph import Recv
 
 __all__ = ["AUTOGRAD_NAMES"]
-
-_HERE = f"{__name__}:"
 
 
 def _release_context(number: int) -> None:
@@ -62,23 +60,24 @@ def backward(context_id: int, roots: Sequence[Any], retain_graph: bool = False) 
     begin = _roots(roots)
     make_way()
     with torch.autograd.profiler.record_function("torch::distributed::autograd::backward"):
-        one = Pass(context, CONTEXTS.new_message(), bool(retain_graph), begin, _send)
+        one = Pass(context, CONTEXTS.new_message(), bool(retain_graph), _send)
         _enter(one)
         try:
-            one.go_on()
-        except BaseException as error:
-            one.fail(error)
-            raise
-        try:
+            one.run(begin)
             one.future.wait()
         except HoldfastError as error:
             raise as_torch_error(error) from None
+        except Exception as error:
+            if not one.has_heard:
+                raise
+            # As torch says it of an error in what others have set going.
+            raise RuntimeError(f"Error on Node {CONTEXTS.worker}: {error}") from error
 
 
-def _roots(roots: Sequence[Any]) -> Pending:
+def _roots(roots: Sequence[Any]) -> Roots:
     if not roots:
         raise RuntimeError("No tensors provided for gradient computation.")
-    found: Pending = {}
+    found: Roots = []
     for root in roots:
         name = root.name or "root"
         if not root.requires_grad:
@@ -88,7 +87,7 @@ def _roots(roots: Sequence[Any]) -> Pending:
         if root.grad_fn is None:
             raise RuntimeError(f"{name} does not have a valid gradient function.")
         gradient = torch.ones_like(root, memory_format=torch.preserve_format)
-        found.setdefault((root.grad_fn, root.output_nr), []).append(gradient)
+        found.append((GradientEdge(root.grad_fn, root.output_nr), gradient))
     return found
 
 
@@ -107,29 +106,28 @@ def _enter(one: Pass) -> Pass:
     return entered
 
 
-def _send(one: Pass, name: int, recv: Recv, gradients: list[Any]) -> Future[Any]:
-    args = (one.context.number, one.number, name, gradients, one.retain_graph)
-    sent: Future[Any] = current().core.call_async(recv.worker, _HERE + "take_gradients", args)
+def _send(one: Pass, message: int, worker: int, gradients: list[Any]) -> Future[Any]:
+    args = (one.context.number, one.number, message, gradients, one.retain_graph)
+    sent: Future[Any] = current().core.call_async(worker, take_gradients, args)
     return sent
 
 
+@async_execution
 def take_gradients(
-    context_id: int, number: int, name: int, gradients: list[Any], retain_graph: bool
-) -> Future[None] | None:
+    context_id: int, number: int, message: int, gradients: list[Any], retain_graph: bool
+) -> Any:
     """Go on with a pass; for the first who asks, answer when this worker's part is done (AG-1)."""
-    make_way()
     context = CONTEXTS.find(context_id)
-    one, is_first = _join(context, number, retain_graph)
     try:
-        one.come(name, gradients)
-    except BaseException as error:
-        told = RuntimeError(f"Error on Node {CONTEXTS.worker}: {error}")
-        one.fail(told)
-        raise told from None
-    return one.future if is_first else None
-
-
-setattr(take_gradients, ASYNC_MARK, True)
+        one, is_first = _join(context, number, retain_graph)
+        one.come(message, gradients)
+        if not is_first:
+            return None
+        make_way()
+        one.run([])
+    except Exception as error:
+        raise RuntimeError(f"Error on Node {CONTEXTS.worker}: {error}") from None
+    return one.future
 
 
 def _join(context: DistAutogradContext, number: int, retain_graph: bool) -> tuple[Pass, bool]:
@@ -139,7 +137,7 @@ def _join(context: DistAutogradContext, number: int, retain_graph: bool) -> tupl
             raise RuntimeError(f"backward pass {number} is over")
     if one is not None:
         return one, False
-    made = Pass(context, number, retain_graph, {}, _send)
+    made = Pass(context, number, retain_graph, _send)
     one = _enter(made)
     return one, one is made
 
@@ -166,7 +164,7 @@ def _tell(one: Pass) -> None:
     args = (one.context.number, one.number, str(error))
     for worker in one.context._known_worker_ids():
         try:
-            core.call_async(worker, _HERE + "end_pass", args)
+            core.call_async(worker, end_pass, args)
         except (HoldfastError, RuntimeError):  # it is gone
             continue
 

@@ -24,6 +24,7 @@ import torch
 from holdfast import env
 from holdfast.torch_compat.elastic.names import register_backends, replacements
 from holdfast.torch_compat.futures import collect_all
+from holdfast.torch_compat.optimizer import mend_when_imported
 from holdfast.torch_compat.rpc_names import both
 
 __all__ = ["bind", "is_bound"]
@@ -60,6 +61,7 @@ def bind() -> None:
     torch.distributed.autograd, torch.distributed.rpc = (sys.modules[one] for one in _PACKAGES)
     _replace(_pairs(old) | {id(before): (before, now) for before, now in replacements()})
     register_backends()
+    mend_when_imported()
     env.add_to_path("PYTHONPATH", str(SITE))
 
 

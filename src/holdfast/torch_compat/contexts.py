@@ -33,8 +33,9 @@ NO_CONTEXT = -1
 class DistAutogradContext:
     """What one worker knows of one context.
 
-    Under its lock: the send and recv functions, in the order in which they were made; the workers
-    that have the context too; the passes that run in it, by number; and the gradients.
+    Under its lock: the send and recv functions, in the order in which they were made, and the
+    tokens of that order (`graph.py`); the workers that have the context too; the passes that have
+    not ended, by number; and the gradients.
     """
 
     def __init__(self, number: int) -> None:
@@ -47,6 +48,11 @@ class DistAutogradContext:
         self.over: set[int] = set()  # the passes that have ended
         self.gradients: dict[Any, Any] = {}
         self.is_released = False
+        self.first_token: Any = None
+        self.token: Any = None
+        # Under a lock of its own, since it is waited for: the pass that runs.
+        self.turns = threading.Condition()
+        self.running: Any = None
 
     def _context_id(self) -> int:
         return self.number
@@ -57,7 +63,7 @@ class DistAutogradContext:
 
     def _recv_functions(self) -> dict[int, Any]:
         with self.lock:
-            return {number: one.node for number, one in self.recvs.items()}
+            return dict(self.recvs)
 
     def _known_worker_ids(self) -> set[int]:
         with self.lock:

@@ -9,12 +9,15 @@ Guarantees
     GR-1  The next functions of a send function are those of the tensors, in their order; each
           tensor that arrived and requires a gradient is an output of the recv function.
     GR-2  A reply that comes when its context has been released joins no graph.
+    GR-3  In the backward pass a send function runs after all recv functions that were made after
+          it. Its own next functions do not say so; a chain of tokens does, one for each send
+          function, of which each recv function has the last.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd import Function
@@ -22,56 +25,91 @@ from torch.autograd.function import FunctionMeta
 
 from holdfast.torch_compat.contexts import CONTEXTS, DistAutogradContext
 
-__all__ = ["Recv", "Stamp", "connect", "stamp", "working"]
+__all__ = ["Stamp", "connect", "stamp", "working"]
 
 Stamp: TypeAlias = "tuple[int, int, int, tuple[int, ...]]"
 """The context, the sender, the number of the message, and the places of tensors in it."""
 
 
-class Recv(NamedTuple):
-    """A recv function: its node, who has the send function, and like what its outputs are."""
+class _Sent(Function):  # type: ignore[misc]
+    """Where tensors leave. In the backward pass their gradients come from afar."""
 
-    node: Any
-    worker: int
-    like: list[tuple[Any, Any, Any]]
+    @staticmethod
+    def forward(ctx: Any, context: int, message: int, *tensors: Any) -> Any:
+        ctx.context, ctx.message = context, message
+        return torch.empty(0)
 
-    def zeros(self, place: int) -> Any:
-        """Return the gradient of an output that nothing depends on."""
-        shape, dtype, device = self.like[place]
-        return torch.zeros(shape, dtype=dtype, device=device)
+    @staticmethod
+    def backward(ctx: Any, _: Any) -> Any:
+        gradients = _running(ctx.context).await_gradients(ctx.message)
+        return None, None, *gradients
 
 
-def _function(name: str, forward: Any) -> Any:
-    """Return a function whose nodes have the names that torch gives them."""
+class _Received(Function):  # type: ignore[misc]
+    """Where tensors arrive. In the backward pass their gradients go afar."""
 
+    @staticmethod
+    def forward(ctx: Any, token: Any, context: int, message: int, worker: int, come: Any) -> Any:
+        ctx.context, ctx.message, ctx.worker = context, message, worker
+        return tuple(come)
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        _running(ctx.context).send_gradients(ctx.message, ctx.worker, list(gradients))
+        return None, None, None, None, None
+
+
+class _After(Function):  # type: ignore[misc]
+    """A token: what has it runs, in the backward pass, before what it was made of (GR-3)."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Any, sent: Any) -> Any:
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Any) -> Any:
+        return None, None
+
+
+def _running(context: int) -> Any:
+    found = CONTEXTS.find(context).running
+    if found is None:
         raise RuntimeError(
             "this graph goes on at another worker: use torch.distributed.autograd.backward"
         )
-
-    parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return FunctionMeta(f"torch::distributed::autograd::{name}", (Function,), parts)
+    return found
 
 
-_SendRpc = _function("SendRpc", lambda ctx, *tensors: torch.empty(0))
-_RecvRpc = _function("RecvRpc", lambda ctx, token, tensors: tuple(tensors))
+def _named(name: str, function: Any) -> Any:
+    """Return the function by the name after which torch calls its nodes."""
+    return FunctionMeta(f"torch::distributed::autograd::{name}", (function,), {})
+
+
+_SendRpc = _named("SendRpc", _Sent)
+_RecvRpc = _named("RecvRpc", _Received)
 
 
 def stamp(tensors: list[Any], to: int, context: DistAutogradContext) -> Stamp:
     """Make the stamp of a message to a worker; its tensors are put in without their history."""
     places = tuple(place for place, one in enumerate(tensors) if one.requires_grad)
-    number = CONTEXTS.new_message() if places else 0
-    node = None
-    if places:
-        with torch.enable_grad():
-            node = _SendRpc.apply(*(tensors[place] for place in places)).grad_fn
-        for place in places:
-            tensors[place] = tensors[place].detach()
-    with context.lock:
-        if node is not None:
-            context.sends[number] = node
+    message = CONTEXTS.new_message() if places else 0
+    with context.lock, torch.enable_grad():
         context.workers.add(to)
-    return context.number, CONTEXTS.worker, number, places
+        if places:
+            leaving = [tensors[place] for place in places]
+            sent = _SendRpc.apply(context.number, message, *leaving)
+            context.sends[message] = sent.grad_fn
+            context.token = _After.apply(_token(context), sent)
+    for place in places:
+        tensors[place] = tensors[place].detach()
+    return context.number, CONTEXTS.worker, message, places
+
+
+def _token(context: DistAutogradContext) -> Any:
+    """Return the token of all that was sent so far in a context."""
+    if context.token is None:
+        context.token = context.first_token = torch.empty(0, requires_grad=True)
+    return context.token
 
 
 def working(stamped: Stamp | None) -> AbstractContextManager[None]:
@@ -83,21 +121,18 @@ def working(stamped: Stamp | None) -> AbstractContextManager[None]:
 
 def connect(tensors: list[Any], stamped: Stamp) -> None:
     """Make what came with a stamp a part of the graph."""
-    context_number, sender, number, places = stamped
+    number, sender, message, places = stamped
     if not places:
         return
     try:
-        context = CONTEXTS.find(context_number)
+        context = CONTEXTS.find(number)
     except RuntimeError:
         for place in places:
             tensors[place].requires_grad_()
         return
     arrived = [tensors[place] for place in places]
-    token = torch.zeros((), requires_grad=True)  # an output requires a gradient if an input does
-    with torch.enable_grad():
-        outputs = _RecvRpc.apply(token, arrived)
+    with context.lock, torch.enable_grad():
+        outputs = _RecvRpc.apply(_token(context), context.number, message, sender, arrived)
+        context.recvs[message] = outputs[0].grad_fn
     for place, output in zip(places, outputs, strict=True):
         tensors[place] = output
-    like = [(one.shape, one.dtype, one.device) for one in outputs]
-    with context.lock:
-        context.recvs[number] = Recv(outputs[0].grad_fn, sender, like)
