@@ -18,6 +18,7 @@ Guarantees
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -129,20 +130,21 @@ class Pass:
 
     def _keep(self, leaves: list[Any], gradients: list[Any]) -> None:
         """Add gradients of leaves to those of the context, in memory of their own."""
-        seen: set[int] = set()
+        found = [
+            (leaf.variable, gradient)
+            for leaf, gradient in zip(leaves, gradients, strict=True)
+            if gradient is not None
+        ]
+        users = Counter(_memory(gradient) for _, gradient in found)
         with self.context.lock:
             kept = self.context.gradients
-            for leaf, gradient in zip(leaves, gradients, strict=True):
-                if gradient is None:
-                    continue
-                variable, memory = leaf.variable, _memory(gradient)
+            for variable, gradient in found:
                 if variable in kept:
                     kept[variable] = kept[variable] + gradient
-                elif memory in seen or not _is_dense(gradient):
+                elif users[_memory(gradient)] > 1 or not _is_dense(gradient):
                     kept[variable] = _copy(gradient)
                 else:
                     kept[variable] = gradient
-                seen.add(memory)
 
     # The end.
 
