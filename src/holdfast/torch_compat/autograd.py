@@ -24,7 +24,7 @@ from holdfast.torch_compat.contexts import CONTEXTS, DistAutogradContext, releas
 from holdfast.torch_compat.engine import Pass, Roots
 from holdfast.torch_compat.futures import as_torch_error
 
-__all__ = ["AUTOGRAD_NAMES"]
+__all__ = ["AUTOGRAD_NAMES", "backward", "end_pass", "get_gradients", "take_gradients"]
 
 
 def _release_context(number: int) -> None:
@@ -100,7 +100,7 @@ def _enter(one: Pass) -> Pass:
     with context.lock:
         if context.is_released:
             raise RuntimeError(f"Could not find autograd context with id: {context.number}")
-        entered = context.passes.setdefault(one.number, one)
+        entered: Pass = context.passes.setdefault(one.number, one)
     if entered is one:
         one.future.add_done_callback(lambda _: _tell(one))
     return entered

@@ -11,12 +11,15 @@ Guarantees
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 from types import ModuleType
 from typing import Any
+
+import torch
 
 __all__ = ["mend_when_imported", "new_local_optimizer", "step_local_optimizer"]
 
@@ -25,16 +28,13 @@ NAME = "torch.distributed.optim.optimizer"
 
 def new_local_optimizer(optim_cls: Any, local_params_rref: Any, *args: Any, **kwargs: Any) -> Any:
     """Make an optimizer of what lives at this worker; return a reference to it."""
-    module = sys.modules[NAME]
-    return module.rpc.RRef(
-        module._ScriptLocalOptimizer(optim_cls, local_params_rref, *args, **kwargs)
-    )
+    kind = importlib.import_module(NAME)._ScriptLocalOptimizer
+    return torch.distributed.rpc.RRef(kind(optim_cls, local_params_rref, *args, **kwargs))
 
 
 def step_local_optimizer(local_optim_rref: Any, autograd_ctx_id: int) -> None:
     """Let it do a step, by the gradients of a context."""
-    module = sys.modules[NAME]
-    with module._ScriptLocalOptimizer.compile_lock:
+    with sys.modules[NAME]._ScriptLocalOptimizer.compile_lock:
         local_optim_rref.local_value().step(autograd_ctx_id)
 
 

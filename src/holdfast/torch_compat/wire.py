@@ -76,7 +76,8 @@ def pack(value: Any, to: int = NOBODY) -> Parcel:
     """Make the parcel of a value for a worker, by torch's own pickler."""
     outer, _here.leaving = _here.leaving, {}
     try:
-        return seal(*_internal().serialize(value), to)
+        data, tensors = _internal().serialize(value)
+        return seal(data, tensors, to)
     finally:
         _here.leaving = outer
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.autograd import Function
 
+from holdfast.rpc.future import Future
 from holdfast.torch_compat import autograd, calls
 from holdfast.torch_compat.autograd import AUTOGRAD_NAMES, backward, get_gradients
 from holdfast.torch_compat.contexts import CONTEXTS
@@ -33,7 +34,7 @@ def context() -> Iterator[int]:
         AUTOGRAD_NAMES["_release_context"](number)
 
 
-class Failing(Function):
+class Failing(Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, value: Any) -> Any:
         return value.clone()
@@ -128,9 +129,9 @@ def test_a_pass_that_fails_at_one_worker_is_ended_at_those_that_it_knows() -> No
         leaf = torch.ones(2, requires_grad=True)
         add(other.get_worker_info(), leaf, leaf)
         mine = CONTEXTS.find(number)
-        theirs = Pass(mine, 4, False, lambda *_: None)
+        theirs = Pass(mine, 4, False, lambda *_: Future())
         autograd._enter(theirs)
-        failing = Pass(mine, 4, False, lambda *_: None)
+        failing = Pass(mine, 4, False, lambda *_: Future())
         failing.future.set_exception(RuntimeError("a worker is lost"))
         autograd._tell(failing)
         with pytest.raises(RuntimeError, match="a worker is lost"):
@@ -142,4 +143,4 @@ def test_no_pass_begins_in_a_context_that_is_released() -> None:
         with context() as number:
             released = CONTEXTS.find(number)
         with pytest.raises(RuntimeError, match="Could not find autograd context"):
-            autograd._enter(Pass(released, 1, False, lambda *_: None))
+            autograd._enter(Pass(released, 1, False, lambda *_: Future()))

@@ -61,7 +61,7 @@ def test_what_was_left_behind_takes_nobodys_place() -> None:
     _, _, references, _ = seal(b"", [])
     assert references is not None
     assert references[mine] == "mine"
-    assert seal(b"", []) == (b"", [], None)
+    assert seal(b"", []) == (b"", [], None, None)
 
 
 def test_packing_within_packing_keeps_the_outer_ones_references() -> None:
