@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from torch.distributed.launcher.api import (
 
 from holdfast.rendezvous.port import HeldPort
 from tests.e2e import entrypoints
+from tests.e2e.reporting import TIMEOUT_S
 from tests.e2e.torch_compat.agents import new_run
 
 Config = Callable[..., LaunchConfig]
@@ -136,6 +138,41 @@ def test_the_command_of_a_script_that_fails(tmp_path: Path) -> None:
     args = ["--standalone", "--nproc-per-node=1", f"--log-dir={tmp_path}", str(path)]
     with pytest.raises(ChildFailedError, match="RuntimeError: not today"):
         torch.distributed.run.main(args)
+
+
+MAIN = """
+import os, sys
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.launcher.api import LaunchConfig, LocalElasticAgent, elastic_launch
+
+def ten_and_rank():
+    return 10 + int(os.environ["RANK"])
+
+if __name__ == "__main__":
+    assert LocalElasticAgent.__module__.startswith("holdfast."), LocalElasticAgent
+    logs = DefaultLogsSpecs(log_dir=sys.argv[1])
+    config = LaunchConfig(1, 1, 2, logs, "main", rdzv_backend="c10d", rdzv_endpoint="localhost:0")
+    print(elastic_launch(config, ten_and_rank)())
+"""
+
+
+def run_by_command(*args: str) -> str:
+    command = [sys.executable, "-m", "holdfast.torch_compat", *args]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_program_of_torchs_by_our_command(tmp_path: Path) -> None:
+    path = tmp_path / "main.py"
+    path.write_text(MAIN)
+    assert run_by_command(str(path), str(tmp_path)) == "{0: 10, 1: 11}\n"
+
+
+def test_torchs_command_by_ours(script: str, touched: Path, tmp_path: Path) -> None:
+    options = ("--standalone", "--nproc-per-node=2", f"--log-dir={tmp_path}")
+    run_by_command("-m", "torch.distributed.run", *options, script, str(touched))
+    assert ranks_in(touched) == [0, 1]
 
 
 def test_a_server_of_ones_own(config: Config) -> None:

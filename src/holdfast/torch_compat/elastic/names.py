@@ -14,12 +14,14 @@ import torch.distributed.launcher.api  # noqa: F401  # whoever takes our names i
 from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.agent.server import health_check_server, local_elastic_agent
 from torch.distributed.elastic.rendezvous import etcd_server, rendezvous_handler_registry
+from torch.distributed.elastic.timer import file_based_local_timer
 
 from holdfast.torch_compat.elastic.agent import LocalElasticAgent
 from holdfast.torch_compat.elastic.etcd import EtcdServer
 from holdfast.torch_compat.elastic.health import create_healthcheck_server
 from holdfast.torch_compat.elastic.processes import start_processes
 from holdfast.torch_compat.elastic.rendezvous import BACKENDS, create_handler
+from holdfast.torch_compat.elastic.timers import FileTimerServer
 
 __all__ = ["register_backends", "replacements"]
 
@@ -31,6 +33,7 @@ def replacements() -> list[tuple[Any, Any]]:
         (multiprocessing.start_processes, start_processes),
         (health_check_server.create_healthcheck_server, create_healthcheck_server),
         (etcd_server.EtcdServer, EtcdServer),
+        (file_based_local_timer.FileTimerServer, FileTimerServer),
     ]
 
 

@@ -47,6 +47,7 @@ from holdfast.process.pump import open_log_file
 from holdfast.process.returns import read_return
 from holdfast.process.spawn import Starter
 from holdfast.process.spec import Exit, GroupEnded, Launch
+from holdfast.torch_compat.elastic import timers
 
 __all__ = ["Processes", "start_processes"]
 
@@ -162,7 +163,10 @@ class Processes(PContext):  # type: ignore[misc]  # it is torch's
 
         def look(launch: Launch, pid: int, exit_: Exit) -> Failure:
             host, now = socket.gethostname(), SYSTEM_CLOCK.wall()
-            return examine(launch, pid, exit_, host=host, noticed_at=now, memory=memory)
+            known = timers.why(pid)
+            return examine(
+                launch, pid, exit_, host=host, noticed_at=now, memory=memory, known=known
+            )
 
         self._running = set(range(self.nprocs))
         self._group = WorkerGroup(

@@ -75,6 +75,8 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     config = {name: value for name, value in params.config.items() if name in known}
     if unknown := sorted(params.config.keys() - known):
         _log.warning("rendezvous %s: %s: has no effect", params.backend, ", ".join(unknown))
+    if "is_host" in config and params.get_as_bool("is_host"):
+        del config["is_host"]  # torch's hosts if it can, and ours does unless told otherwise
     ours = parameters.RendezvousParameters(
         backend=params.backend,
         endpoint=params.endpoint.strip(),
