@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,6 +66,18 @@ def test_a_round_has_ranks_and_a_store_of_torchs_kind() -> None:
         assert one.use_agent_store
         assert [ranks.rank for ranks in one.exchange("role", 2)] == [0, 1]
         assert one.num_nodes_waiting() == 0
+
+
+def test_of_two_that_should_host_one_does() -> None:
+    both = {"min_nodes": 2, "max_nodes": 2, "is_host": True, **_free(), "timeout": 60}
+    with handler(**both) as one, handler(**both) as other:
+        with ThreadPoolExecutor(1) as pool:
+            there = pool.submit(other.next_rendezvous)
+            info = one.next_rendezvous()
+            infos = [info, there.result(60)]
+        assert sorted(each.rank for each in infos) == [0, 1]
+        infos[0].store.set("key", "value")
+        assert infos[1].store.get("key") == b"value"
 
 
 def test_no_round_sees_the_keys_of_another() -> None:
