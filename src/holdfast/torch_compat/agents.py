@@ -24,7 +24,7 @@ from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
 from holdfast.rpc.rref_protocol import Number
 from holdfast.store.open import choose_secret
-from holdfast.torch_compat.contexts import release
+from holdfast.torch_compat.contexts import CONTEXTS, release
 from holdfast.torch_compat.graph import working
 from holdfast.torch_compat.places import Places
 from holdfast.torch_compat.theirs import TheirWorkerInfo
@@ -231,6 +231,7 @@ class TensorPipeAgent(RpcAgent):
 
     def shutdown(self) -> None:
         """End it: what is under way fails. Idempotent."""
+        CONTEXTS.end_passes("this agent has been shut down")
         self.core.close()
         self._followers.shutdown(wait=False)
 

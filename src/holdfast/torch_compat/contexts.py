@@ -177,6 +177,16 @@ class Contexts:
         finally:
             self._here.number = outer
 
+    def end_passes(self, why: str) -> None:
+        """Let all passes fail that run in contexts of this worker."""
+        with self._lock:
+            known = list(self._known.values())
+        for context in known:
+            with context.lock:
+                passes = list(context.passes.values())
+            for one in passes:
+                one.fail(RuntimeError(why))
+
     # For people.
 
     def counts(self) -> dict[str, str]:

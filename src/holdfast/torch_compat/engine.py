@@ -13,6 +13,8 @@ Guarantees
           went have said that they are done, or with the first error. Then it ends once.
     EN-4  A pass that fails wakes up what waits for its gradients, and sends none any more.
     EN-5  One pass at a time runs in a context.
+    EN-6  A worker that runs its part because of a call waits for gradients as long as that call
+          may take: whoever was to give them may be lost, and the caller too.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd.graph import GradientEdge
 
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.rpc.answering import deadline_here
 from holdfast.rpc.future import Future
+from holdfast.rpc.pipe import NEVER
 from holdfast.torch_compat.contexts import DistAutogradContext
 
 __all__ = ["Pass", "Roots", "Sender"]
@@ -50,6 +55,7 @@ class Pass:
         self._send = send
         self._changed = threading.Condition()
         self._come: dict[int, list[Any]] = {}
+        self._at = NEVER
         self.has_heard = False  # whether others have given gradients
         self._under_way = 1  # what was sent and not answered, and this worker's own part
 
@@ -71,9 +77,21 @@ class Pass:
     def await_gradients(self, message: int) -> list[Any]:
         """Return the gradients of a send function, once they are there."""
         with self._changed:
-            self._changed.wait_for(lambda: message in self._come or self.future.done())
+            has_ended = self._changed.wait_for(
+                lambda: message in self._come or self.future.done(), self._left()
+            )
             self._check()
+            if not has_ended:
+                raise RuntimeError(
+                    f"no gradients have come for autograd message {message} in the time of the call"
+                )
             return self._come.pop(message)
+
+    def _left(self) -> float | None:
+        """Return how many seconds there are left to wait; None for as long as it takes."""
+        if self._at == NEVER:
+            return None
+        return max(0.0, self._at - SYSTEM_CLOCK.monotonic())
 
     def send_gradients(self, message: int, worker: int, gradients: list[Any]) -> None:
         """Send the gradients of a recv function to where the send function is."""
@@ -90,6 +108,7 @@ class Pass:
 
     def run(self, roots: Roots) -> None:
         """Run this worker's part. If it fails the pass does."""
+        self._at = deadline_here()
         try:
             self._take_turn()
             try:
@@ -104,8 +123,12 @@ class Pass:
     def _take_turn(self) -> None:
         context = self.context
         with context.turns:
-            context.turns.wait_for(lambda: context.running is None or self.future.done())
+            is_mine = context.turns.wait_for(
+                lambda: context.running is None or self.future.done(), self._left()
+            )
             self._check()
+            if not is_mine:
+                raise RuntimeError("another backward pass has run in this context all the time")
             context.running = self
 
     def _end_turn(self) -> None:

@@ -105,6 +105,15 @@ def test_what_is_there_is_counted_by_torchs_names() -> None:
     }
 
 
+def test_all_passes_can_be_ended() -> None:
+    failed: list[str] = []
+    contexts = of_worker(0)
+    contexts.join(1).passes[5] = SimpleNamespace(fail=lambda error: failed.append(str(error)))
+    contexts.join(2)
+    contexts.end_passes("the end")
+    assert failed == ["the end"]
+
+
 def test_who_releases_a_context_tells_those_that_have_it_once() -> None:
     """Proves CX-2, CX-3."""
     failed: list[str] = []

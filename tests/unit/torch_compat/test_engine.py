@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge
 
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.rpc.future import Future
+from holdfast.torch_compat import engine
 from holdfast.torch_compat.contexts import CONTEXTS, DistAutogradContext
 from holdfast.torch_compat.engine import Pass
 from holdfast.torch_compat.graph import connect, stamp
@@ -166,6 +168,20 @@ def test_a_pass_that_fails_waits_for_nothing_any_more(context: DistAutogradConte
     assert sent == []
     with pytest.raises(RuntimeError, match="somebody is lost"):
         one.send_gradients(17, 5, [])
+
+
+def test_a_callee_waits_for_gradients_no_longer_than_its_caller(
+    context: DistAutogradContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves EN-6."""
+    stamp([torch.ones(2, requires_grad=True)], 5, context)
+    monkeypatch.setattr(engine, "deadline_here", SYSTEM_CLOCK.monotonic)
+    one = new(context)
+    with pytest.raises(RuntimeError, match="no gradients have come for autograd message"):
+        one.run([])
+    context.running = one
+    with pytest.raises(RuntimeError, match="another backward pass has run in this context"):
+        new(context).run([])
 
 
 def test_gradients_of_what_was_not_sent_are_refused(context: DistAutogradContext) -> None:
