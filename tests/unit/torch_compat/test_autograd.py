@@ -138,6 +138,19 @@ def test_a_pass_that_fails_at_one_worker_is_ended_at_those_that_it_knows() -> No
             theirs.future.wait(WITHIN_S)
 
 
+def test_who_has_a_pass_that_fails_tells_each_worker_that_it_knows() -> None:
+    """Proves AG-2."""
+    with group("a", "b") as (me, _), context() as number:
+        mine = CONTEXTS.find(number)
+        mine.workers.update({0, 1})
+        failing = Pass(mine, 4, False, lambda *_: Future())
+        before = int(me.core.metrics()["agent.client_calls"])
+        backward(number, [torch.ones(2, requires_grad=True).sum()])
+        autograd._enter(failing)
+        failing.fail(RuntimeError("a worker is lost"))
+        assert int(me.core.metrics()["agent.client_calls"]) == before + 2
+
+
 def test_no_pass_begins_in_a_context_that_is_released() -> None:
     with group("a"):
         with context() as number:
