@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.conformance import forking  # noqa: F401
 from torch.testing._internal.distributed.rpc.dist_autograd_test import (
     DistAutogradTest,
     FaultyAgentDistAutogradTest,
@@ -15,6 +14,8 @@ from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture i
     TensorPipeRpcAgentTestFixture,
 )
 from torch.testing._internal.distributed.rpc_utils import generate_tests
+
+from tests.conformance import forking  # noqa: F401
 
 globals().update(
     generate_tests(
