@@ -88,7 +88,7 @@ def _medians(rounds: list[dict[str, float]]) -> Data:
     """Return the median of each figure; in words, why there is none."""
     if not rounds:
         return MISSING
-    if not all(rounds):
+    if not any(rounds):
         return FAILED
     every = {label for figures in rounds for label in figures}
     return {

@@ -23,13 +23,11 @@ from bench.rpc_calls import array, nothing, same, small
 from bench.rpc_subject import Function, Subject
 from bench.rpc_subjects import SUBJECTS
 
-__all__ = ["CALLERS", "IN_FLIGHT", "WAYS"]
+__all__ = ["CALLERS", "IN_FLIGHT"]
 
 IN_FLIGHT = 64
 CALLERS = (1, 4, 16)
 MIB = 1 << 20
-SLOW_S = 0.4
-"""Who needs longer for an array is not asked to send a larger one."""
 WAYS: dict[str, Callable[[str, int], tuple[Any, ...]]] = {
     "echo": lambda library, size: (same, array(library, size)),
     "argument": lambda library, size: (nothing, array(library, size)),
@@ -103,15 +101,13 @@ def _rate(taken: list[float]) -> float:
 
 
 def large_calls(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Figures:
-    """Measure large arrays, there and back and one way, until they take too long."""
+    """Measure large arrays, there and back and one way."""
     call = subject.caller().call
     for way, asked in WAYS.items():
         for size in megabytes:
             parts = asked(subject.library, size * MIB)
             taken = statistics.median(repeated(partial(call, *parts), seconds / 2))
             yield f"{way} {size}", 1e3 * taken
-            if taken > SLOW_S:
-                break
 
 
 def measured(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Figures:
@@ -130,8 +126,9 @@ def measured(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Fi
 
 
 def main(name: str, seconds: str, megabytes: str) -> None:
-    sizes = tuple(map(int, megabytes.split(",")))
     subject = SUBJECTS[name]()
+    every = map(int, megabytes.split(","))
+    sizes = tuple(size for size in every if size <= subject.megabytes_max)
     with beside("bench.rpc_callee", name) as folder:
         subject.connect(folder)
         print(json.dumps(dict(measured(subject, float(seconds), sizes))), flush=True)

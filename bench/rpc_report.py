@@ -17,7 +17,7 @@ FAILED = "failed"
 
 Column = tuple[str, str, str]
 """Its head, the figure, and whose it is divided by, if any."""
-WAYS = {
+TITLES = {
     "echo": "there and back; of two copies' time",
     "argument": "there, as an argument; of one copy's time",
     "result": "back, as a result; of one copy's time",
@@ -46,7 +46,7 @@ def report(data: dict[str, Data], idle: dict[str, Data], megabytes: tuple[int, .
         _table("RPC: one call, of nothing and to echo a 2 by 2 matrix, µs", data, small),
         _table("RPC: calls a second", data, many),
     ]
-    for way, words in WAYS.items():
+    for way, words in TITLES.items():
         large: list[Column] = []
         for size in megabytes:
             large += [(f"{size} MB", f"{way} {size}", ""), ("of copies", f"{way} {size}", "copies")]
@@ -88,7 +88,7 @@ def _cell(value: float | None) -> str:
 
 
 def _aims(data: dict[str, Data]) -> str:
-    """Return what issue and design ask for, and whether this run shows it."""
+    """Return our aims, and whether this run meets them."""
     aims = [
         ("no-op p50, of bytes over a socket", "no-op p50", "bytes", "≤", 2.5),
         ("no-op p50, of torch's", "no-op p50", "torch", "≤", 1 / 8),

@@ -1,4 +1,4 @@
-"""The rivals, as their manuals say and at their best: over Unix sockets where they can.
+"""The rivals, as their manuals say, over Unix sockets where they can.
 
 Those that carry bytes get pickled calls. A missing one is said to be missing.
 """
@@ -24,6 +24,7 @@ class Grpc(Subject):
 
     label = "gRPC and pickle"
     module = "grpc"
+    megabytes_max = 64
     options = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 
     def serve(self, folder: Path, ready: Callable[[], None]) -> None:
@@ -94,6 +95,7 @@ class Rpyc(Subject):
 
     label = "rpyc and pickle"
     module = "rpyc"
+    megabytes_max = 4  # its writes take time by the square of the size
 
     def serve(self, folder: Path, ready: Callable[[], None]) -> None:
         import rpyc
@@ -145,6 +147,7 @@ class Zmq(Subject):
 
     label = "pyzmq and pickle"
     module = "zmq"
+    megabytes_max = 64
 
     def serve(self, folder: Path, ready: Callable[[], None]) -> None:
         import zmq

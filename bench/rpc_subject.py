@@ -33,6 +33,8 @@ class Subject:
     """It has to be installed."""
     library: ClassVar[str] = "numpy"
     """Whose arrays are sent: torch's by those who know them; others send numpy's faster."""
+    megabytes_max: ClassVar[int] = 256
+    """Larger arrays would take it seconds."""
     measures: ClassVar[tuple[str, ...]] = ("no-op", "matrix", "pipelined", "callers", "large")
 
     @classmethod

@@ -97,6 +97,30 @@ def call_back(names: list[str]) -> int:
     return sum(int(rpc_sync(name, add, (1,))) for name in names[:3])
 
 
+# Without a limit of their own, so that what is left of their caller's holds.
+
+
+def call_all_waiting(me: str, names: list[str]) -> int:
+    """Call everybody, one after the other."""
+    return sum(int(rpc_sync(name, add, (1,), timeout=0)) for name in names)
+
+
+def call_all_together(me: str, names: list[str]) -> int:
+    """Call everybody at once."""
+    return sum(wait_all([rpc_async(name, add, (1,), timeout=0) for name in names]))
+
+
+def be_called_back(me: str, names: list[str]) -> int:
+    """Call everybody at once, who calls back in both ways while we wait."""
+    return sum(wait_all([rpc_async(name, ask_back, (me,), timeout=0) for name in names]))
+
+
+def ask_back(name: str) -> int:
+    return int(rpc_sync(name, add, (1,), timeout=0)) + int(
+        rpc_async(name, add, (1,), timeout=0).wait()
+    )
+
+
 @async_execution
 def later(name: str, value: int) -> Future[int]:
     """Ask another one, and answer when that has."""

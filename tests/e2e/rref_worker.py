@@ -75,6 +75,20 @@ def make(value: Any) -> RRef[Any]:
     return RRef(value)
 
 
+go_on = threading.Event()
+
+
+def make_late(*_: RRef[Any]) -> list[RRef[Any]]:
+    """Return references to a value of this worker and to what was given, when told to go on."""
+    if not go_on.wait(WITHIN_S):
+        raise TimeoutError("nobody has said to go on")
+    return [RRef("late"), *_]
+
+
+def let_go_on() -> None:
+    go_on.set()
+
+
 def look(rref: RRef[Any]) -> tuple[bool, str, Any]:
     return rref.is_owner(), rref.owner_name(), rref.local_value()
 

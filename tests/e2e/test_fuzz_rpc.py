@@ -7,6 +7,7 @@ import pickle
 import random
 import socket
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -17,17 +18,19 @@ from holdfast.net.tcp import shake_hands
 from holdfast.rpc.codec import HEADER, encode_head
 from holdfast.rpc.greeting import Greeting, Purpose, decode_answer, decode_greeting
 from holdfast.rpc.link import Link, LinkClosed
-from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.messages import Buffer, Kind, Message
 from tests.e2e.hostile import MIB, resident_bytes
 from tests.unit.rpc.world import KEY, agents
 
-STREAMS, GREETINGS, SESSIONS = 100_000, 100_000, 500
+STREAMS, GREETINGS, SESSIONS = 200_000, 50_000, 500
 SOON = 30.0
 KINDS = list(Kind)
 
 
 def some_message(rng: random.Random) -> Message:
-    buffers = [rng.randbytes(rng.choice((0, 1, 9))) for _ in range(rng.choice((0, 0, 1, 3)))]
+    buffers: list[Buffer] = [
+        rng.randbytes(rng.choice((0, 1, 9))) for _ in range(rng.choice((0, 0, 1, 3)))
+    ]
     body = rng.randbytes(rng.choice((0, 1, 32, 40)))
     return Message(rng.choice(KINDS), rng.getrandbits(64), body, buffers, once=rng.random() < 0.5)
 
@@ -60,6 +63,7 @@ def some_stream(rng: random.Random) -> bytes:
 def test_whatever_comes_on_a_link_is_a_message_or_a_violation_or_waited_for() -> None:
     rng = random.Random(6)
     seen: Counter[str] = Counter()
+    before = 0
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for number in range(STREAMS):
@@ -78,7 +82,21 @@ def test_whatever_comes_on_a_link_is_a_message_or_a_violation_or_waited_for() ->
 
 
 GREETING = Greeting("w1", 1, "rogue", "me", Purpose.PIPE)
-ODD = [None, True, 0, -1, 1e400, "", "\0", "direct", "x" * 200, [], {}, [[]], {"name": "w1"}]
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    1e400,
+    "",
+    "\0",
+    "direct",
+    "x" * 200,
+    [],
+    {},
+    [[]],
+    {"name": "w1"},
+]
 
 
 def some_greeting(rng: random.Random) -> Message:

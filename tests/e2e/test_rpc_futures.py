@@ -128,6 +128,17 @@ def test_a_task_that_gives_up_cancels_the_call(agent: Agent) -> None:
         until(has_counted(agent, f"{name} cancelled"))
 
 
+async def wait_for_another(name: str) -> None:
+    await current.current_agent().call_async("w1", jobs.coroutine_forever, (name,))
+
+
+def test_cancelling_goes_on_to_what_the_callee_has_called(agent: Agent) -> None:
+    future = agent.call_async("w2", wait_for_another, ("another",))
+    until(has_counted(agent, "another"))
+    assert future.cancel()
+    until(has_counted(agent, "another cancelled"))
+
+
 def test_a_call_that_is_awaited_in_time_is_not_cancelled(agent: Agent) -> None:
     async def use() -> int:
         return await asyncio.wait_for(agent.call_async("w1", jobs.coroutine, ("w2", 4)), SOON)

@@ -13,6 +13,7 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import PeerLost, UsageError
 from holdfast.launch.config import LaunchConfig
 from holdfast.rpc.api import init_rpc, remote, rpc_async, rpc_sync, shutdown
+from holdfast.testing.rpcworld import run_workers
 from tests.unit.rpc.api_worker import stay, visit, visit_from, visited, who
 from tests.unit.rpc.api_world import Worker, workers
 
@@ -35,6 +36,21 @@ def until(true: Callable[[], object]) -> None:
             pass
         assert not deadline.passed()
         SYSTEM_CLOCK.sleep(0.01)
+
+
+def hop(names: list[str]) -> int:
+    """Call one through the other; return how many there were."""
+    return 1 + int(rpc_sync(names[0], hop, args=(names[1:],))) if names else 0
+
+
+def hop_through_all(rank: int, workers: int) -> int:
+    names = [f"worker{(rank + step) % workers}" for step in range(workers)]
+    return hop(names) + hop(names[::-1])
+
+
+def test_when_all_have_met_everybody_reaches_everybody() -> None:
+    """DI-4: the first thing that each does is to call all, each by way of the one before."""
+    assert run_workers(hop_through_all, 8, workers=8) == dict.fromkeys(range(8), 16)
 
 
 def test_one_that_comes_again_is_reached_by_all_and_reaches_all() -> None:

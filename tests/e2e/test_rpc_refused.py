@@ -145,6 +145,7 @@ def test_ten_thousand_guesses_open_nothing_and_fill_no_log(
     live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
+    begun = SYSTEM_CLOCK.monotonic()
     call = encode_head(live.greeting()) + live.greeting().body
     wrong: list[bytes] = []
 
@@ -185,7 +186,8 @@ def test_ten_thousand_guesses_open_nothing_and_fill_no_log(
     in_threads([functools.partial(guess, n) for n in range(GUESSERS)], served)
     assert wrong == []
     live.nobody_came()
-    assert len(caplog.records) <= 5
+    # For each of the two doors one line a second tells of it, and how many were left out.
+    assert 1 <= len(caplog.records) <= 2 * (SYSTEM_CLOCK.monotonic() - begun + 2)
 
 
 # Who speaks something else (X4).

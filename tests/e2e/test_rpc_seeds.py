@@ -17,7 +17,7 @@ from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.api import DEFAULT_TIMEOUT_S, remote, rpc_async, rpc_sync
 from holdfast.rpc.current import current_agent
-from holdfast.rpc.messages import RETRYABLE, Kind
+from holdfast.rpc.messages import Kind
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.testing.rpcworld import rpc_workers
@@ -26,7 +26,7 @@ WITHIN_S = 20.0
 TIMED_OUT = "RPC ran for more than"
 CREATION = "RRef creation"
 CONTROL = ["RREF_FORK_REQUEST", "RREF_CHILD_ACCEPT", "RREF_USER_DELETE"]
-RETRYABLE_NAMES = [kind.name for kind in sorted(RETRYABLE)]
+RETRYABLE_NAMES = [*CONTROL, "CLEANUP_AUTOGRAD_CONTEXT_REQ"]
 
 
 def refused(text: str, act: Callable[..., Any], *args: Any, **more: Any) -> None:

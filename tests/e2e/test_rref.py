@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.clock import Deadline
-from holdfast.errors import PeerLost, ReferenceFailed, UsageError
+from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc import api
 from holdfast.rpc.current import current_agent
 from holdfast.rpc.rref import RRef
@@ -133,6 +133,25 @@ def test_a_creation_that_failed_raises_where_it_is_asked_for(workers: Workers) -
     with pytest.raises(ZeroDivisionError, match="on purpose"):
         api.rpc_sync("w2", there.use, args=(rref,))
     del rref
+    gc.collect()
+    workers.nothing_left()
+
+
+@pytest.mark.parametrize("why", ["late", "late, and nobody waits", "broken"])
+def test_an_answer_that_nobody_reads_keeps_nothing(workers: Workers, why: str) -> None:
+    theirs = api.remote("w2", operator.add, args=(2, 3))
+    given = (theirs, RRef("mine"))
+    if why == "late":
+        with pytest.raises(CallTimedOut):
+            api.rpc_sync("w1", there.make_late, args=given, timeout=0.3)
+    else:
+        call = api.rpc_async("w1", there.make_late, args=given, timeout=0.3)
+        if why == "broken":
+            current_agent()._peer("w1").reset("on purpose")
+        with pytest.raises(PeerLost if why == "broken" else CallTimedOut):
+            call.wait()
+    api.rpc_sync("w1", there.let_go_on)
+    del theirs, given
     gc.collect()
     workers.nothing_left()
 

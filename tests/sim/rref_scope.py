@@ -3,7 +3,8 @@
 Each worker follows a short script; between its steps, any message may be handled at any time, any
 number of times while it is not answered (so loss and repetition come for free), and answers may
 take as long as they like. One fault may strike at any point: a message is handled once more after
-everything else has forgotten it, or a worker dies, of which each of the others hears on its own.
+everything else has forgotten it, a giver gives up before its gift has come, which comes late or
+never, or a worker dies, of which each of the others hears on its own.
 
 Every state that can be reached is visited once. In each, what a worker knows must fit; a value must
 not be freed while somebody holds it; and where nothing more can happen, nothing may be left.
@@ -27,6 +28,7 @@ from holdfast.rpc.rref_protocol import (
     Ticket,
     _Owned,
 )
+from holdfast.testing.rrefjudge import inconsistencies
 
 OWNER, MAKER, THIRD = "owner", "maker", "third"
 GIFT = Kind.PYTHON_CALL
@@ -102,6 +104,8 @@ class Scene:
                     moves.append(("keep", letter))
             if letter.kind is CREATE:
                 moves.append(("give up", letter))
+            if letter.kind is GIFT and self.faults:
+                moves += [("unread", letter, "late"), ("unread", letter, "never")]
         moves += [("answer", *answer) for answer in self.answers]
         moves += [("again", letter) for letter in self.stale if letter.target != self.dead]
         moves += [("hear", name) for name in self.unheard]
@@ -126,6 +130,11 @@ class Scene:
                 self._answered(letter, answer)
             case ("give up", letter):
                 self._answered(letter, True)
+            case ("unread", letter, comes):
+                self.faults -= 1
+                self.stale |= {letter} if comes == "late" else set()
+                self._answered(letter, True)
+                self._tell(letter._replace(kind=Kind.RREF_UNREAD))
             case ("die", name):
                 self._die(name)
             case ("hear", name):
@@ -137,7 +146,7 @@ class Scene:
         for name in self._changed:
             self._digests[name] = digest(self.machines[name])
             if name != self.dead:
-                self.wrong += self.machines[name].check_invariants()
+                self.wrong += inconsistencies(self.machines[name])
 
     # How it happens.
 
@@ -179,6 +188,10 @@ class Scene:
             # A gift is a call, which runs once: it is not handled again, but may be kept.
             self._answered(letter, True)
             return
+        if letter.kind is Kind.RREF_UNREAD:
+            self._perform(name, machine.come_to_nothing(letter.body))
+            self.answers |= {(letter, True)} if letter in self.unanswered else set()
+            return
         reference, fork = letter.body
         match letter.kind:
             case Kind.PYTHON_REMOTE_CALL:
@@ -200,7 +213,7 @@ class Scene:
         if letter not in self.unanswered:
             return  # an answer that nobody waits for
         self.unanswered -= {letter}
-        if letter.kind is GIFT or letter.source == self.dead:
+        if letter.kind in {GIFT, Kind.RREF_UNREAD} or letter.source == self.dead:
             return
         machine, fork = self.machine(letter.source), letter.body[1]
         match letter.kind:

@@ -172,3 +172,10 @@ def test_steps_are_in_the_order_in_which_they_are_taken() -> None:
         "protocol version",
         "secret",
     ]
+
+
+def test_a_lost_peer_is_told_to_each_by_an_error_of_its_own() -> None:
+    first = PeerLost("m", peer="w1", incarnation="i")
+    other = first.anew()
+    assert other is not first
+    assert (str(other), other.peer, other.incarnation) == ("m", "w1", "i")

@@ -18,9 +18,9 @@ from typing import Any
 from holdfast.errors import UsageError
 from holdfast.faults.plan import Action, FaultPlan, Rule, parse_plan
 from holdfast.faults.transport import FaultyTransport
-from holdfast.rpc.agent import Direct, Transport
 from holdfast.rpc.backends import register_backend
 from holdfast.rpc.messages import Kind
+from holdfast.rpc.transport import Direct, Transport
 
 __all__ = ["make_faulty", "plan_of"]
 

@@ -129,6 +129,7 @@ class Fired:
     """A fault that happened."""
 
     action: Action
+    moment: Moment
     kind: Kind
     to: str
     seconds: float
@@ -156,7 +157,7 @@ class FaultPlan:
         found = []
         for rule, count in zip(self.rules, self._counts, strict=True):
             if rule.fits(kind, to, moment) and self._fires(rule, count, message):
-                found.append(Fired(rule.action, kind, to, rule.seconds))
+                found.append(Fired(rule.action, moment, kind, to, rule.seconds))
         self.record += found
         return found
 

@@ -20,12 +20,12 @@ from typing import Any
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.faults.plan import Action, FaultPlan, Fired, Moment
-from holdfast.rpc.agent import Transport
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver, Future
 from holdfast.rpc.messages import Message
 from holdfast.rpc.peers import Peer
 from holdfast.rpc.pipe import NEVER, Reply
+from holdfast.rpc.transport import Transport
 
 __all__ = ["FaultyTransport"]
 
@@ -168,8 +168,9 @@ class FaultyTransport:
 
     def _cut(self, name: str, faults: list[Fired]) -> None:
         seconds = sum(fault.seconds for fault in faults if fault.action is Action.PARTITION)
-        with self._lock:
-            self._cut_until[name] = self._clock.monotonic() + seconds
+        with self._lock:  # another thread may have cut it for longer, just now
+            until = self._clock.monotonic() + seconds
+            self._cut_until[name] = max(until, self._cut_until.get(name, 0.0))
 
     def _expire(self, hear: Reply, at: float) -> None:
         """Tell that time is up when it is, if nothing else has been told by then."""

@@ -28,6 +28,7 @@ Layout, in reading order (◦ = pure)
     loop.py             coroutines of those who are called
     peers.py            the caller's side of one worker
     outlet.py           answers on their way out
+    transport.py        what carries requests
     server.py           the callee's side: accepts, reads, runs
     passing.py          references within messages
     rref.py             references as users see them

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, check_timeout
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
@@ -23,77 +23,33 @@ from holdfast.net.auth import Key
 from holdfast.rpc.answering import Answerer, deadline_here
 from holdfast.rpc.callables import name_of
 from holdfast.rpc.errands import Errands
-from holdfast.rpc.future import Driver, Future
+from holdfast.rpc.future import Future
 from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.holdings import Holdings, timed_out
 from holdfast.rpc.insight import Insight
-from holdfast.rpc.insisting import Insisting, Patience, note
+from holdfast.rpc.insisting import Insisting, Patience, check_patience, note
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact, Peer, machine_id
-from holdfast.rpc.pipe import NEVER, Reply
+from holdfast.rpc.peers import Contact, Directory, Peer, Target, machine_id
+from holdfast.rpc.pipe import NEVER
 from holdfast.rpc.readers import Readers
 from holdfast.rpc.reading import read, settle
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.server import Server
+from holdfast.rpc.transport import Direct, Transport
 from holdfast.rpc.way import make_way
 
-__all__ = ["Agent", "Direct", "Directory", "Target", "Transport"]
+__all__ = ["Agent", "Target"]
 
 _log = logging.getLogger("holdfast.rpc")
 
 
-Target: TypeAlias = str | int | WorkerInfo
-
 _ONE_TRY = RetryPolicy(max_retries=0)
+_GONE = "Connection closed by peer (it is gone)"
 # Members of an enumeration cost a search each time they are named.
 _CALL = Kind.PYTHON_CALL
-
-
-class Transport(Protocol):
-    """Carries requests to peers. Faults are put in here, by a wrapper."""
-
-    def exchange(self, peer: Peer, message: Message, at: float) -> Message:
-        """Send a request and return its answer; TimeoutError at that moment."""
-        ...
-
-    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
-        """Send a request whose answer `reply` hears; return what a waiter can drive."""
-        ...
-
-    def close(self) -> None:
-        """End what it has begun. Idempotent."""
-        ...
-
-
-class Direct:
-    """Carries requests as they are."""
-
-    def exchange(self, peer: Peer, message: Message, at: float) -> Message:
-        return peer.exchange(message, at)
-
-    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
-        return peer.post(message, reply, at)
-
-    def close(self) -> None:
-        pass
-
-
-class Directory(Protocol):
-    """Who is where."""
-
-    def find(self, target: Target) -> Contact:
-        """Return where a worker is now; UsageError if nobody of that name is known."""
-        ...
-
-    def find_incarnation(self, incarnation: str) -> Contact:
-        """Return where this life of a worker is; PeerLost if it is over.
-
-        Another error if that cannot be told now.
-        """
-        ...
 
 
 class Agent:
@@ -101,6 +57,8 @@ class Agent:
 
     One that is dropped while it runs ends by itself: none of its threads keeps it. Calls of its
     own that are under way do, until they are answered; references that were made by it do not.
+
+    In a process that is forked it has been shut down.
     """
 
     def __init__(
@@ -143,6 +101,7 @@ class Agent:
         )
         self._closed = False
         self.contact: Contact | None = None
+        _living.add(self)
 
     def start(self, tcp_host: str = "") -> None:
         """Listen: on a Unix socket, and on a port of this address for workers of other hosts."""
@@ -188,6 +147,13 @@ class Agent:
         with self._lock:
             self._closed = True
         self._parts().end()
+
+    def _let_go(self) -> None:
+        """Be of no use to a forked child: whom it called would take it for its parent."""
+        self._lock = threading.Lock()  # somebody may have held the other one
+        self._closed = True
+        self._found = {}
+        self._peers.clear()
 
     def _parts(self) -> _Parts:
         return _Parts(
@@ -246,19 +212,18 @@ class Agent:
             return self.call_async(to, function, args, kwargs, timeout, retries).wait()
         peer = self._peer(to)
         at, budget_ms = self._deadline(timeout)
-        message = self._message(
-            peer.contact.incarnation, _CALL, (name_of(function), args, kwargs), budget_ms
-        )
+        life = peer.contact.incarnation
+        message = self._message(life, _CALL, (name_of(function), args, kwargs), budget_ms)
         make_way()
         try:
             answer = self._transport.exchange(peer, message, at)
         except BaseException as error:
-            self.holdings.unread(peer.contact.incarnation, message)
+            self.holdings.unread(life, message)
             if not isinstance(error, TimeoutError) or isinstance(error, HoldfastError):
                 raise
             self._note(peer, Message(Kind.CANCEL, message.call))
             raise timed_out(budget_ms) from None
-        return read(self.holdings, peer.contact.incarnation, message, answer)
+        return read(self.holdings, life, message, answer)
 
     def _note(self, peer: Peer, message: Message) -> None:
         """Send what is not answered, sometime: nobody waits for it, or is told of its failure."""
@@ -276,7 +241,13 @@ class Agent:
     ) -> Future[Any]:
         """Call a function over there; return the future of what it returns."""
         value = (name_of(function), args, kwargs)
-        return self._post(self._peer(to), kind, value, timeout, retries)
+        try:
+            peer = self._peer(to)
+        except PeerLost as error:  # as it would be told a moment before
+            lost: Future[Any] = Future()
+            lost.set_exception(error.with_traceback(None))
+            return lost
+        return self._post(peer, kind, value, timeout, retries)
 
     def remote(
         self,
@@ -289,9 +260,9 @@ class Agent:
         kind: Kind = Kind.PYTHON_REMOTE_CALL,
     ) -> RRef[Any]:
         """Call a function over there and leave what it returns there; return a reference to it."""
-        peer = self._peer(to)
+        called, peer = name_of(function), self._peer(to)
         ticket = self.holdings.ask(peer.contact.incarnation)
-        value = (ticket.reference, ticket.fork, name_of(function), args, kwargs)
+        value = (ticket.reference, ticket.fork, called, args, kwargs)
         try:
             creation = self._post(peer, kind, value, timeout, retries)
         except BaseException:
@@ -360,6 +331,7 @@ class Agent:
         heard: Callable[[str, Message, Future[Any], Message | Exception], bool],
     ) -> Future[Any]:
         """Send a request until it is answered, or there is no hope; see `insisting.py`."""
+        check_patience(retries)
         at, budget_ms = self._deadline(timeout)
         body, buffers, given = self.holdings.pack(to, value)
         message = Message(kind, 0, body, buffers, budget_ms, False, given)  # numbered when posted
@@ -375,8 +347,7 @@ class Agent:
     def _settle(
         self, to: str, request: Message, future: Future[Any], answer: Message | Exception
     ) -> bool:
-        # By the agent: a call keeps it until it is answered.
-        return settle(self.holdings, to, request, future, answer)
+        return settle(self.holdings, to, request, future, answer)  # until then we are kept
 
     def _post(
         self,
@@ -432,13 +403,12 @@ class Agent:
         return peer
 
     def _peer(self, to: Target) -> Peer:
+        found = self._found
         try:
-            return self._found[to]
+            return found[to]
         except (KeyError, TypeError):  # not yet, or nobody's name
             peer = self._peer_of(self._directory.find(to))
-        with self._lock:
-            if peer.lost is None:
-                self._found[to] = peer
+        found[to] = peer  # for nobody, if somebody was lost since: `lost` begins another one
         return peer
 
     def _peer_of(self, contact: Contact) -> Peer:
@@ -453,6 +423,9 @@ class Agent:
                 if peer is None:
                     peer = Peer(contact, self.contact, self._key, self._readers, self._clock)
                     self._peers[contact.incarnation] = peer
+            if self._answerer.is_dead(contact.incarnation):  # `lost` may not have seen it
+                self._peers.pop(contact.incarnation, None)
+                peer.lose(_GONE)
         return peer
 
     def lost(self, contact: Contact) -> None:
@@ -462,11 +435,8 @@ class Agent:
         self._server.hang_up(contact.incarnation)
         peer = self._peers.pop(contact.incarnation, None)
         if peer is not None:
-            self._insisting.lost(
-                contact.incarnation, peer.lose("Connection closed by peer (it is gone)")
-            )
-        with self._lock:  # after it is lost, or somebody might put it back
-            self._found = {}
+            self._insisting.lost(contact.incarnation, peer.lose(_GONE))
+        self._found = {}  # another one, not the same: somebody may be about to enter who is gone
         self.holdings.died(contact.incarnation)
 
 
@@ -506,3 +476,14 @@ class _Parts(NamedTuple):
             self.readers.close()
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_living: weakref.WeakSet[Agent] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for agent in tuple(_living):
+        agent._let_go()
+
+
+os.register_at_fork(after_in_child=_after_fork)

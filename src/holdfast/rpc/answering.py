@@ -3,7 +3,7 @@
 Guarantees
     AN-1  Every request is answered once on the connection that brought it, if that is still there.
     AN-2  A request that may come again runs at most once for each incarnation of its caller.
-    AN-3  A coroutine whose caller has given up is cancelled.
+    AN-3  A coroutine whose caller has given up, or is gone, is cancelled.
     AN-4  Nothing is run for a caller that has been given up: what it retries would run twice.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
 from holdfast.rpc.callables import function_of
-from holdfast.rpc.future import Future
+from holdfast.rpc.future import Future, expected
 from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.holdings import Holdings
 from holdfast.rpc.loop import Loop
@@ -30,10 +30,7 @@ from holdfast.rpc.rref_protocol import Number
 from holdfast.rpc.serialize import dump_error
 from holdfast.rpc.server import Later
 
-__all__ = ["ASYNC_MARK", "Answerer", "deadline_here"]
-
-ASYNC_MARK = "_holdfast_async_execution"
-"""Marks a function that returns a future, whose value is the answer."""
+__all__ = ["Answerer", "deadline_here"]
 
 DEAD_MAX = 4096
 # Members of an enumeration cost a search each time they are named.
@@ -111,6 +108,10 @@ class Answerer:
         if given_up:
             raise PeerLost("Connection closed by peer (the caller has been given up)")
 
+    def is_dead(self, worker: str) -> bool:
+        """Say whether this life of a worker was told to be over, of late."""
+        return worker in self._dead
+
     def died(self, worker: str) -> None:
         """Forget a caller that is gone; should it be there still, it is not heard any more."""
         with self._lock:
@@ -118,6 +119,9 @@ class Answerer:
             while len(self._dead) > DEAD_MAX:
                 del self._dead[next(iter(self._dead))]
             self._receipts.gone(worker)
+            tasks = [task for (caller, _), task in self._tasks.items() if caller == worker]
+        for task in tasks:
+            self._loop.cancel(task)
 
     def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
         """Run a request and return its answer; None if it comes later, or none is due."""
@@ -144,6 +148,9 @@ class Answerer:
                 return self._failure(
                     message, Overloaded("too many, or too large, answers are not acknowledged")
                 )
+            case Verdict.FORGOTTEN if message.kind is Kind.PYTHON_REMOTE_CALL:
+                # Its caller has given up, not the reference: it is made, if it was not before.
+                return self._perform(caller, message, later)
             case Verdict.FORGOTTEN:
                 return self._failure(message, UsageError("this call was answered long ago"))
 
@@ -194,7 +201,7 @@ class Answerer:
 
     # The kinds.
 
-    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function; a future if its answer comes later."""
         if type(function) is str:
             function = function_of(function)
@@ -203,9 +210,7 @@ class Answerer:
             return value
         if isinstance(value, Coroutine):
             return self._loop.run(value)
-        if isinstance(value, Future) and not getattr(function, ASYNC_MARK, False):
-            raise UsageError(f"{function!r:.80} returns a future: mark it with async_execution")
-        return value
+        return expected(function, value)
 
     def _run_remote(self, caller: Greeting, request: Any) -> Any:
         reference, fork, function, args, kwargs = request

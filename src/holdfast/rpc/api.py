@@ -20,10 +20,9 @@ from holdfast.clock import Deadline, check_timeout
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent, Target
-from holdfast.rpc.answering import ASYNC_MARK
 from holdfast.rpc.backends import make_transport
 from holdfast.rpc.directory import GRACE_S, KEEP_ALIVE_S, Directory
-from holdfast.rpc.future import Future
+from holdfast.rpc.future import ASYNC_MARK, Future
 from holdfast.rpc.meeting import Meeting, meet
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
@@ -82,6 +81,7 @@ def init_rpc(
     if current.is_agent_set():
         raise UsageError("init_rpc: this process has an RPC agent already; shut it down first")
     transport = make_transport(backend, options or {})
+    timeout_s = check_timeout(rpc_timeout, "rpc_timeout") or 0.0  # none, as for a call
     deadline = Deadline.after(check_timeout(timeout))
     keep_alive_s = check_ttl(keep_alive, "keep_alive")
 
@@ -100,7 +100,7 @@ def init_rpc(
             # Where workers come and go, 0 is left to who serves the others: he may come later.
             number = directory.next_id(1 if meeting.world_size is None else 0, deadline)
         info = WorkerInfo(name, number)
-        agent = Agent(info, directory, meeting.key, timeout_s=rpc_timeout, transport=transport)
+        agent = Agent(info, directory, meeting.key, timeout_s=timeout_s, transport=transport)
         undo.callback(agent.close)
         agent.start(meeting.host)
         if agent.contact is None:
@@ -224,5 +224,5 @@ def debug_info() -> dict[str, str]:
 
 def async_execution(function: F) -> F:
     """Mark a function that returns a future: its callers get the future's value."""
-    setattr(function, ASYNC_MARK, True)
+    setattr(getattr(function, "__func__", function), ASYNC_MARK, True)  # of a static method, too
     return function

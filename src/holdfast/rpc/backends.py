@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from holdfast.errors import UsageError
-from holdfast.rpc.agent import Direct, Transport
+from holdfast.rpc.transport import Direct, Transport
 
 __all__ = ["Maker", "known_backends", "make_transport", "register_backend"]
 

@@ -11,28 +11,38 @@ import sys
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+from holdfast.errors import UsageError
+
 __all__ = ["function_of", "name_of"]
 
 _modules = sys.modules
+_whole: set[str] = set()
+"""Modules whose import is over; others may be there, and have a part of their names only."""
 
 
 def name_of(function: Any) -> Any:
-    """Return the name of a function, if it can be found by that; else the function itself."""
+    """Return the name of a function, if it can be found by that; else the function itself.
+
+    UsageError if it is nothing that can be called.
+    """
     kind = type(function)
     if kind is FunctionType or kind is BuiltinFunctionType:
         module, name = function.__module__, function.__qualname__
         home = _modules.get(module)
         if home is not None and home.__dict__.get(name) is function:
             return f"{module}:{name}"
+    elif not callable(function):
+        raise UsageError(f"func {function!r:.80}: must be something that can be called")
     return function
 
 
 def function_of(name: str) -> Any:
     """Return the function of a name; ImportError or AttributeError if there is none here."""
     module, _, own = name.partition(":")
-    home = _modules.get(module)
+    home = _modules.get(module) if module in _whole else None
     if home is None:
-        home = importlib.import_module(module)
+        home = importlib.import_module(module)  # waits for another thread that is about to
+        _whole.add(module)
     try:
         return home.__dict__[own]
     except KeyError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -49,3 +50,12 @@ def reset_agent() -> Agent:
     if agent is None:
         raise UsageError("Current RPC agent is not set!")
     return agent
+
+
+def _after_fork() -> None:
+    """Have none in a process that is forked: it is no worker, and can become another one."""
+    global _agent, _lock
+    _agent, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -20,6 +20,7 @@ Guarantees
     DI-4  When `meet` returns, every other worker of the world has seen the whole world too.
     DI-5  `finish` ends at its deadline and `close` at its time, and GRACE_S later at the latest,
           whatever the store does.
+    DI-6  Who was known here and is gone is told by PeerLost, until another one has his name.
 """
 
 from __future__ import annotations
@@ -142,7 +143,10 @@ class Directory:
             )
 
     def find(self, target: str | int | WorkerInfo) -> Contact:
-        """Return where a worker is now; UsageError if nobody of that name or number is there."""
+        """Return where a worker is now.
+
+        PeerLost if he was there, and is gone; UsageError if nobody of that name or number was.
+        """
         try:
             return self._known(target)
         except (KeyError, TypeError):
@@ -151,6 +155,13 @@ class Directory:
             self._look_for(target)
             return self._known(target)
         except (KeyError, TypeError, HoldfastError) as error:
+            for gone in self._gone.values():
+                if target in (gone.info.name, gone.info.id, gone.info):
+                    raise PeerLost(
+                        f"{gone.info}: Connection closed by peer (it is gone)",
+                        peer=gone.info.name,
+                        incarnation=gone.incarnation,
+                    ) from None
             why = f" ({error})" if isinstance(error, HoldfastError) else ""
             names = ", ".join(sorted(self._names)[:20])
             raise UsageError(f"worker {target!r:.140}: unknown; there are {names}{why}") from None

@@ -51,8 +51,10 @@ class Errands:
             try:
                 if self._thread is None and not self._closed:
                     thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._thread = thread
                     thread.start()
+                    self._thread = thread
+            except RuntimeError as error:  # the next errand may find one
+                _log.warning("a thread could not be started: %s", error)
             finally:
                 self._lock.release()
 

@@ -28,7 +28,10 @@ from holdfast.clock import Deadline, check_timeout
 from holdfast.errors import CallCancelled, TimeoutExpired, UsageError
 from holdfast.rpc.way import make_way
 
-__all__ = ["Driver", "Future", "collect_all", "wait_all"]
+__all__ = ["ASYNC_MARK", "Driver", "Future", "collect_all", "expected", "wait_all"]
+
+ASYNC_MARK = "_holdfast_async_execution"
+"""Marks a function that returns a future, whose value is the answer."""
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -237,6 +240,13 @@ class Future(Generic[T]):
             if event is None:
                 event = self._event = threading.Event()
         event.wait(deadline.remaining())
+
+
+def expected(function: Callable[..., Any], value: Any) -> Any:
+    """Return what a function has returned; UsageError if that is a future, and it is not marked."""
+    if isinstance(value, Future) and not getattr(function, ASYNC_MARK, False):
+        raise UsageError(f"{function!r:.80} returns a future: mark it with async_execution")
+    return value
 
 
 def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:

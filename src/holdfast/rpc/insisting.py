@@ -32,7 +32,14 @@ from itertools import islice
 from typing import Protocol
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import CallCancelled, CallTimedOut, HoldfastError, Overloaded, PeerLost
+from holdfast.errors import (
+    CallCancelled,
+    CallTimedOut,
+    HoldfastError,
+    Overloaded,
+    PeerLost,
+    UsageError,
+)
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver
 from holdfast.rpc.holdings import timed_out
@@ -50,6 +57,7 @@ __all__ = [
     "Patience",
     "Request",
     "Sender",
+    "check_patience",
     "note",
 ]
 
@@ -76,6 +84,12 @@ class Patience(Protocol):
     def exhausted(self) -> str:
         """Return what to say when it has given up."""
         ...
+
+
+def check_patience(patience: object) -> None:
+    """Refuse what says nothing about trying again."""
+    if not hasattr(patience, "exhausted"):
+        raise UsageError(f"retries {patience!r:.40}: must be a RetryPolicy, or None")
 
 
 class Sender(Protocol):

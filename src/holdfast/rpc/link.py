@@ -7,12 +7,18 @@ at all where the reader can fetch them (big.py).
 Two ways to use one: `send` and `receive` block, until the limit that `set_limit` sets; `send_some`
 and `advance` never do, and go on where they stopped. A link whose blocking call timed out, or that
 failed in any way, is closed, since nobody knows what is still on its way.
+
+Guarantees
+    LK-1  A process that is forked has no part in the sockets of RPC: the end of ours is noticed
+          though the child lives, and nothing that it does can reach our peers.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import weakref
 from collections.abc import Sequence
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -29,7 +35,7 @@ from holdfast.rpc.codec import (
 )
 from holdfast.rpc.messages import Buffer, Kind, Message
 
-__all__ = ["NEVER", "Link", "LinkClosed", "parts_of", "views_of"]
+__all__ = ["NEVER", "Link", "LinkClosed", "keep_from_children", "parts_of", "views_of"]
 
 NEVER = float("inf")
 
@@ -57,6 +63,7 @@ class Link:
         self, sock: socket.socket, beginning: bytes = b"", clock: Clock = SYSTEM_CLOCK
     ) -> None:
         sock.settimeout(None)
+        keep_from_children(sock)
         self._sock = sock
         self._clock = clock
         self._limit = NEVER
@@ -143,10 +150,16 @@ class Link:
     def send(self, message: Message) -> None:
         """Send one message. Blocks until the system has taken all of it."""
         body = message.body
-        if not message.buffers and len(body) <= _JOIN_BYTES:
-            self._send_bytes(encode_head(message) + body)
-        else:
+        if message.buffers or len(body) > _JOIN_BYTES:
             self.send_all([message])
+            return
+        data = encode_head(message) + body
+        try:
+            sent = self._sock.send(data)
+        except OSError as error:
+            raise _closed(error) from None
+        if sent < len(data):
+            self.send_parts([memoryview(data)[sent:]])
 
     def send_all(self, messages: Sequence[Message]) -> None:
         """Send several messages with as few system calls as it takes."""
@@ -171,14 +184,6 @@ class Link:
             raise _closed(error) from None
         return True
 
-    def _send_bytes(self, data: bytes) -> None:
-        try:
-            sent = self._sock.send(data)
-        except OSError as error:
-            raise _closed(error) from None
-        if sent < len(data):
-            self.send_parts([memoryview(data)[sent:]])
-
     def send_parts(self, parts: Sequence[Buffer]) -> None:
         """Send what `put` has gathered, or what `send_some` has left. Blocks."""
         views = views_of(parts)
@@ -200,7 +205,11 @@ class Link:
         it only ever receives requests.
         """
         if self._start == self._end:
-            self._fetch(0)
+            if self._part is None:
+                self._start = self._end = 0  # also if nothing comes
+                self._end = self._receive_into(self._view, 0)
+            else:
+                self._fetch(0)
         message = self.here()
         while message is None:
             self._tell_limit()
@@ -240,12 +249,12 @@ class Link:
                 message = self._here()
                 if message is None:
                     return None
-            kind = message.kind
-            if kind is _TAKEN or kind is _OFFER:
-                self._reach.hear(message)
+            kind, reach = message.kind, self._reach
+            if kind >= _OFFER:  # or TAKEN
+                reach.hear(message)
                 continue
-            if (kind is _REPLY or kind is _FAILURE) and self._reach.held:
-                self._reach.release(message.call)
+            if reach.held and (kind is _REPLY or kind is _FAILURE):
+                reach.release(message.call)
             if not self._void:
                 return message
             self._void = False
@@ -424,3 +433,19 @@ def _closed(error: OSError) -> OSError:
     if isinstance(error, (BrokenPipeError, ConnectionResetError)):
         return LinkClosed("Connection reset by peer")
     return LinkClosed(f"Connection closed by peer ({error.strerror or error})")
+
+
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def keep_from_children(sock: socket.socket) -> None:
+    """Let no process that is forked have part in a socket (LK-1)."""
+    _sockets.add(sock)
+
+
+def _after_fork() -> None:
+    for sock in tuple(_sockets):
+        sock.close()  # our copy, and nothing more: what it stands for is the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)

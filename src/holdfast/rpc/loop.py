@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, Overloaded, UsageError
 from holdfast.rpc.future import Future
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ class Loop:
         try:
             loop = self._started()
             loop.call_soon_threadsafe(begin, loop)
-        except (UsageError, RuntimeError) as error:
+        except HoldfastError:
+            coroutine.close()
+            raise
+        except RuntimeError as error:  # closed meanwhile
             coroutine.close()
             raise UsageError("this agent has been shut down") from error
         return future
@@ -89,11 +92,16 @@ class Loop:
             if self._closed:
                 raise UsageError("this agent has been shut down")
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._serve, args=(self._loop,), name=self._name, daemon=True
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(
+                    target=self._serve, args=(loop,), name=self._name, daemon=True
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    loop.close()
+                    raise Overloaded(f"a coroutine needs a thread: {error}") from None
+                self._loop, self._thread = loop, thread
             return self._loop
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:

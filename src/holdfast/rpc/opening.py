@@ -1,7 +1,8 @@
-"""Calls that wait for their pipe to be opened.
+"""Calls and notes that wait for their pipe to be opened.
 
 To connect takes two round trips, and a peer that is silent takes as long as it likes. Nobody who
-posts a call waits for that: the call waits here, and a thread of its own opens the pipe.
+posts a call waits for that: the call waits here, and a thread of its own opens the pipe. Notes,
+which are not answered, wait as well, and are forgotten if there is no pipe to send them by.
 
 Guarantees
     OP-1  `post` and `expire` do not block.
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, Overloaded
 from holdfast.rpc.messages import Message
-from holdfast.rpc.pipe import BYTES_MAX, CALLS_MAX, Pipe, Reply
+from holdfast.rpc.pipe import BYTES_MAX, CALLS_MAX, Pipe, Reply, tell
 from holdfast.rpc.readers import TICK_S, Readers
 
 __all__ = ["Opening"]
@@ -33,6 +34,7 @@ class Opening:
         # Guards what follows; told when it is over.
         self._over = threading.Condition()
         self._waiting: list[tuple[Message, Reply, float]] = []
+        self._notes: list[Message] = []
         self._bytes = 0
         self._pipe: Pipe | None = None
         self._error: Exception | None = None
@@ -60,6 +62,15 @@ class Opening:
             self._bytes += size
         return True
 
+    def note(self, message: Message) -> bool:
+        """Let a message wait that is not answered; False if nothing is waited for any more."""
+        with self._over:
+            if self.over:
+                return False
+            if len(self._notes) < CALLS_MAX:  # nobody is told of those that are not sent
+                self._notes.append(message)
+        return True
+
     @property
     def over(self) -> bool:
         """Whether nothing is waited for any more."""
@@ -77,7 +88,7 @@ class Opening:
             self._waiting = [entry for entry in self._waiting if entry[2] > now]
             going = not self.over
         for reply in late:
-            reply(TimeoutError())
+            tell(reply, TimeoutError())
         return going
 
     def close(self, error: Exception) -> None:
@@ -97,7 +108,7 @@ class Opening:
     def _run(self) -> None:
         try:
             self._settle(self._open_pipe(), None)
-        except (OSError, HoldfastError) as error:
+        except Exception as error:  # whatever it is, those who wait must know
             self._settle(None, error)
 
     def _settle(self, pipe: Pipe | None, error: Exception | None) -> None:
@@ -106,12 +117,16 @@ class Opening:
                 return
             self._pipe, self._error = pipe, error
             waiting, self._waiting = self._waiting, []
+            notes, self._notes = self._notes, []
             self._over.notify_all()
         for message, reply, at in waiting:
+            if pipe is None:
+                tell(reply, error or TimeoutError())
+                continue
             try:
-                if pipe is None:
-                    reply(error or TimeoutError())
-                else:
-                    pipe.post(message, reply, at)
+                pipe.post(message, reply, at)
             except HoldfastError as refused:
-                reply(refused)
+                tell(reply, refused)
+        if pipe is not None:
+            for note in notes:
+                pipe.note(note)

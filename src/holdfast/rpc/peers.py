@@ -18,7 +18,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, PeerViolation, Step, Unavailable
@@ -35,12 +37,14 @@ from holdfast.rpc.opening import Opening
 from holdfast.rpc.pipe import Pipe, Reply
 from holdfast.rpc.readers import Readers
 
-__all__ = ["Contact", "Peer", "machine_id"]
+__all__ = ["Contact", "Directory", "Peer", "Target", "machine_id"]
 
 IDLE_MAX = 64
 LINKS_MAX = 512
 OPEN_WITHIN_S = 30.0
 AGAIN_S = 0.02
+
+Target: TypeAlias = str | int | WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,21 @@ class Contact:
     machine: str
     unix: str
     tcp: str
+
+
+class Directory(Protocol):
+    """Who is where."""
+
+    def find(self, target: Target) -> Contact:
+        """Return where a worker is now; UsageError if nobody of that name is known."""
+        ...
+
+    def find_incarnation(self, incarnation: str) -> Contact:
+        """Return where this life of a worker is; PeerLost if it is over.
+
+        Another error if that cannot be told now.
+        """
+        ...
 
 
 class Peer:
@@ -88,6 +107,8 @@ class Peer:
                 raise PeerViolation(f"{self.contact.info}: an answer to another call came")
         except BaseException as error:
             self._discard(link)  # nobody knows what is still on its way
+            if isinstance(error, PeerViolation):
+                error = LinkClosed(f"Connection closed by peer ({error})")
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise self._gone(error) from None
             raise
@@ -104,7 +125,7 @@ class Peer:
             with self._lock:
                 pipe = self._pipe  # somebody may have opened it meanwhile
                 if pipe is None or pipe.lost is not None:
-                    return self._post_when_open(message, reply, at)
+                    return self._when_open(lambda opening: opening.post(message, reply, at))
         pipe.post(message, reply, at)
         return pipe
 
@@ -114,12 +135,15 @@ class Peer:
             self._open_pipe()
 
     def note(self, message: Message) -> None:
-        """Send a message that is not answered. Opens a connection if there is none."""
+        """Send a message that is not answered, when there is a connection; waits for none."""
         pipe = self._pipe
-        if pipe is not None and pipe.lost is None:
-            pipe.note(message)
-        else:
-            self._put_back(self._send(message, self._clock.monotonic() + OPEN_WITHIN_S))
+        if pipe is None or pipe.lost is not None:
+            with self._lock:
+                pipe = self._pipe
+                if pipe is None or pipe.lost is not None:
+                    self._when_open(lambda opening: opening.note(message))
+                    return
+        pipe.note(message)
 
     def reset(self, why: str) -> None:
         """Break all connections to the peer, which may well be alive; new ones can be opened."""
@@ -216,18 +240,18 @@ class Peer:
             self._links.discard(link)
         link.close()
 
-    def _post_when_open(self, message: Message, reply: Reply, at: float) -> Opening:
-        """Let a request wait for the pipe that is being opened; begin to open one if none is.
+    def _when_open(self, wait: Callable[[Opening], bool]) -> Opening:
+        """Let a message wait for the pipe that is being opened; begin to open one if none is.
 
         With the lock held.
         """
         if self._lost is not None:
             raise self._lost.anew()
         opening = self._opening
-        if opening is None or not opening.post(message, reply, at):
+        if opening is None or not wait(opening):
             name = f"holdfast-rpc-{self._me.info.name}-open"
             opening = Opening(name, self._open_pipe, self._readers)
-            opening.post(message, reply, at)
+            wait(opening)
             try:
                 opening.start()
             except RuntimeError as error:
@@ -246,8 +270,9 @@ class Peer:
                 over = self._pipe_link
                 pipe = self._pipe = Pipe(link, self._readers, self._gone, self._clock)
                 self._pipe_link = link
-            if self._lost is not None:
-                pipe.close(self._lost)
+            lost = self._lost
+        if lost is not None:
+            pipe.close(lost)  # without the lock: those who hear of it may call again
         if over is not None:
             self._discard(over)
         return pipe

@@ -34,12 +34,12 @@ from holdfast.rpc.link import NEVER, Link, views_of
 from holdfast.rpc.messages import Buffer, Message
 from holdfast.rpc.readers import TICK_S, Readers
 
-__all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply"]
+__all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply", "tell"]
 
 CALLS_MAX = 1 << 16
 BYTES_MAX = 1 << 30
 _GATHER_BYTES = 32 * 1024
-_GATHER_MESSAGES = 64
+_GATHER_MESSAGES = 32  # half a window of 64: the callee works while the other half is made
 
 Reply = Callable[[Message | Exception], None]
 """Hears the answer, or why there will be none."""
@@ -196,6 +196,9 @@ class Pipe:
                 blocked = not self._link.send_some(self._unsent)
             except OSError as error:
                 self._break(error)
+            except BaseException:  # such as an interrupt: nobody knows how far it got
+                self._break(ConnectionError("Connection closed by peer (sending was interrupted)"))
+                raise
             finally:
                 with self._lock:
                     self._sending = False
@@ -224,9 +227,11 @@ class Pipe:
             else:
                 with self._turn:
                     self._waiting += 1  # before looking: who completes something then tells us
-                    if not done() and self._reading.locked() and self._lost is None:
-                        self._turn.wait(deadline.sooner(TICK_S).remaining())
-                    self._waiting -= 1
+                    try:
+                        if not done() and self._reading.locked() and self._lost is None:
+                            self._turn.wait(deadline.sooner(TICK_S).remaining())
+                    finally:
+                        self._waiting -= 1
             if deadline.passed() or self._lost is not None:
                 return
 
@@ -313,10 +318,7 @@ class Pipe:
         reply, _, size = found
         with self._lock:
             self._open_bytes -= size
-        try:
-            reply(answer)
-        except Exception:
-            _log.exception("an answer to a call could not be told")
+        tell(reply, answer)
         if self._waiting:
             with self._turn:
                 self._turn.notify_all()
@@ -342,6 +344,14 @@ class Pipe:
     def _break(self, error: OSError) -> None:
         """Hear that the link is of no use any more."""
         self.close(self._lost_error(error))
+
+
+def tell(reply: Reply, answer: Message | Exception) -> None:
+    """Tell what comes of a call; what is raised then is logged, since others are to be told too."""
+    try:
+        reply(answer)
+    except Exception:
+        _log.exception("an answer to a call could not be told")
 
 
 def _both(first: Reply, second: Reply) -> Reply:

@@ -8,6 +8,7 @@ and tells calls that their time is up. Where somebody has waited of late it hold
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
 import threading
@@ -25,6 +26,8 @@ TICK_S = 0.02
 """How late a deadline may be noticed, or an answer that came by another way."""
 _QUIET_ROUNDS = 20
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
+
+_log = logging.getLogger("holdfast.rpc")
 
 
 class Timed(Protocol):
@@ -116,7 +119,10 @@ class Readers:
         try:
             quiet = 0
             while not self._closing:
-                quiet = self._round(quiet)
+                try:
+                    quiet = self._round(quiet)
+                except Exception:  # it ends a pipe at most; the others need this thread
+                    _log.exception("reading for those who do not wait failed")
         finally:
             with self._lock:
                 self._closing = True

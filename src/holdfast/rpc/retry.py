@@ -37,7 +37,7 @@ class RetryPolicy:
             raise UsageError("maxRetries cannot be exponentially decaying.")
         if not self.delay_s >= 0:
             raise UsageError("rpcRetryDuration cannot be negative.")
-        if self.try_s is not None and not self.try_s > 0:
+        if self.try_s is not None and not (type(self.try_s) in (int, float) and self.try_s > 0):
             raise UsageError(f"try_s {self.try_s!r:.40}: must be more than 0 seconds, or None")
 
     def delay(self, tried: int) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from holdfast.errors import CallTimedOut, ReferenceFailed, UsageError
-from holdfast.rpc.future import Future
+from holdfast.rpc.future import ASYNC_MARK, Future, expected
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.passing import receiver, sender
@@ -209,4 +209,8 @@ class _Proxy:
 
 
 def _call_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return getattr(rref.local_value(), name)(*args, **kwargs)
+    method = getattr(rref.local_value(), name)
+    return expected(method, method(*args, **kwargs))
+
+
+setattr(_call_method, ASYNC_MARK, True)  # if the method is

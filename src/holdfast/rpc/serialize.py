@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import importlib
 import io
 import pickle
 import reprlib
@@ -31,6 +32,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from holdfast.errors import RemoteError, UsageError
+from holdfast.rpc.codec import BUFFERS_MAX
 from holdfast.rpc.messages import Buffer
 from holdfast.rpc.passing import start_over
 
@@ -175,6 +177,7 @@ def _keeper(outside: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer
         """Put a buffer outside; return whether it stays inside instead."""
         with memoryview(buffer) as view:
             inside = view.nbytes < OUTSIDE_BYTES or not view.contiguous
+        inside = inside or len(outside) >= BUFFERS_MAX
         if not inside:
             outside.append(buffer)
         return inside
@@ -215,16 +218,19 @@ def _cloud_pickler() -> Any:
 
 # How our own kinds are pickled. A table costs nothing for other kinds, which an override would.
 
-_cached: tuple[tuple[object, ...], dict[type, Reducer]] = ((), {})
+_cached: tuple[int, int, dict[type, Reducer]] = (0, 0, {})
 
 
 def _table() -> dict[type, Reducer]:
     """Return the reducers that everybody knows, and ours; made anew when there are more."""
     global _cached  # noqa: PLW0603  # replaced whole: threads may race to make the same
-    key = (_tensor_type(), _array_type(), len(copyreg.dispatch_table))
-    if key != _cached[0]:
-        _cached = (key, {**copyreg.dispatch_table, **_reducers()})
-    return _cached[1]
+    modules, known, table = _cached
+    # Whether torch and numpy have come is not looked up each time: they do not come alone.
+    if modules != len(sys.modules) or known != len(copyreg.dispatch_table):
+        modules, known = len(sys.modules), len(copyreg.dispatch_table)
+        now = {**copyreg.dispatch_table, **_reducers()}
+        _cached = (modules, known, table if now == table else now)
+    return _cached[2]
 
 
 def _reducers() -> dict[type, Reducer]:
@@ -271,17 +277,22 @@ def _reduce_tensor(tensor: Any) -> Any:
     torch = sys.modules["torch"]
     if not _is_plain(torch, tensor):
         return tensor.__reduce_ex__(5)
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    plain, grad = tensor, tensor.requires_grad
+    if grad:
+        plain = tensor.detach()
+    try:
+        array = plain.contiguous().numpy()
+    except TypeError:  # of a type that numpy does not have
+        array = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
     kind = str(tensor.dtype).removeprefix("torch.")
-    facts = (kind, tuple(tensor.shape), tensor.requires_grad)
-    return _rebuild_tensor, (pickle.PickleBuffer(flat), *facts)
+    return _rebuild_tensor, (pickle.PickleBuffer(array), kind, tuple(tensor.shape), grad)
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
     """Say whether a tensor is nothing but memory, a type and a shape."""
     return bool(
         tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.numel()
         and not tensor.is_quantized
         and not tensor.is_conj()
@@ -291,8 +302,8 @@ def _is_plain(torch: Any, tensor: Any) -> bool:
 
 
 def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    import importlib
-
-    torch = importlib.import_module("torch")
-    tensor = torch.frombuffer(memory, dtype=getattr(torch, dtype)).reshape(shape)
+    torch = importlib.import_module("torch")  # which another thread may be importing just now
+    tensor = torch.frombuffer(memory, dtype=getattr(torch, dtype))
+    if len(shape) != 1:
+        tensor = tensor.view(shape)
     return tensor.requires_grad_() if requires_grad else tensor

@@ -29,11 +29,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import HoldfastError, PeerViolation
+from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
+from holdfast.ids import CauseId
+from holdfast.net.address import Address
 from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
 from holdfast.net.reactor import tune
+from holdfast.observe.events import ConnectionRefused
+from holdfast.observe.sinks import LogSink
 from holdfast.rpc.greeting import Greeting, Purpose, decode_greeting, encode_answer
-from holdfast.rpc.link import NEVER, Link, LinkClosed
+from holdfast.rpc.link import NEVER, Link, LinkClosed, keep_from_children
 from holdfast.rpc.messages import Message
 from holdfast.rpc.outlet import Outlet
 from holdfast.rpc.way import sit
@@ -44,7 +48,7 @@ HANDSHAKE_WITHIN_S = 5.0
 STRANGERS_MAX = 256
 ACCEPT_AGAIN_S = 0.05
 TICK_S = 0.002
-_ANSWERS_AT_ONCE = 64
+_ANSWERS_AT_ONCE = 32
 _QUIET_TICKS = 5
 
 _log = logging.getLogger("holdfast.rpc")
@@ -93,10 +97,13 @@ class Server:
         self._handled = 0  # on links that are over
         self._closing = False
         self._watch = _Watch(name)
+        self._cause = CauseId(name)
+        self._sink = LogSink()
 
     def listen(self, sock: socket.socket) -> None:
         """Accept what comes at a socket that is bound; it belongs to the server from now on."""
         sock.listen(512)
+        keep_from_children(sock)
         self._listeners.append(sock)
         _start(f"{self._name}-accept", self._accept, sock)
 
@@ -145,6 +152,7 @@ class Server:
                 _log.warning("a connection could not be accepted: %s", error)
                 SYSTEM_CLOCK.sleep(ACCEPT_AGAIN_S)  # as long as descriptors are short, say
                 continue
+            keep_from_children(sock)
             with self._lock:
                 refused = self._closing
                 if not refused:
@@ -172,7 +180,7 @@ class Server:
         try:
             link, greeting = self._admit(sock)
         except Exception as error:  # whatever it is, it ends this connection and no other
-            _log.debug("a connection was refused: %s", error)
+            self._turned_away(sock, error)
             self._known(sock)
             sock.close()
             return
@@ -189,6 +197,25 @@ class Server:
                 self._forget(link)
         else:
             _PipeOwner(link, greeting, self._handler, self._watch, self._forget).run()
+
+    def _turned_away(self, sock: socket.socket, error: Exception) -> None:
+        """Tell of somebody who did not get in; people are told of those who do not belong here."""
+        if not isinstance(error, Refused | PeerViolation):
+            _log.debug("a connection was not opened: %s", error)
+            return
+        peer = "this machine"
+        if sock.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):
+                peer = str(Address(*sock.getpeername()[:2]))
+        self._sink.emit(
+            ConnectionRefused(
+                cause=self._cause,
+                at=SYSTEM_CLOCK.monotonic(),
+                peer=peer,
+                step=Step.HANDSHAKE,
+                reason=str(error),
+            )
+        )
 
     def _admit(self, sock: socket.socket) -> tuple[Link, Greeting]:
         limit = Deadline.after(self._handshake_within_s)
@@ -388,7 +415,8 @@ class _Watch:
             if quiet > _QUIET_TICKS:
                 self.asleep = True
                 self._awake.clear()
-                if not any(owner.running for owner in list(self._owners)):
+                # After clearing, which may have undone what `close` has set.
+                if not self._closing and not any(owner.running for owner in list(self._owners)):
                     self._awake.wait()
                 self.asleep = False
             SYSTEM_CLOCK.sleep(TICK_S)

@@ -9,45 +9,115 @@ caller compares its own account with those of the callees:
     repeated     a call that was run more than once
     mismatched   an answer to another call
     unresolved   a call that neither succeeded nor failed
+    odd          a call that failed otherwise than by time or a lost connection
 
-All must be 0. Fewer faults than planned make the run invalid, which is not the same as passed.
+All must be 0, and nearly all calls must succeed. Some calls wait for their answer, some are under
+way together and retried, some are under way together and tried once only.
+
+Each worker measures its memory, threads and descriptors after a quarter of the calls, and again at
+the end, both times when nobody calls: they must not have grown with the calls in between.
+
+A rule of the plan that fired less often than it was to makes the run invalid, which is not the same
+as passed.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import CallTimedOut, PeerLost, TimeoutExpired
 from holdfast.faults.plan import parse_plan
-from holdfast.rpc.api import rpc_sync
+from holdfast.rpc.api import rpc_async, rpc_sync
 from holdfast.rpc.current import current_agent
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.testing.rpcworld import run_workers
 
-__all__ = ["Audit", "main", "soak"]
+__all__ = ["PLAN", "Account", "Audit", "Room", "main", "soak"]
 
+# Everything that a plan can do, at every moment at which it can. What costs the run time is rare.
 PLAN = """
 seed {seed}
-drop PYTHON_CALL p=0.01
-drop reply PYTHON_CALL p=0.01
+fail PYTHON_CALL p=0.005
+drop PYTHON_CALL p=0.004
+drop reply PYTHON_CALL p=0.004
+delay PYTHON_CALL p=0.01 seconds=0.002
+delay reply PYTHON_CALL p=0.01 seconds=0.002
 duplicate PYTHON_CALL p=0.01
-delay PYTHON_CALL p=0.02 seconds=0.005
-reset PYTHON_CALL p=0.001
-reset running PYTHON_CALL p=0.001
+reorder PYTHON_CALL p=0.01
+corrupt PYTHON_CALL p=0.0005
+corrupt reply PYTHON_CALL p=0.0005
+reset PYTHON_CALL p=0.0005
+reset reply PYTHON_CALL p=0.0005
+reset running PYTHON_CALL p=0.0005
+partition PYTHON_CALL p=0.0005 seconds=0.05
 """
 THREADS = 4
-POLICY = RetryPolicy(max_retries=20, delay_s=0.01, backoff=1.2, try_s=0.5)
-CALL_TIMEOUT_S = 30.0
+BATCH = 32
+POLICY = RetryPolicy(max_retries=30, delay_s=0.01, backoff=1.2, try_s=0.2)
+CALL_TIMEOUT_S = 60.0
+ONE_TRY_S = 0.5
+WARM = 0.25
+"""The part of the calls after which nothing may grow any more."""
+PATIENCE_S = 120.0
+"""How long one worker waits until the others have come as far."""
 
-# What this worker has run: how often, by caller and number.
-_ran: dict[int, Counter[int]] = {}
-_lock = threading.Lock()
+ENOUGH = 0.9
+"""The part of the calls that succeeds at least: only calls that are tried once may fail."""
+LUCK = 4.0
+"""By how many standard deviations the dice may be below what is expected of them."""
+RSS_MARGIN_KIB = 8 * 1024
+RSS_BYTES_PER_CALL = 64
+"""What is kept of a call is much more than this."""
+ODD_SHOWN = 3
+MORE_FOR_EACH_PEER = 2
+"""Threads and descriptors that come and go with each of the others."""
+
+_SUCCEEDED, _FAILED, _MISMATCHED, _ODD = 1, 2, 3, 4
+_OFTEN = 255
+_WRONG = ("lost", "repeated", "mismatched", "unresolved", "odd")
+
+# What this worker has run: how often, by caller and number. Then how far the others are, and what
+# its own calls raised that they should not have.
+_ran: dict[int, bytearray] = {}
+_reached: Counter[str] = Counter()
+_changed = threading.Condition()
+_odd: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a worker takes."""
+
+    rss_kib: int
+    threads: int
+    descriptors: int
+
+    def __str__(self) -> str:
+        mib = self.rss_kib / 1024
+        return f"{mib:.1f} MiB, {self.threads} threads, {self.descriptors} descriptors"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one worker has to say: of its calls, of the faults it made, and of the room it took."""
+
+    sums: dict[str, int]
+    fired: list[int]
+    warm: Room
+    end: Room
+    odd: list[str]
+    """The first of the errors that should not have been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +125,57 @@ class Audit:
     """What came of it, over all workers."""
 
     calls: int
-    succeeded: int
-    failed: int
-    lost: int
-    repeated: int
-    mismatched: int
-    unresolved: int
-    faults: dict[str, int]
+    accounts: list[Account]
 
-    @property
-    def clean(self) -> bool:
-        """Whether every call is accounted for."""
-        return not (self.lost or self.repeated or self.mismatched or self.unresolved)
+    def sum(self, name: str) -> int:
+        """Return how many calls had this end."""
+        return sum(account.sums.get(name, 0) for account in self.accounts)
 
-    @property
-    def valid(self) -> bool:
-        """Whether enough went wrong on the way for this to mean something."""
-        planned = parse_plan(PLAN.format(seed=0)).rules
-        floor = self.calls * min(rule.p for rule in planned) / 4
-        fired = self.faults
-        return all(fired.get(rule.action, 0) >= floor for rule in planned)
+    def broken(self) -> list[str]:
+        """Return what went wrong; empty if every call is accounted for and nothing grew."""
+        wrong = [f"{count} calls {name}" for name in _WRONG if (count := self.sum(name))]
+        if self.sum("succeeded") < self.calls * ENOUGH:
+            wrong.append(f"only {self.sum('succeeded')} calls succeeded")
+        more = MORE_FOR_EACH_PEER * len(self.accounts)
+        # Of each worker: it makes as many calls as it runs for others, about.
+        later = self.calls / len(self.accounts) * (1 - WARM)
+        rss_more = RSS_MARGIN_KIB + RSS_BYTES_PER_CALL * later / 1024
+        for rank, account in enumerate(self.accounts):
+            warm, end = account.warm, account.end
+            if (
+                end.threads > warm.threads + more
+                or end.descriptors > warm.descriptors + more
+                or end.rss_kib > warm.rss_kib + rss_more
+            ):
+                wrong.append(f"worker{rank} grew: {warm}; at the end {end}")
+        return wrong
+
+    def short(self) -> list[str]:
+        """Return the rules that fired less often than planned: then the run means nothing."""
+        found = []
+        for number, rule in enumerate(parse_plan(PLAN.format(seed=0)).rules):
+            fired = sum(account.fired[number] for account in self.accounts)
+            expected = self.calls * rule.p
+            if fired < max(1.0, expected - LUCK * expected**0.5):
+                found.append(f"{rule}: fired {fired} times")
+        return found
 
     def __str__(self) -> str:
-        faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.items()))
-        verdict = "invalid" if not self.valid else "clean" if self.clean else "BROKEN"
-        return (
-            f"{verdict}: {self.calls} calls, {self.succeeded} succeeded, {self.failed} failed, "
-            f"{self.lost} lost, {self.repeated} repeated, {self.mismatched} mismatched, "
-            f"{self.unresolved} unresolved; faults: {faults}"
+        rules = parse_plan(PLAN.format(seed=0)).rules
+        totals = [sum(fired) for fired in zip(*(a.fired for a in self.accounts), strict=True)]
+        lines = [f"{total:8} {rule}" for rule, total in zip(rules, totals, strict=True)]
+        for rank, account in enumerate(self.accounts):
+            lines.append(f"worker{rank}: {account.warm}; at the end {account.end}")
+            lines += [f"worker{rank}: {error}" for error in account.odd]
+        names = ("succeeded", "failed", *_WRONG)
+        lines.append(
+            f"{self.calls} calls: " + ", ".join(f"{self.sum(name)} {name}" for name in names)
         )
+        short, broken = self.short(), self.broken()
+        lines += [f"too few faults: {rule}" for rule in short]
+        lines += [f"BROKEN: {what}" for what in broken]
+        lines.append("BROKEN" if broken else "invalid" if short else "clean")
+        return "\n".join(lines)
 
 
 def soak(calls: int, workers: int, seed: int) -> Audit:
@@ -98,25 +190,42 @@ def soak(calls: int, workers: int, seed: int) -> Audit:
         backend="faulty",
         options={"plan": PLAN.format(seed=seed)},
     )
-    sums: Counter[str] = Counter()
-    faults: Counter[str] = Counter()
-    for account, fired in told.values():
-        sums.update(account)
-        faults.update(fired)
-    return Audit(calls=each * workers, faults=dict(faults), **{name: sums[name] for name in _NAMES})
+    return Audit(each * workers, [told[rank] for rank in range(workers)])
 
 
-_NAMES = ("succeeded", "failed", "lost", "repeated", "mismatched", "unresolved")
-
-
-def _work(rank: int, calls: int, workers: int, seed: int) -> tuple[dict[str, int], dict[str, int]]:
+def _work(rank: int, calls: int, workers: int, seed: int) -> Account:
     """Call others, be called by them, and audit our own calls."""
     dice = random.Random(seed * 1000 + rank)
-    targets = [dice.randrange(workers) for _ in range(calls)]
-    outcome: dict[int, str] = {}
+    targets = bytes(dice.randrange(workers) for _ in range(calls))
+    outcome = bytearray(calls)
+    _call_all(rank, range(int(calls * WARM)), targets, outcome)
+    warm = _measure(rank, workers, "warm")
+    _call_all(rank, range(int(calls * WARM), calls), targets, outcome)
+    end = _measure(rank, workers, "end")
+    sums = {
+        "succeeded": outcome.count(_SUCCEEDED),
+        "failed": outcome.count(_FAILED),
+        "mismatched": outcome.count(_MISMATCHED),
+        "unresolved": outcome.count(0),
+        "odd": outcome.count(_ODD),
+        "lost": 0,
+        "repeated": 0,
+    }
+    for worker in range(workers):
+        ran: bytes = rpc_sync(worker, _ran_for, (rank, calls), None, CALL_TIMEOUT_S, POLICY)
+        mine = [number for number in range(calls) if targets[number] == worker]
+        sums["lost"] += sum(outcome[n] == _SUCCEEDED and not ran[n] for n in mine)
+        sums["repeated"] += sum(ran[number] > 1 for number in mine)
+    transport: Any = current_agent().transport
+    return Account(sums, transport.plan.counts(), warm, end, _odd[:ODD_SHOWN])
+
+
+def _call_all(rank: int, numbers: range, targets: bytes, outcome: bytearray) -> None:
+    """Make these calls, by several threads; return when all have ended."""
+    batches = [numbers[start : start + BATCH] for start in range(0, len(numbers), BATCH)]
     threads = [
         threading.Thread(
-            target=_call_some, args=(rank, range(one, calls, THREADS), targets, outcome)
+            target=_call_some, args=(rank, one, batches[one::THREADS], targets, outcome)
         )
         for one in range(THREADS)
     ]
@@ -124,43 +233,95 @@ def _work(rank: int, calls: int, workers: int, seed: int) -> tuple[dict[str, int
         thread.start()
     for thread in threads:
         thread.join()
-    account: Counter[str] = Counter(outcome.values())
-    account["unresolved"] = calls - len(outcome)
+
+
+def _call_some(
+    rank: int, first: int, batches: Sequence[range], targets: bytes, outcome: bytearray
+) -> None:
+    for way, batch in enumerate(batches, first):
+        if way % 4 == 0:
+            for number in batch:
+                call = partial(_call, rpc_sync, CALL_TIMEOUT_S, POLICY, rank, targets[number])
+                outcome[number] = _judge(rank, number, partial(call, number))
+            continue
+        timeout, retries = (ONE_TRY_S, None) if way % 4 == 1 else (CALL_TIMEOUT_S, POLICY)
+        futures = [
+            _call(rpc_async, timeout, retries, rank, targets[number], number) for number in batch
+        ]
+        for number, future in zip(batch, futures, strict=True):
+            outcome[number] = _judge(rank, number, future.wait)
+
+
+def _call(
+    how: Callable[..., Any],
+    timeout: float,
+    retries: RetryPolicy | None,
+    rank: int,
+    to: int,
+    number: int,
+) -> Any:
+    return how(to, _serve, (rank, number), timeout=timeout, retries=retries)
+
+
+def _judge(rank: int, number: int, wait: Callable[[], Any]) -> int:
+    try:
+        answer = wait()
+    except (CallTimedOut, PeerLost):
+        return _FAILED
+    except Exception as error:
+        _odd.append(f"call {number}: {type(error).__name__}: {error}")
+        return _ODD
+    return _SUCCEEDED if answer == (rank, number, number * number) else _MISMATCHED
+
+
+def _measure(rank: int, workers: int, when: str) -> Room:
+    """Return what this worker takes when nobody calls; nobody goes on before all know."""
+    _meet(rank, workers, f"{when}: all is called")
+    gc.collect()
+    deadline, room, same = Deadline.after(PATIENCE_S), _room(), 0
+    while same < 5 and not deadline.passed():  # what was late, or reset, ends by itself
+        SYSTEM_CLOCK.sleep(0.1)
+        before, room = room, _room()
+        still = (before.threads, before.descriptors) == (room.threads, room.descriptors)
+        same = same + 1 if still else 0
+    _meet(rank, workers, f"{when}: all is measured")
+    return room
+
+
+def _room() -> Room:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        pages = int(file.read().split()[1])
+    kib = pages * os.sysconf("SC_PAGE_SIZE") // 1024
+    return Room(kib, threading.active_count(), len(os.listdir("/proc/self/fd")))
+
+
+def _meet(rank: int, workers: int, where: str) -> None:
+    """Wait until all workers are there."""
     for worker in range(workers):
-        ran: Counter[int] = rpc_sync(worker, _ran_for, (rank,), timeout=60, retries=POLICY)
-        mine = [number for number, target in enumerate(targets) if target == worker]
-        account["lost"] += sum(outcome[n] == "succeeded" and not ran[n] for n in mine)
-        account["repeated"] += sum(ran[number] > 1 for number in mine)
-    plan: Any = current_agent().transport
-    return dict(account), {str(name): count for name, count in plan.fired().items()}
+        rpc_sync(worker, _reach, (where,), None, CALL_TIMEOUT_S, POLICY)
+    with _changed:
+        if not _changed.wait_for(lambda: _reached[where] >= workers, PATIENCE_S):
+            raise TimeoutExpired(f"{where}: {_reached[where]} of {workers} workers came")
 
 
-def _call_some(rank: int, numbers: range, targets: list[int], outcome: dict[int, str]) -> None:
-    for number in numbers:
-        try:
-            answer = rpc_sync(
-                targets[number],
-                _serve,
-                (rank, number),
-                timeout=CALL_TIMEOUT_S,
-                retries=POLICY,
-            )
-        except RuntimeError:  # every error of a call is one
-            outcome[number] = "failed"
-        else:
-            right = answer == (rank, number, number * number)
-            outcome[number] = "succeeded" if right else "mismatched"
+def _reach(where: str) -> None:
+    with _changed:
+        _reached[where] += 1
+        _changed.notify_all()
 
 
 def _serve(caller: int, number: int) -> tuple[int, int, int]:
-    with _lock:
-        _ran.setdefault(caller, Counter())[number] += 1
+    with _changed:
+        ran = _ran.setdefault(caller, bytearray())
+        if number >= len(ran):
+            ran.extend(bytes(number + 1 - len(ran)))
+        ran[number] = min(_OFTEN, ran[number] + 1)
     return caller, number, number * number
 
 
-def _ran_for(caller: int) -> Counter[int]:
-    with _lock:
-        return Counter(_ran.get(caller, Counter()))
+def _ran_for(caller: int, calls: int) -> bytes:
+    with _changed:
+        return bytes(_ran.get(caller, b"")).ljust(calls, b"\0")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -174,7 +335,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"seed {seed}", flush=True)  # noqa: T201  # it is a program
     audit = soak(given.calls, given.workers, seed)
     print(audit)  # noqa: T201
-    return (0 if audit.clean else 1) if audit.valid else 3
+    return 1 if audit.broken() else 3 if audit.short() else 0
 
 
 if __name__ == "__main__":

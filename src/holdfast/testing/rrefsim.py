@@ -13,7 +13,7 @@ call is sent once, and given up when its answer is late. `rrefjudge.py` checks a
         (RR-1), and none is made twice (RR-6)
     S2  a confirmed reference finds its value, as long as its owner lives (RR-1)
     S3  a reference is refused only if a worker through whose hands it came is gone (RR-5)
-    S4  what each worker knows is consistent (`References.check_invariants`)
+    S4  what each worker knows is consistent (`rrefjudge.inconsistencies`)
 
 Then the network heals, everybody drops everything, and within a bound
 

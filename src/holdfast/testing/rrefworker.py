@@ -290,10 +290,11 @@ class Worker:
 
     def _beggared(self, frame: Frame) -> list[Ticket]:
         """Give somebody who begs what is at hand."""
-        handle = self.sim.rng.choice(self.handles) if self.handles else None
-        ticket = handle and self._ticket(handle, frame.source)
-        if ticket is None:
+        if not self.handles:
             return []
+        ticket = self._ticket(self.sim.rng.choice(self.handles), frame.source)
+        if ticket is None:
+            return []  # lost
         if self.references.answered(frame.source, frame.call, [ticket]):
             return [ticket]
         self.sim.judge.counts["too_late"] += 1

@@ -17,12 +17,13 @@ from holdfast.net.address import Address, is_loopback
 from holdfast.net.auth import Key
 from holdfast.net.secret import Secret, new_secret
 from holdfast.net.towards import address_towards
-from holdfast.rpc.agent import Agent, Transport
+from holdfast.rpc.agent import Agent
 from holdfast.rpc.future import Future
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
 from holdfast.rpc.rref_protocol import Number
+from holdfast.rpc.transport import Transport
 from holdfast.store.open import choose_secret
 from holdfast.torch_compat.contexts import CONTEXTS, release
 from holdfast.torch_compat.graph import working

@@ -341,6 +341,15 @@ def test_a_signal_keeps_no_failure_out_of_the_account() -> None:
     assert after(machine, EVENTS["group ended"]) == ["publish 0 final", "finish failed 0"]
 
 
+@pytest.mark.parametrize("error", [NO_STORE, RendezvousClosed("done")])
+def test_a_failure_that_cannot_be_counted_changes_nothing_about_a_signal(
+    error: HoldfastError,
+) -> None:
+    machine = agent(*COUNTING, EVENTS["signal"])
+    machine.count_failed(error, 5.0)
+    assert after(machine, EVENTS["group ended"]) == ["finish signalled"]
+
+
 @pytest.mark.parametrize(
     ("state", "end"),
     [

@@ -23,7 +23,8 @@ def times(plan: FaultPlan, *messages: object, kind: Kind = CALL, to: str = "w1")
 class TestChoosing:
     def test_a_rule_without_conditions_takes_everything(self) -> None:
         plan = FaultPlan(0, [Rule(action=Action.DROP)])
-        assert plan.decide(CALL, "w1", Moment.REQUEST, 1) == [Fired(Action.DROP, CALL, "w1", 0.0)]
+        fired = Fired(Action.DROP, Moment.REQUEST, CALL, "w1", 0.0)
+        assert plan.decide(CALL, "w1", Moment.REQUEST, 1) == [fired]
         assert times(plan, 2, kind=Kind.RREF_USER_DELETE, to="w2") == [1]
 
     def test_by_kind_receiver_and_moment(self) -> None:

@@ -11,11 +11,13 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost
-from holdfast.faults.plan import Action, parse_plan
+from holdfast.faults.plan import Action, Fired, Moment, parse_plan
 from holdfast.faults.transport import FaultyTransport
-from holdfast.rpc.agent import Agent, Direct
-from holdfast.rpc.receipts import KEPT_MAX
+from holdfast.rpc.agent import Agent
+from holdfast.rpc.messages import Kind
+from holdfast.rpc.receipts import Receipts
 from holdfast.rpc.retry import RetryPolicy
+from holdfast.rpc.transport import Direct
 from tests.unit.rpc.world import agents
 
 calls: Counter[str] = Counter()
@@ -109,10 +111,13 @@ class TestRequests:
         assert calls == {"a": 20}  # each of them once
 
     def test_duplicates_do_not_fill_the_callees_memory(self) -> None:
-        with under("duplicate PYTHON_CALL") as agent:
-            for _ in range(KEPT_MAX + 100):
+        transport = FaultyTransport(Direct(), parse_plan("duplicate PYTHON_CALL"))
+        with agents(transport, None) as (agent, callee):
+            receipts = callee._answerer._receipts = Receipts(kept=1000)
+            for _ in range(1100):
                 agent.call("w1", count, ("a",))
-        assert calls == {"a": KEPT_MAX + 100}
+            assert receipts.kept() < 1000
+        assert calls == {"a": 1100}
 
     def test_duplicates_do_not_end_older_calls_that_are_still_to_be_sent(self) -> None:
         with under("fail PYTHON_CALL nth=1\nduplicate PYTHON_CALL") as agent:
@@ -161,6 +166,16 @@ class TestRequests:
             assert agent.call("w1", count, ("a",), retries=policy) == 1
             assert fired(agent) == {Action.PARTITION: 1}
 
+    def test_what_is_dropped_at_the_same_time_does_not_end_a_partition(self) -> None:
+        transport = FaultyTransport(Direct(), parse_plan(""))
+        transport._cut(
+            "w1", [Fired(Action.PARTITION, Moment.REQUEST, Kind.PYTHON_CALL, "w1", 60.0)]
+        )
+        transport._cut("w1", [Fired(Action.DROP, Moment.REQUEST, Kind.PYTHON_CALL, "w1", 0.0)])
+        assert transport._is_cut("w1")
+        assert not transport._is_cut("w2")
+        transport.close()
+
     def test_only_some_peers(self) -> None:
         transport = FaultyTransport(Direct(), parse_plan("fail to=w1"))
         with agents(transport, None, None) as (agent, _, _):
@@ -206,7 +221,8 @@ class TestRunning:
     def test_a_connection_that_breaks_while_the_callee_runs(self) -> None:
         with under("reset running PYTHON_CALL nth=1") as agent:
             with pytest.raises(PeerLost, match="Connection reset by peer"):
-                agent.call("w1", count, ("a",))
+                agent.call("w1", stand, ("a",))
+            let_go()
             until("a", 1)  # it has run, and its caller does not know
             assert agent.call("w1", count, ("a",)) == 2
 

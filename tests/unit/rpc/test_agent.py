@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, Overloaded, PeerLost, StoreUnavailable, UsageError
 from holdfast.net.auth import derive_key
+from holdfast.rpc import current
 from holdfast.rpc import pipe as pipe_module
-from holdfast.rpc.agent import Agent, Direct, Target
+from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.future import Driver, Future, wait_all
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
@@ -20,6 +22,8 @@ from holdfast.rpc.peers import Contact, Peer
 from holdfast.rpc.pipe import Reply
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
+from holdfast.rpc.transport import Direct
+from tests.unit.rpc.world import forked
 
 KEY = derive_key(b"a secret that only workers know", "rpc")
 SOON = 20.0
@@ -133,6 +137,28 @@ def test_calls_by_name_and_number_and_to_oneself(world: World) -> None:
     assert world.one.transport is world.rough
 
 
+def test_a_worker_that_is_known_to_be_gone_is_told_by_the_future(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(target: object) -> NoReturn:
+        raise PeerLost("Connection closed by peer (it is gone)", peer="three")
+
+    monkeypatch.setattr(world.one._directory, "find", gone)
+    future = world.one.call_async("three", add, (1, 2))
+    assert isinstance(future.exception(), PeerLost)
+    for call in (world.one.call, world.one.remote):
+        with pytest.raises(PeerLost):
+            call("three", add, (1, 2))
+
+
+def test_what_cannot_be_called_is_refused_and_leaves_no_reference(world: World) -> None:
+    name: Any = "operator:add"
+    for call in (world.one.call, world.one.call_async, world.one.remote):
+        with pytest.raises(UsageError, match="func 'operator:add': must be something"):
+            call("two", name, (1, 2))
+    assert not any(world.one.holdings.counts().values())
+
+
 def test_an_agent_must_be_started() -> None:
     agent = Agent(WorkerInfo("x", 0), Table(), KEY)
     with pytest.raises(UsageError, match="has not been started"):
@@ -203,6 +229,17 @@ def test_a_call_is_sent_again_when_the_connection_breaks(
     assert len({message.call for message in sent}) == 1
     assert len(sent) == 4
     assert ran == [(1, 0)]
+
+
+def test_what_says_nothing_about_trying_again_is_refused(
+    world: World, insist: Callable[..., Any]
+) -> None:
+    for odd in (0, 3, False, "often"):
+        with pytest.raises(UsageError, match=f"retries {odd!r}: must be a RetryPolicy, or None"):
+            insist(add, 1, retries=odd)
+    until(lambda: not any(world.one.holdings.counts().values()))
+    assert not any(message.once for message in world.rough.sent)
+    assert ran == []
 
 
 def test_what_was_run_before_the_connection_broke_is_not_run_again(
@@ -388,6 +425,23 @@ def test_who_is_lost_is_told_of_and_not_heard_again(world: World) -> None:
     assert world.two.knows(contact.incarnation)
 
 
+def test_who_is_lost_while_he_is_looked_for_is_not_kept_in_mind(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = replace(world.table.known["two"], incarnation="an earlier life")
+
+    def find(target: Target) -> Contact:
+        monkeypatch.undo()
+        world.one.lost(old)  # before its peer is made
+        return old
+
+    monkeypatch.setattr(world.table, "find", find)
+    with pytest.raises(PeerLost, match="it is gone") as caught:
+        world.one.call("two", add, (1,))
+    assert caught.value.incarnation == "an earlier life"
+    assert world.one.call("two", add, (1,)) == 1
+
+
 def test_whom_the_directory_cannot_judge_is_not_taken_for_dead(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,3 +519,26 @@ def test_requests_of_other_kinds_go_to_an_incarnation(world: World) -> None:
     assert world.one.request(life, Kind.SCRIPT_CALL, 4, None).wait(SOON) == 8
     with pytest.raises(PeerLost):
         _ = world.one.request("another life", Kind.SCRIPT_CALL, 4, None)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_no_agent(world: World) -> None:
+    mine = world.one.remote("two", add, (1,))
+    assert mine.to_here() == 1
+    current.set_agent(world.one)
+
+    def child() -> None:
+        assert not current.is_agent_set()
+        acts: list[Callable[[], object]] = [lambda: world.one.call("two", add), mine.to_here]
+        for act in acts:
+            with pytest.raises(PeerLost, match="has been shut down"):
+                act()
+        world.one.close()
+
+    try:
+        with forked(child):
+            assert world.one.call("two", add, (2,)) == 2
+            assert world.two.call("one", add, (3,)) == 3
+            assert world.one.call_async("two", add, (4,)).wait(SOON) == 4
+    finally:
+        current.reset_agent()

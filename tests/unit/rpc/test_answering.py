@@ -11,16 +11,16 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, StoreUnavailable, UsageError
-from holdfast.rpc.answering import ASYNC_MARK, Answerer, deadline_here
+from holdfast.rpc.answering import Answerer, deadline_here
 from holdfast.rpc.errands import Errands
-from holdfast.rpc.future import Future
+from holdfast.rpc.future import ASYNC_MARK, Future
 from holdfast.rpc.greeting import Greeting, Purpose
 from holdfast.rpc.holdings import Holdings
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.pipe import NEVER
-from holdfast.rpc.receipts import KEPT_MAX
+from holdfast.rpc.receipts import Receipts, acknowledgement
 from holdfast.rpc.rref_protocol import Number
 from holdfast.rpc.serialize import dump, load, load_error
 
@@ -217,6 +217,21 @@ def test_a_coroutine_whose_caller_gave_up_is_cancelled(answerer: Answerer) -> No
     assert ran == ["began", "ended"]
 
 
+def test_a_coroutine_whose_caller_is_gone_is_cancelled(answerer: Answerer) -> None:
+    later, others = Later(), Later()
+    other = Greeting("other", 2, "other life", "my life", Purpose.PIPE)
+    assert answerer.handle(CALLER, call(1, forever), later) is None
+    assert answerer.handle(other, call(1, forever), others) is None
+    until(lambda: ran == ["began", "began"])
+    answerer.died(CALLER.incarnation)
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        later.wait()
+    assert ran == ["began", "began", "ended"]
+    answerer.died(other.incarnation)
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        others.wait()
+
+
 def test_a_note_that_is_for_nobody_is_no_request(answerer: Answerer) -> None:
     assert answerer.handle(CALLER, Message(Kind.REPLY, 1), Later()) is None
 
@@ -280,12 +295,35 @@ def test_answers_are_forgotten_when_the_caller_has_them(answerer: Answerer) -> N
     assert len(ran) == 3
 
 
+def test_a_creation_is_made_however_late_it_comes(answerer: Answerer) -> None:
+    """Its caller has given up, and said so; the reference it holds is to a value all the same."""
+    reference, fork, later = Number("them", 1), Number("them", 2), Later()
+    body, buffers = dump((reference, fork, add, (1, 2), None))
+    creation = Message(Kind.PYTHON_REMOTE_CALL, 1, body, buffers, once=True)
+    answerer.handle(CALLER, acknowledgement(2), later)
+    for _ in range(2):  # the second one changes nothing
+        assert read(answerer.handle(CALLER, creation, later)) is None
+        assert answerer._holdings.value(reference).wait(SOON) == 3
+    assert len(ran) == 1
+
+
 def test_too_many_answers_that_wait_are_refused(answerer: Answerer) -> None:
     later = Later()
-    for number in range(KEPT_MAX):
+    answerer._receipts = Receipts(kept=3)
+    for number in range(3):
         answerer.handle(CALLER, call(number, abs, 1, once=True), later)
-    with pytest.raises(Overloaded):
-        read(answerer.handle(CALLER, call(KEPT_MAX, abs, 1, once=True), later))
+    with pytest.raises(Overloaded, match="answers are not acknowledged"):
+        read(answerer.handle(CALLER, call(3, abs, 1, once=True), later))
+
+
+def test_too_large_answers_that_wait_are_refused(answerer: Answerer) -> None:
+    later = Later()
+    answerer._receipts = Receipts(kept_bytes=1000)
+    assert answerer.handle(CALLER, call(1, bytes, 2000, once=True), later) is None
+    with pytest.raises(Overloaded, match="answers are not acknowledged"):
+        read(answerer.handle(CALLER, call(2, abs, 1, once=True), later))
+    answerer.handle(CALLER, acknowledgement(2), later)
+    assert answerer.handle(CALLER, call(3, abs, 1, once=True), later) is None
 
 
 # Who is heard.

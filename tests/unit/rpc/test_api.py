@@ -132,6 +132,8 @@ class TestMistakes:
             ({"store": None, "init_method": "http://x"}, "must be tcp://host:port, file:///path"),
             ({"store": None}, "neither HOLDFAST_STORE nor MASTER_ADDR and MASTER_PORT are set"),
             ({"timeout": -1}, "timeout"),
+            ({"rpc_timeout": -1}, "rpc_timeout -1: must be zero or more seconds"),
+            ({"rpc_timeout": "9"}, "rpc_timeout '9': seconds as a number"),
             ({"keep_alive": 0}, "keep_alive 0: more than 0 and at most 86400 seconds are allowed"),
             ({"keep_alive": True}, "keep_alive True: more than 0"),
             ({"keep_alive": "9"}, "keep_alive '9': more than 0"),
@@ -295,7 +297,7 @@ class Mute(PrefixStore):
 def rpc_is_known(name: str) -> bool:
     try:
         get_worker_info(name)
-    except UsageError:
+    except (UsageError, PeerLost):
         return False
     return True
 
@@ -307,9 +309,47 @@ def later(value: int) -> Future[int]:
     return future
 
 
+class Desk:
+    @async_execution
+    def later(self, value: int) -> Future[int]:
+        return later(value)
+
+    @async_execution
+    @staticmethod
+    def static(value: int) -> Future[int]:
+        return later(value)
+
+    @classmethod
+    @async_execution
+    def of_class(cls, value: int) -> Future[int]:
+        return later(value)
+
+    async def coroutine(self, value: int) -> int:
+        return value
+
+    def unmarked(self) -> Future[int]:
+        return later(3)
+
+
 def test_a_function_that_returns_a_future() -> None:
     init_rpc("w0", store=MemoryStore())
     try:
-        assert rpc_sync("w0", later, args=(3,)) == 3
+        for function in (later, Desk.static, Desk.of_class):
+            assert rpc_sync("w0", function, args=(3,)) == 3
+    finally:
+        shutdown()
+
+
+def test_a_method_of_a_reference_that_answers_later() -> None:
+    init_rpc("w0", store=MemoryStore())
+    try:
+        desk = remote("w0", Desk)
+        for method in ("later", "static", "of_class", "coroutine"):
+            assert getattr(desk.rpc_sync(), method)(3) == 3
+            assert getattr(desk.rpc_async(), method)(3).wait(20.0) == 3
+            assert getattr(desk.remote(), method)(3).to_here() == 3
+        with pytest.raises(UsageError, match=r"Desk\.unmarked .*mark it with async_execution"):
+            desk.rpc_sync().unmarked()
+        del desk
     finally:
         shutdown()

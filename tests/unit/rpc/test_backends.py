@@ -9,10 +9,10 @@ import pytest
 
 from holdfast.errors import UsageError
 from holdfast.rpc import backends
-from holdfast.rpc.agent import Direct, Transport
 from holdfast.rpc.api import init_rpc, rpc_sync, shutdown
 from holdfast.rpc.backends import known_backends, make_transport, register_backend
 from holdfast.rpc.current import current_agent
+from holdfast.rpc.transport import Direct, Transport
 from holdfast.store.memory import MemoryStore
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import operator
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.errors import UsageError
 from holdfast.rpc.callables import function_of, name_of
 
 
@@ -43,12 +46,16 @@ def test_a_function_of_a_module_is_found_again_by_its_name(function: Callable[..
         Thing().method,
         [].append,
         functools.partial(here),
-        None,
-        3,
     ],
 )
 def test_everything_else_is_left_alone(other: object) -> None:
     assert name_of(other) is other
+
+
+@pytest.mark.parametrize("other", [None, 3, "operator:add"])
+def test_what_cannot_be_called_is_refused(other: object) -> None:
+    with pytest.raises(UsageError, match="must be something that can be called"):
+        name_of(other)
 
 
 def test_a_function_that_its_module_has_no_more_is_left_alone(
@@ -83,3 +90,33 @@ def test_a_name_of_nothing_says_so() -> None:
         function_of("no_such_module:work")
     with pytest.raises(AttributeError, match=r"'nothing' on <module 'operator'"):
         function_of("operator:nothing")
+
+
+def test_a_module_that_another_thread_imports_just_now_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(sys, "slow_import", (begun, goes_on), raising=False)
+    (tmp_path / "slow_to_import.py").write_text(
+        "import sys\n"
+        "begun, goes_on = sys.slow_import\n"
+        "begun.set()\n"
+        "assert goes_on.wait(20)\n"
+        "def late(): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    importing = threading.Thread(target=importlib.import_module, args=("slow_to_import",))
+    found: list[Any] = []
+    asking = threading.Thread(target=lambda: found.append(function_of("slow_to_import:late")))
+    try:
+        importing.start()
+        assert begun.wait(20)
+        asking.start()
+        asking.join(0.05)
+        goes_on.set()
+        asking.join(20)
+        assert [function.__name__ for function in found] == ["late"]
+    finally:
+        goes_on.set()
+        importing.join(20)
+        sys.modules.pop("slow_to_import", None)

@@ -321,6 +321,7 @@ def test_who_was_given_up_says_nothing_in_the_name_of_its_successor(
 
 
 def test_a_name_and_a_number_have_one_owner(world: World) -> None:
+    """DI-1: whoever wants what is taken waits for it."""
     first = world.join("a", 0)
     with pytest.raises(TimeoutExpired, match="number 0 is taken by another worker of this job"):
         world.join("b", 0, timeout=0.05)
@@ -346,6 +347,7 @@ def test_a_newcomer_waits_for_its_predecessor_to_be_gone(world: World) -> None:
 
 
 def test_who_leaves_is_lost_once(world: World) -> None:
+    """DI-2: to those who had found him."""
     stays, leaves = world.join("a", 0), world.join("b", 1)
     stays.wait_for(2, Deadline.after(SOON_S))
     leaves.close()
@@ -353,6 +355,23 @@ def test_who_leaves_is_lost_once(world: World) -> None:
     until(lambda: world.lost)
     leaves.close()  # twice is once
     assert world.lost == [contact("b", 1)]
+
+
+def test_who_was_there_and_is_gone_is_lost_and_not_unknown(world: World) -> None:
+    stays, leaves = world.join("a", 0), world.join("b", 1)
+    stays.wait_for(2, Deadline.after(SOON_S))
+    leaves.close()
+    until(lambda: len(stays.everybody()) == 1)
+    for target in ("b", 1, contact("b", 1).info):
+        with pytest.raises(PeerLost, match=r"name=b\): Connection closed by peer") as caught:
+            stays.find(target)
+        assert caught.value.peer == "b"
+        assert caught.value.incarnation == contact("b", 1).incarnation
+    with pytest.raises(UsageError, match="worker 'c': unknown"):
+        stays.find("c")
+    world.join("b", 1, "another life")
+    until(lambda: len(stays.everybody()) == 2)
+    assert stays.find("b").incarnation == "another life"
 
 
 def test_numbers_are_given_once(world: World) -> None:

@@ -86,3 +86,20 @@ def test_it_can_be_ended_by_an_errand() -> None:
     errands.do(end)
     assert last.wait(WITHIN_S)
     errands.close()
+
+
+def test_without_a_thread_to_be_had_they_wait_for_the_next_one(
+    errands: Errands, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done: list[int] = []
+    last = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        errands.do(lambda: done.append(1))
+    assert "can't start new thread" in caplog.text
+    errands.do(last.set)
+    assert last.wait(WITHIN_S)
+    assert done == [1]

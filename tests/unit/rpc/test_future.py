@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.clock import Deadline
 from holdfast.errors import CallCancelled, TimeoutExpired, UsageError
-from holdfast.rpc.future import Future, collect_all, wait_all
+from holdfast.rpc.future import ASYNC_MARK, Future, collect_all, expected, wait_all
 
 SOON = 20.0
 
@@ -309,6 +309,18 @@ def test_an_interrupt_within_a_callback_is_raised_when_all_have_heard() -> None:
         future.set_result(1)
     assert heard == [future]
     assert future.value() == 1
+
+
+def test_a_future_is_expected_of_who_is_marked_for_it() -> None:
+    def give() -> Future[int]:
+        return Future()
+
+    future = give()
+    assert expected(give, 5) == 5
+    with pytest.raises(UsageError, match="give .* returns a future: mark it"):
+        expected(give, future)
+    setattr(give, ASYNC_MARK, True)
+    assert expected(give, future) is future
 
 
 def test_collecting_is_complete_with_the_last_of_them() -> None:

@@ -260,8 +260,7 @@ def test_what_may_run_twice_is_sent_again_whatever_went_wrong(world: World) -> N
     assert world.heard == [answer()]
     assert not any(message.once for message, _, _ in world.sends.sent)
     assert len(world.sends.sent) == 3
-    world.later.pass_time()
-    assert world.two.notes == []
+    assert world.acknowledged() == world.two.notes == []
 
 
 def test_the_last_refusal_of_what_may_run_twice_is_told(world: World) -> None:
@@ -392,6 +391,7 @@ def test_answers_are_acknowledged_together(world: World) -> None:
         reply(answer())
     world.later.pass_time()
     assert world.two.notes == []
+    assert len(world.later.waiting) == 1
     assert [note.call for note in world.acknowledged()] == [4]
 
 

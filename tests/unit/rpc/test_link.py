@@ -15,6 +15,7 @@ from holdfast.errors import PeerViolation, UsageError
 from holdfast.rpc.codec import BUFFERS_MAX, HEADER, encode_head
 from holdfast.rpc.link import NEVER, Link, LinkClosed, parts_of, views_of
 from holdfast.rpc.messages import Buffer, Kind, Message
+from tests.unit.rpc.world import forked
 
 Ends = tuple[Link, Link, socket.socket, socket.socket]
 
@@ -302,3 +303,16 @@ def test_as_many_buffers_as_can_be(ends: Ends) -> None:
     assert there.receive().buffers == [bytearray(b"ab")] * BUFFERS_MAX
     sender.join()
     assert encode_head(message)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_lk1_the_end_is_noticed_though_a_forked_child_lives(ends: Ends) -> None:
+    here, there, *_ = ends
+    with forked(here.close):
+        here.send(Message(Kind.REPLY, 1))  # what the child has closed is not ours
+        assert there.receive().call == 1
+    with forked(lambda: None):
+        here._sock.close()  # as the end of our process does
+        there.set_limit(SYSTEM_CLOCK.monotonic() + 20.0)
+        with pytest.raises(LinkClosed):
+            there.receive()

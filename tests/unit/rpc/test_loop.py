@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from holdfast.errors import UsageError
+from holdfast.errors import Overloaded, UsageError
 from holdfast.rpc.loop import Loop
 
 SOON = 20.0
@@ -99,3 +99,16 @@ def test_a_coroutine_may_close_its_own_loop(loop: Loop) -> None:
         loop.close()
 
     loop.run(close()).exception(SOON)
+
+
+def test_without_a_thread_to_be_had_a_coroutine_is_refused(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        with pytest.raises(Overloaded, match="needs a thread: can't start new thread"):
+            _ = loop.run(back(1))
+    assert loop.run(back(2)).wait(SOON) == 2

@@ -101,6 +101,16 @@ def test_calls_are_sent_when_the_pipe_is_there_and_who_waits_drives_it(world: Wo
     assert not world.opening.post(ask(9), Heard(), NEVER)
 
 
+def test_notes_are_sent_when_the_pipe_is_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening_module, "CALLS_MAX", 2)
+    assert all(world.opening.note(Message(Kind.CANCEL, number)) for number in (7, 8, 9))
+    world.outcome.put(world.pipe)
+    assert [world.there.receive() for _ in range(2)] == [Message(Kind.CANCEL, n) for n in (7, 8)]
+    assert not world.opening.note(Message(Kind.CANCEL, 10))
+
+
 def test_all_are_told_why_there_is_no_pipe(world: World) -> None:
     heard = [Heard() for _ in range(3)]
     for number, each in enumerate(heard):
@@ -110,6 +120,21 @@ def test_all_are_told_why_there_is_no_pipe(world: World) -> None:
     world.opening.drive(lambda: False, Deadline.after(SOON))
     assert [each.wait() for each in heard] == [error] * 3
     assert not world.opening.post(ask(9), Heard(), NEVER)
+
+
+def test_an_error_that_nobody_expects_is_told_too_and_to_all(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(answer: Message | Exception) -> None:
+        raise IndexError("planted")
+
+    heard = Heard()
+    world.opening.post(ask(1), fail, NEVER)
+    world.opening.post(ask(2), heard, NEVER)
+    error = MemoryError("there is none")
+    world.outcome.put(error)
+    assert heard.wait() is error
+    assert "IndexError: planted" in caplog.text
 
 
 def test_a_call_whose_time_is_up_is_told_though_nothing_else_happens(world: World) -> None:

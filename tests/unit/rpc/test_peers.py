@@ -221,13 +221,13 @@ def test_links_that_ended_while_idle_are_replaced(world: World) -> None:
     assert len(world.peer._links) == 2
 
 
-def test_a_note_goes_by_the_pipe_or_by_a_link(world: World) -> None:
+def test_a_note_goes_by_the_pipe_which_is_opened_for_it(world: World) -> None:
     note = Message(Kind.CANCEL, 7)
     world.peer.note(note)
     world.desk.entered.acquire()
     world.peer.note(note)
     world.desk.entered.acquire()
-    assert world.desk.purposes == [Purpose.DIRECT]
+    assert world.desk.purposes == [Purpose.PIPE]
     heard = Heard()
     world.peer.post(ask(1), heard)
     heard.wait()
@@ -307,6 +307,33 @@ def test_giving_up_while_links_are_opened_leaves_none_open(world: World) -> None
             thread.join()
         assert len(ends) == 2
         assert not peer._links
+
+
+def test_who_hears_of_the_end_from_one_that_opens_a_pipe_may_call_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, again = world.peer, Heard()
+    lost = PeerLost("given up", peer="you")
+
+    def call_again(answer: Message | Exception) -> None:
+        try:
+            peer.post(ask(2), Heard())
+        except PeerLost as error:
+            again(error)
+
+    peer.post(ask(1, b"wait"), call_again)
+    world.desk.entered.acquire()
+    open_link = peer._open
+
+    def open_slowly(purpose: Purpose, at: float) -> Link:
+        link = open_link(purpose, at)
+        peer._lost = lost  # another thread is about to close the pipe
+        return link
+
+    monkeypatch.setattr(peer, "_open", open_slowly)
+    beside(peer._open_pipe)
+    assert str(again.wait()) == "given up"
+    peer._lost = None  # so that all of it ends
 
 
 def test_resetting_breaks_what_is_under_way_and_nothing_else(world: World) -> None:
@@ -463,6 +490,7 @@ def test_who_posts_to_a_silent_peer_does_not_wait_for_it(world: World) -> None:
         first, second = Heard(), Heard()
         peer.post(ask(1), first, SYSTEM_CLOCK.monotonic() + 0.02)
         peer.post(ask(2), second)
+        peer.note(Message(Kind.CANCEL, 7))
         assert peer.under_way == 2
         assert isinstance(first.wait(), TimeoutError)
         assert peer.under_way == 1

@@ -432,3 +432,18 @@ def test_never_is_no_deadline(world: World) -> None:
     world.pipe.post(request(1), heard, NEVER)
     world.pipe.expire(1e18)
     assert world.pipe.busy
+
+
+def test_an_interrupt_within_sending_ends_the_pipe(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Heard()
+
+    def interrupt(views: list[memoryview]) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(world.raw, "send_some", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        world.pipe.post(request(1), heard)
+    with pytest.raises(PeerLost, match="sending was interrupted"):
+        heard.wait()

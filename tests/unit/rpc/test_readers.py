@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
+
+import pytest
 
 from holdfast.errors import PeerLost
 from holdfast.rpc.link import Link
@@ -75,6 +78,19 @@ def test_it_may_be_closed_by_a_callback() -> None:
         readers._thread.join(SOON)
 
 
+def test_a_pipe_is_read_for_others_though_somebody_waited_before_it_was_left() -> None:
+    readers, heard = Readers("test-read"), Heard()
+    one, other = socket.socketpair()
+    with one, other:
+        pipe = Pipe(Link(one), readers, lost)
+        pipe.attended = True  # by who waited while another thread made the first call
+        pipe.post(request(1), heard)
+        Link(other).send(reply(1))
+        assert heard.wait() == reply(1)
+        pipe.close(PeerLost("over"))
+    readers.close()
+
+
 class Hours:
     """Something that is asked three times."""
 
@@ -99,3 +115,22 @@ def test_it_keeps_the_time_of_others_for_as_long_as_they_say() -> None:
         after.asked.get(timeout=SOON)
     readers.close()
     assert hours.asked.empty()
+
+
+class Broken(Hours):
+    """Something that fails when it is asked."""
+
+    def expire(self, now: float) -> bool:
+        super().expire(now)
+        raise IndexError("planted")
+
+
+def test_a_bug_elsewhere_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    readers = Readers("test-read")
+    broken = Broken()
+    with caplog.at_level(logging.ERROR, "holdfast.rpc"):
+        readers.time(broken)
+        for _ in range(2):
+            broken.asked.get(timeout=SOON)
+    readers.close()
+    assert "IndexError: planted" in caplog.text

@@ -1,4 +1,4 @@
-"""Answers that are read, and what becomes of references when one is not: between real agents."""
+"""Answers between real agents: read, or not, and what becomes of references then (RD-1)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 from holdfast.clock import Deadline
 from holdfast.errors import CallTimedOut, Overloaded, PeerLost, UsageError
 from holdfast.rpc import current
-from holdfast.rpc.agent import Agent, Direct
+from holdfast.rpc.agent import Agent
 from holdfast.rpc.future import Driver
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.peers import Peer
 from holdfast.rpc.pipe import Reply
 from holdfast.rpc.rref import RRef
+from holdfast.rpc.transport import Direct
 from tests.unit.rpc.world import agents
 
 WITHIN_S = 20.0

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.messages import Buffer, Kind, Message
 from holdfast.rpc.receipts import Asker, Receipts, Verdict, acknowledgement
 
 ME, OTHER = "incarnation-1", "incarnation-2"
@@ -84,7 +84,7 @@ def test_when_too_many_bytes_are_kept_new_calls_are_refused() -> None:  # RC-3
         assert receipts.arrived(ME, call, asker())[0] is Verdict.RUN
     receipts.answered(ME, 1, Message(Kind.REPLY, 1, b"four"))
     assert receipts.arrived(ME, 4, asker())[0] is Verdict.RUN
-    buffers = [bytearray(4), memoryview(b"12345678").cast("L")]
+    buffers: list[Buffer] = [bytearray(4), memoryview(b"12345678").cast("L")]
     receipts.answered(ME, 2, Message(Kind.REPLY, 2, b"", buffers))
     assert receipts.arrived(ME, 5, asker()) == (Verdict.FULL, None)
     assert receipts.arrived(OTHER, 5, asker())[0] is Verdict.RUN

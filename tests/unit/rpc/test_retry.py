@@ -40,6 +40,8 @@ def test_no_delay_is_endless() -> None:
         ({"delay_s": "1"}, "delay_s '1': must be a number"),
         ({"backoff": None}, "backoff None: must be a number"),
         ({"try_s": 0}, "try_s 0: must be more than 0 seconds, or None"),
+        ({"try_s": "1"}, "try_s '1': must be more than 0 seconds, or None"),
+        ({"try_s": float("nan")}, "try_s nan: must be more than 0 seconds, or None"),
     ],
 )
 def test_what_makes_no_sense_is_refused(values: dict[str, Any], text: str) -> None:

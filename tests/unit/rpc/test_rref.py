@@ -15,12 +15,13 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc import current
-from holdfast.rpc.agent import Agent, Direct
+from holdfast.rpc.agent import Agent
 from holdfast.rpc.future import Driver
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.peers import Peer
 from holdfast.rpc.pipe import NEVER, Reply
 from holdfast.rpc.rref import RRef
+from holdfast.rpc.transport import Direct
 from tests.unit.rpc.world import agents
 
 WITHIN_S = 20.0
@@ -84,6 +85,7 @@ def slow() -> Iterator[Slow]:
         yield Slow(made, transport, _made)
 
 
+kept: list[Any] = []
 _made: queue.SimpleQueue[int] = queue.SimpleQueue()
 _may_end = threading.Event()
 
@@ -109,6 +111,10 @@ def pass_on(rref: RRef[Any], more: int) -> Any:
 
 def note(value: int) -> None:
     _made.put(value)
+
+
+def keep(held: list[RRef[Any]]) -> None:
+    kept.extend(held)
 
 
 def give_back(rref: RRef[Any]) -> RRef[Any]:
@@ -267,6 +273,34 @@ def test_forks_of_forks(three: list[Agent]) -> None:
     assert again.to_here() == [1]
     assert again.owner_name() == "w1"
     del again
+    nothing_left(three)
+
+
+def test_agents_that_end_together_leave_nothing(three: list[Agent]) -> None:
+    held = [three[0].remote("w1", list), RRef(1)]
+    three[0].call("w2", keep, (held,))
+    left: list[str] = []
+    within = Deadline.after(WITHIN_S).remaining
+    ends = [
+        threading.Thread(target=lambda one=one: left.extend(one.holdings.part(within)))
+        for one in three
+    ]
+    for end in ends:
+        end.start()
+    for end in ends:
+        end.join()
+    assert left == []
+    nothing_left(three)
+    kept.clear()
+
+
+def test_an_agent_that_ends_alone_says_who_loses_its_values(three: list[Agent]) -> None:
+    held = three[0].remote("w1", list)
+    held._get_future().wait(WITHIN_S)
+    (leak,) = three[1].holdings.part(lambda: 0.0)
+    assert leak.startswith("a value that lives here (")
+    assert leak.endswith(") is still held by w0")
+    del held
     nothing_left(three)
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from holdfast.errors import PeerLost, RemoteError, UsageError
+from holdfast.rpc import serialize
 from holdfast.rpc.messages import Buffer
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.serialize import OUTSIDE_BYTES, dump, dump_error, load, load_error
@@ -272,6 +273,14 @@ class TestWhatPickleCannotDo:
         assert three() == 3
         assert is_own(array)
         assert is_own(tensor)
+
+    def test_more_buffers_than_a_message_may_have_lie_inside(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serialize, "BUFFERS_MAX", 2)
+        body, buffers = dump([np.full(LARGE, n) for n in range(4)])
+        assert len(buffers) == 2
+        assert [array[-1] for array in load(body, buffers)] == [0, 1, 2, 3]
 
     def test_a_reducer_that_is_made_known_later(self) -> None:
         import copyreg

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from holdfast.clock import Deadline
+from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.net.address import Address
 from holdfast.net.auth import Key, derive_key
@@ -339,13 +339,19 @@ def test_closing_hangs_up_on_everybody(world: World) -> None:
 # Strangers.
 
 
-def test_who_does_not_hold_the_secret_stays_out(world: World) -> None:
+def test_who_does_not_hold_the_secret_stays_out(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = SYSTEM_CLOCK.monotonic()
     for number in range(20):
         with pytest.raises(HoldfastError):
             world.shake(derive_key(b"a guess, number %d" % number, "rpc"))
         with pytest.raises(HoldfastError):
             world.shake(derive_key(b"a secret that only two know", "store"))
     assert not world.desk.threads
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert 1 <= len(told) <= 2 + SYSTEM_CLOCK.monotonic() - begun  # one a second, not one each
+    assert "refused at handshake" in told[0]
 
 
 PROBES = [
@@ -446,3 +452,20 @@ def test_accepting_goes_on_after_an_error(
     world.server.listen(sock)
     assert world.open(Purpose.DIRECT)
     assert caplog.text.count("Too many open files") == 2
+
+
+def test_a_watch_that_is_about_to_sleep_notices_its_end() -> None:
+    watch = server_module._Watch("test")
+
+    class Late(threading.Event):
+        """Is closed at the last moment."""
+
+        def clear(self) -> None:
+            watch.close()
+            super().clear()
+
+    watch._awake = Late()
+    thread = threading.Thread(target=watch._run, daemon=True)
+    thread.start()
+    thread.join(SOON)
+    assert not thread.is_alive()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from holdfast.errors import PeerLost, UsageError
 from holdfast.net.auth import derive_key
-from holdfast.rpc.agent import Agent, Target, Transport
+from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
+from holdfast.rpc.transport import Transport
 
 KEY = derive_key(b"a secret of these tests, 32 bytes", "rpc")
 
@@ -50,3 +53,27 @@ def agents(*transports: Transport | None) -> Iterator[list[Agent]]:
     finally:
         for agent in made:
             agent.close()
+
+
+@contextmanager
+def forked(work: Callable[[], None]) -> Iterator[None]:
+    """Run `work` in a forked child, which must succeed; the child lives until the block is left."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            ours.close()
+            work()
+            theirs.sendall(b".")
+            theirs.recv(1)
+            status = 0
+        finally:
+            os._exit(status)
+    theirs.close()
+    try:
+        assert ours.recv(1) == b".", "it failed; see what it has printed"
+        yield
+    finally:
+        ours.close()
+        os.waitpid(pid, 0)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.rpc.messages import Kind
-from holdfast.rpc.rref_protocol import Number, References, Send
-from holdfast.testing.rrefjudge import Handle, Judge
+from holdfast.rpc.rref_protocol import ForkState, Number, References, Send
+from holdfast.testing.rrefjudge import Handle, Judge, inconsistencies
 
 
 @dataclass(eq=False)
@@ -139,3 +139,34 @@ def test_what_is_left_is_named_and_failures_are_not_endless() -> None:
     for _ in range(30):
         scene.judge.ended()
     assert len(scene.judge.failures) == 20
+
+
+def test_each_invariant_is_checked() -> None:
+    owner, a = References("o"), References("a")
+    ticket = a.ask("o")
+    owner.created(ticket.reference, ticket.fork, "a")
+    a.confirmed(ticket.fork)
+    assert inconsistencies(owner) == inconsistencies(a) == []
+    (owned,) = owner._owned.values()
+    owner._freed.add(ticket.reference)
+    owner._deleted.add(ticket.fork)
+    assert [text.partition(" is ")[2] for text in inconsistencies(owner)] == [
+        "back after it was freed",
+        "counted after its end",
+    ]
+    owned.forks.clear()
+    assert "kept for nobody" in inconsistencies(owner)[0]
+    held = a._held[ticket.fork]
+    a._dead.add("o")
+    a._dead.add("c")
+    held.children[Number("a", 9)] = "c"
+    held.state = ForkState.DELETING
+    assert [text.partition(") ")[2] for text in inconsistencies(a)] == [
+        "is not lost with its owner",
+        "is deleting with children",
+        "waits for the dead",
+        "",
+    ]
+    held.children.clear()
+    held.state, held.holders = ForkState.LOST, 0
+    assert "lost for nobody" in inconsistencies(a)[0]
