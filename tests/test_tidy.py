@@ -28,7 +28,7 @@ COLUMNS_MAX = 100
 ACTING_MODULES = (
     *("asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "select", "selectors"),
     *("shutil", "signal", "socket", "socketserver", "ssl", "subprocess", "tempfile", "threading"),
-    *("time", "urllib.request", "_thread"),
+    *("time", "torch", "urllib.request", "_thread"),
 )
 # Files that import nothing which acts, and are not pure all the same.
 ACTS_THROUGH_OTHERS: dict[str, str] = {
@@ -82,6 +82,7 @@ SCRIPTS: dict[str, str] = {
     "store/etcd/guard.py": "watches over one command; it must start within milliseconds",
     "process/child.py": "what runs in a worker before anything of holdfast can be imported",
     "process/worker.py": "the first lines of a worker: they run child.py",
+    "torch_compat/site/sitecustomize.py": "is run by an interpreter that starts; changes imports",
 }
 
 # The mirror of source and tests.
@@ -90,6 +91,8 @@ SCRIPTS: dict[str, str] = {
 TESTED_BY: dict[str, str] = {
     "__main__.py": "tests/unit/cli/test_main.py",
     "process/worker.py": "tests/unit/process/test_child.py",
+    "torch_compat/__main__.py": "tests/unit/torch_compat/test_binding.py",
+    "torch_compat/site/sitecustomize.py": "tests/unit/torch_compat/test_binding.py",
 }
 
 # What `import holdfast` must not pull in: it is paid by every worker of every job.

@@ -16,6 +16,7 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     faults/      messages that go wrong by a plan
     launch/      from a configuration and an entry point to results by rank
     cli/         the command line
+    torch_compat/  torch's names for all this; the only part that imports torch
     testing/     what tests of distributed programs need; nothing above imports it
 
 The names below are imported when they are first used, so `import holdfast` costs next to nothing.

@@ -53,6 +53,7 @@ __all__ = [
     "Environment",
     "LogLevel",
     "SecretText",
+    "add_to_path",
     "current",
     "read",
     "variables",
@@ -157,6 +158,12 @@ def current() -> Environment:
 def variables() -> dict[str, str]:
     """Return a copy of the whole environment of this process: what its children begin with."""
     return dict(os.environ)
+
+
+def add_to_path(name: str, folder: str) -> None:
+    """Put a folder first in a variable of this process that lists folders, for its children."""
+    others = [one for one in os.environ.get(name, "").split(os.pathsep) if one and one != folder]
+    os.environ[name] = os.pathsep.join([folder, *others])
 
 
 def _refuse_unknown(variables: Mapping[str, str]) -> None:

@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.env import GROUP, WORKER, Environment, LogLevel, SecretText, current, read, variables
+from holdfast.env import (
+    GROUP,
+    WORKER,
+    Environment,
+    LogLevel,
+    SecretText,
+    add_to_path,
+    current,
+    read,
+    variables,
+)
 from holdfast.errors import UsageError
 
 SECRET = "correct-horse-battery"
@@ -189,6 +199,15 @@ def test_variables_are_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert copy["HOLDFAST_STORE"] == "memory://"
     copy["HOLDFAST_STORE"] = "tcp://a:1"
     assert current().store == "memory://"
+
+
+def test_a_folder_is_put_first_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOLDERS", "/b:/a::/c")
+    add_to_path("FOLDERS", "/a")
+    assert variables()["FOLDERS"] == "/a:/b:/c"
+    monkeypatch.delenv("FOLDERS")
+    add_to_path("FOLDERS", "/a")
+    assert variables()["FOLDERS"] == "/a"
 
 
 def test_current_reads_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,25 +15,36 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from signal import SIGKILL
-from typing import TypeAlias, assert_never
+from typing import Protocol, TypeAlias, assert_never
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import Unavailable, UsageError
 from holdfast.process.containment import Containment
 from holdfast.process.escalation import KILL_WAIT_S, Abandon, Effect, Escalation, Kill, Send
 from holdfast.process.failure import Failure, WorkerExited
-from holdfast.process.logs import AttemptLogs
 from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import Exit, GroupEnded, Launch
 from holdfast.records import dataclass
 
-__all__ = ["WorkerGroup"]
+__all__ = ["Streams", "WorkerGroup"]
 
 _log = logging.getLogger("holdfast.process")
 
 
 Examine: TypeAlias = Callable[[Launch, int, Exit], Failure]
 Report: TypeAlias = Callable[[WorkerExited | GroupEnded], None]
+
+
+class Streams(Protocol):
+    """What the workers write to; see `AttemptLogs`."""
+
+    def descriptors(self, local_rank: int) -> tuple[int | None, int | None]:
+        """Return the standard output and error for a worker's process; None for our own."""
+        ...
+
+    def started(self, local_rank: int) -> None:
+        """Hear that the worker's process has them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ class WorkerGroup:
     def __init__(
         self,
         launches: Sequence[Launch],
-        logs: AttemptLogs,
+        logs: Streams,
         starter: Starter,
         containment: Containment,
         report: Report,

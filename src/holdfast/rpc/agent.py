@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, check_timeout
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
@@ -24,13 +24,14 @@ from holdfast.rpc.answering import Answerer, deadline_here
 from holdfast.rpc.callables import name_of
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
+from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.holdings import Holdings, timed_out
 from holdfast.rpc.insight import Insight
 from holdfast.rpc.insisting import Insisting, Patience, check_patience, note
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact, Peer, machine_id
+from holdfast.rpc.peers import Contact, Directory, Peer, Target, machine_id
 from holdfast.rpc.pipe import NEVER
 from holdfast.rpc.readers import Readers
 from holdfast.rpc.reading import read, settle
@@ -40,32 +41,15 @@ from holdfast.rpc.server import Server
 from holdfast.rpc.transport import Direct, Transport
 from holdfast.rpc.way import make_way
 
-__all__ = ["Agent", "Directory", "Target"]
+__all__ = ["Agent", "Target"]
 
 _log = logging.getLogger("holdfast.rpc")
 
-
-Target: TypeAlias = str | int | WorkerInfo
 
 _ONE_TRY = RetryPolicy(max_retries=0)
 _GONE = "Connection closed by peer (it is gone)"
 # Members of an enumeration cost a search each time they are named.
 _CALL = Kind.PYTHON_CALL
-
-
-class Directory(Protocol):
-    """Who is where."""
-
-    def find(self, target: Target) -> Contact:
-        """Return where a worker is now; UsageError if nobody of that name is known."""
-        ...
-
-    def find_incarnation(self, incarnation: str) -> Contact:
-        """Return where this life of a worker is; PeerLost if it is over.
-
-        Another error if that cannot be told now.
-        """
-        ...
 
 
 class Agent:
@@ -177,6 +161,10 @@ class Agent:
             *(self._insight, self._peers, self._readers, self._folder),
         )
 
+    def add_handler(self, kind: Kind, handler: Callable[[Greeting, Any], Any]) -> None:
+        """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
+        self._answerer.add_handler(kind, handler)
+
     # For people.
 
     def metrics(self) -> dict[str, str]:
@@ -249,6 +237,7 @@ class Agent:
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         retries: RetryPolicy | None = None,
+        kind: Kind = _CALL,
     ) -> Future[Any]:
         """Call a function over there; return the future of what it returns."""
         value = (name_of(function), args, kwargs)
@@ -258,7 +247,7 @@ class Agent:
             lost: Future[Any] = Future()
             lost.set_exception(error.with_traceback(None))
             return lost
-        return self._post(peer, _CALL, value, timeout, retries)
+        return self._post(peer, kind, value, timeout, retries)
 
     def remote(
         self,
@@ -268,13 +257,14 @@ class Agent:
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         retries: RetryPolicy | None = None,
+        kind: Kind = Kind.PYTHON_REMOTE_CALL,
     ) -> RRef[Any]:
         """Call a function over there and leave what it returns there; return a reference to it."""
         called, peer = name_of(function), self._peer(to)
         ticket = self.holdings.ask(peer.contact.incarnation)
         value = (ticket.reference, ticket.fork, called, args, kwargs)
         try:
-            creation = self._post(peer, Kind.PYTHON_REMOTE_CALL, value, timeout, retries)
+            creation = self._post(peer, kind, value, timeout, retries)
         except BaseException:
             self.holdings.settled(ticket.fork)
             self.holdings.dropped(ticket.reference, ticket.fork)

@@ -72,6 +72,10 @@ class Answerer:
         self._handlers: dict[Kind, Callable[[Greeting, Any], Any]] = {
             Kind.PYTHON_REMOTE_CALL: self._run_remote,
             Kind.PYTHON_RREF_FETCH_CALL: self._run_fetch,
+            # The same by other names, for those who tell functions of other languages apart.
+            Kind.SCRIPT_CALL: lambda caller, request: self._run(*request),
+            Kind.SCRIPT_REMOTE_CALL: self._run_remote,
+            Kind.SCRIPT_RREF_FETCH_CALL: self._run_fetch,
         }
         for kind in (Kind.RREF_FORK_REQUEST, Kind.RREF_CHILD_ACCEPT, Kind.RREF_USER_DELETE):
             self._handlers[kind] = self._counting(kind)

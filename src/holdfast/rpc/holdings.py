@@ -122,6 +122,11 @@ class Holdings:
         with self._lock:
             return self._references.state_of(fork) is ForkState.CONFIRMED
 
+    def is_held(self, fork: Number) -> bool:
+        """Say whether a reference of ours has not been given up."""
+        with self._lock:
+            return self._references.state_of(fork) is not None
+
     def fetch(
         self,
         reference: Number,
@@ -129,6 +134,7 @@ class Holdings:
         incarnation: str,
         fork: Number | None,
         timeout: float | None,
+        kind: Kind = Kind.PYTHON_RREF_FETCH_CALL,
     ) -> Any:
         """Return the value of a reference, from wherever it is."""
         if incarnation == self.incarnation:
@@ -138,7 +144,6 @@ class Holdings:
                 lost = self._references.lost(fork)
             if lost is not None:
                 raise ReferenceFailed(f"an RRef to a value at {owner} is useless: {lost}")
-        kind = Kind.PYTHON_RREF_FETCH_CALL
         return self.agent.request(incarnation, kind, reference, timeout).wait()
 
     def _wait_for(self, room: Future[Any], timeout: float | None) -> Any:
@@ -371,6 +376,12 @@ class Holdings:
             return self._references.counts()
 
     @property
+    def shared_values(self) -> int:
+        """How many values of this worker others hold."""
+        with self._lock:
+            return len(self._references.users())
+
+    @property
     def open_values(self) -> int:
         """How many values are still being created here."""
         with self._lock:
@@ -386,12 +397,16 @@ class Holdings:
             for number, workers in users.items()
         ]
 
+    def let_all_go(self) -> None:
+        """Give up all references of this worker."""
+        self._step(References.let_all_go)
+
     def part(self, timeout: Callable[[], float | None]) -> list[str]:
         """Give up all references, since this agent ends; return what others have not given up.
 
         Waits for them so long. What is left is logged: whoever holds it will find it gone.
         """
-        self._step(References.let_all_go)
+        self.let_all_go()
         self._wait(lambda: self._references.is_empty() and not self._unsent, timeout)
         leaks = self.leaks()
         for leak in leaks[:LEAKS_SHOWN]:
@@ -403,6 +418,14 @@ class Holdings:
     def wait_settled(self, timeout: Callable[[], float | None]) -> bool:
         """Wait until everything that was to be told has arrived; False if time is up."""
         return self._wait(lambda: not self._unsent, timeout)
+
+    def wait_confirmed(self, forks: Iterable[Number], timeout: Callable[[], float | None]) -> bool:
+        """Wait until owners have answered for these references of ours; False if time is up."""
+        state_of = self._references.state_of
+        waited = [*forks]
+        return self._wait(
+            lambda: all(state_of(fork) is not ForkState.ASKED for fork in waited), timeout
+        )
 
     def wait_empty(self, timeout: Callable[[], float | None]) -> bool:
         """Wait until no reference is left here, owned or used; False if time is up."""

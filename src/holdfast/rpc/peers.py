@@ -20,6 +20,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, PeerViolation, Step, Unavailable
@@ -36,12 +37,14 @@ from holdfast.rpc.opening import Opening
 from holdfast.rpc.pipe import Pipe, Reply
 from holdfast.rpc.readers import Readers
 
-__all__ = ["Contact", "Peer", "machine_id"]
+__all__ = ["Contact", "Directory", "Peer", "Target", "machine_id"]
 
 IDLE_MAX = 64
 LINKS_MAX = 512
 OPEN_WITHIN_S = 30.0
 AGAIN_S = 0.02
+
+Target: TypeAlias = str | int | WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,21 @@ class Contact:
     machine: str
     unix: str
     tcp: str
+
+
+class Directory(Protocol):
+    """Who is where."""
+
+    def find(self, target: Target) -> Contact:
+        """Return where a worker is now; UsageError if nobody of that name is known."""
+        ...
+
+    def find_incarnation(self, incarnation: str) -> Contact:
+        """Return where this life of a worker is; PeerLost if it is over.
+
+        Another error if that cannot be told now.
+        """
+        ...
 
 
 class Peer:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from holdfast.errors import CallTimedOut, ReferenceFailed, UsageError
 from holdfast.rpc.future import ASYNC_MARK, Future, expected
+from holdfast.rpc.messages import Kind
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.passing import receiver, sender
 from holdfast.rpc.rref_protocol import Number, Ticket
@@ -108,9 +109,9 @@ class RRef(Generic[T]):
             )
         return self._fetch(None)
 
-    def _fetch(self, timeout: float | None) -> T:
+    def _fetch(self, timeout: float | None, kind: Kind = Kind.PYTHON_RREF_FETCH_CALL) -> T:
         value: T = self._holdings.fetch(
-            self._reference, self._owner, self._incarnation, self._fork, timeout
+            self._reference, self._owner, self._incarnation, self._fork, timeout, kind
         )
         return value
 

@@ -495,9 +495,27 @@ def test_an_agent_may_be_closed_by_a_callback_of_its_own(world: World) -> None:
     assert closed.wait(SOON)
 
 
+def test_a_call_can_be_of_another_kind(world: World) -> None:
+    seen: list[Any] = []
+
+    def hear(caller: Any, request: Any) -> Any:
+        seen.append((caller.name, request))
+
+    world.two.add_handler(Kind.SCRIPT_CALL, hear)
+    world.two.add_handler(Kind.SCRIPT_REMOTE_CALL, hear)
+    call = world.one.call_async("two", add, (1, 2), kind=Kind.SCRIPT_CALL)
+    call.wait(SOON)
+    world.one.remote("two", add, (3, 4), kind=Kind.SCRIPT_REMOTE_CALL)._get_future().wait(SOON)
+    name = f"{__name__}:add"
+    assert [(who, value[-3:]) for who, value in seen] == [
+        ("one", (name, (1, 2), None)),
+        ("one", (name, (3, 4), None)),
+    ]
+
+
 def test_requests_of_other_kinds_go_to_an_incarnation(world: World) -> None:
     life = world.table.known["two"].incarnation
-    world.two._answerer.add_handler(Kind.SCRIPT_CALL, lambda caller, request: request * 2)
+    world.two.add_handler(Kind.SCRIPT_CALL, lambda caller, request: request * 2)
     assert world.one.request(life, Kind.SCRIPT_CALL, 4, None).wait(SOON) == 8
     with pytest.raises(PeerLost):
         _ = world.one.request("another life", Kind.SCRIPT_CALL, 4, None)

@@ -27,6 +27,7 @@ from holdfast.rpc.serialize import dump, load, load_error
 ME = WorkerInfo("me", 0)
 CALLER = Greeting("you", 1, "your life", "my life", Purpose.PIPE)
 SOON = 20.0
+UNSERVED = Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ
 
 ran: list[object] = []
 gate = threading.Event()
@@ -148,12 +149,24 @@ def test_whatever_goes_wrong_is_an_answer(answerer: Answerer) -> None:
     with pytest.raises(Exception, match="pickle data was truncated|Ran out of input"):
         read(answerer.handle(CALLER, Message(Kind.PYTHON_CALL, 3, b""), Later()))
     with pytest.raises(UsageError, match="does not serve it"):
-        read(answerer.handle(CALLER, Message(Kind.SCRIPT_CALL, 4, dump(())[0]), Later()))
+        read(answerer.handle(CALLER, Message(UNSERVED, 4, dump(())[0]), Later()))
+
+
+def test_calls_of_another_name_are_calls(answerer: Answerer) -> None:
+    message = Message(Kind.SCRIPT_CALL, 1, dump((max, (1, 2), None))[0])
+    assert read(answerer.handle(CALLER, message, Later())) == 2
+    made = Number("your life", 1), Number("your life", 2)
+    message = Message(Kind.SCRIPT_REMOTE_CALL, 2, dump((*made, max, (3, 4), None))[0])
+    assert read(answerer.handle(CALLER, message, Later())) is None
+    later = Later()
+    fetch = Message(Kind.SCRIPT_RREF_FETCH_CALL, 3, dump(made[0])[0])
+    assert answerer.handle(CALLER, fetch, later) is None
+    assert later.wait() == 4
 
 
 def test_more_kinds_can_be_served(answerer: Answerer) -> None:
-    answerer.add_handler(Kind.SCRIPT_CALL, lambda caller, request: (caller.name, request))
-    message = Message(Kind.SCRIPT_CALL, 1, dump(5)[0])
+    answerer.add_handler(UNSERVED, lambda caller, request: (caller.name, request))
+    message = Message(UNSERVED, 1, dump(5)[0])
     assert read(answerer.handle(CALLER, message, Later())) == ("you", 5)
 
 

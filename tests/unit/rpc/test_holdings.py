@@ -375,6 +375,18 @@ def test_all_that_can_be_counted(mine: Holdings) -> None:
         "pending_children": 0,
         "pending_futures": 1,
     }
+    assert mine.shared_values == 1
+
+
+def test_who_gets_a_reference_can_wait_until_its_owner_counts_it(mine: Holdings) -> None:
+    asked = mine.ask(OWNER)
+    assert mine.is_held(asked.fork)
+    assert not mine.wait_confirmed([asked.fork], lambda: 0)
+    mine.settled(asked.fork)
+    assert mine.wait_confirmed([asked.fork], lambda: WITHIN_S)
+    mine.let_all_go()
+    assert mine.wait_settled(lambda: WITHIN_S)
+    assert not mine.is_held(asked.fork)
 
 
 # Packing.

@@ -1,0 +1,54 @@
+"""torch's RPC by holdfast: programs that are written for `torch.distributed.rpc` run unchanged.
+
+    import holdfast.torch_compat
+    holdfast.torch_compat.install()
+
+or, with a program that is not to be touched at all:
+
+    python -m holdfast.torch_compat script.py args…
+    python -m holdfast.torch_compat -m module args…
+
+Layout, in reading order
+    theirs.py           what stays torch's own
+    contexts.py         contexts of distributed autograd
+    graph.py            where tensors leave a worker and arrive, in torch's graph
+    wire.py             what torch's pickler makes of a value, on its way
+    futures.py          futures of torch for calls of ours
+    places.py           who is where, by a store of torch
+    agents.py           agents by torch's names
+    rrefs.py            references by torch's name
+    serving.py          the callee's side of calls
+    calls.py            calls, by the names of torch's binding
+    engine.py           what one worker does of a distributed backward pass
+    autograd.py         distributed autograd, by the names of torch's binding
+    optimizer.py        torch's distributed optimizer, without TorchScript
+    rpc_names.py        the modules that stand in for torch's binding
+    elastic/            the launcher and its agents, by torch's names
+    binding.py          binds torch's names to ours
+
+`__main__.py` runs a program with it; the folder `site` lets children have it too.
+
+The seam is torch's C++ binding (39 names). torch's Python above it stays, imported anew: that costs
+milliseconds, and keeps each text and each private helper on which programs rely.
+"""
+
+from __future__ import annotations
+
+__all__ = ["install", "installed"]
+
+
+def install() -> None:
+    """Bind torch's names to holdfast, in this process and in the children that it will start."""
+    import torch  # noqa: F401  # first: in a child that is what installs us
+
+    from holdfast.torch_compat.binding import bind
+
+    bind()
+
+
+def installed() -> bool:
+    """Say whether they are."""
+    import sys
+
+    binding = sys.modules.get("holdfast.torch_compat.binding")
+    return binding is not None and binding.is_bound()

@@ -1,0 +1,93 @@
+"""Binds torch's names to ours, in this process and in the children that it will start.
+
+`import torch` has imported `torch.distributed.rpc` by the time that anybody can ask for ours. So
+that package is imported anew over our binding, and whoever has taken a name from the old one gets
+the new one in its place: modules of torch, and of the program.
+
+Children get it by a folder on their PYTHONPATH, whose `sitecustomize` installs us after torch.
+
+Guarantees
+    BN-1  Binding twice is binding once.
+    BN-2  No module keeps, under a name of its own, what was taken from the old package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from holdfast import env
+from holdfast.torch_compat.elastic.names import register_backends, replacements
+from holdfast.torch_compat.futures import collect_all
+from holdfast.torch_compat.optimizer import mend_when_imported
+from holdfast.torch_compat.rpc_names import both
+
+__all__ = ["bind", "is_bound"]
+
+SITE = Path(__file__).parent / "site"
+_PACKAGES = ("torch.distributed.autograd", "torch.distributed.rpc")  # in the order of import
+_OLD = (*_PACKAGES, "torch._C._distributed_autograd", "torch._C._distributed_rpc")
+_bound = False
+
+
+def is_bound() -> bool:
+    """Say whether torch's names are bound to ours."""
+    return _bound
+
+
+def bind() -> None:
+    """Bind them."""
+    global _bound  # noqa: PLW0603  # it is of the process
+    if _bound:
+        return
+    _bound = True
+    old = {name: module for name, module in sys.modules.items() if _within(name, _OLD)}
+    for name, module in both().items():
+        sys.modules[f"torch._C.{name}"] = module
+        setattr(torch._C, name, module)
+    torch._C._collect_all = collect_all
+    for init in ("_dist_autograd_init", "_faulty_agent_init", "_rpc_init"):
+        setattr(torch._C, init, lambda: True)  # it has been
+    again = [name for name in old if _within(name, _PACKAGES)]
+    for name in again:
+        del sys.modules[name]
+    for name in (*_PACKAGES, *again):
+        importlib.import_module(name)
+    torch.distributed.autograd, torch.distributed.rpc = (sys.modules[one] for one in _PACKAGES)
+    _replace(_pairs(old) | {id(before): (before, now) for before, now in replacements()})
+    register_backends()
+    mend_when_imported()
+    env.add_to_path("PYTHONPATH", str(SITE))
+
+
+def _within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def _pairs(old: dict[str, ModuleType]) -> dict[int, tuple[Any, Any]]:
+    """Return what was in the old modules, by its identity, and what is there now by its name."""
+    pairs: dict[int, tuple[Any, Any]] = {}
+    for name, module in old.items():
+        now = sys.modules[name]
+        pairs[id(module)] = (module, now)
+        for key, value in vars(module).items():
+            home = getattr(value, "__module__", None)
+            if isinstance(home, str) and _within(home, _OLD) and hasattr(now, key):
+                pairs[id(value)] = (value, getattr(now, key))
+    return {key: (before, now) for key, (before, now) in pairs.items() if before is not now}
+
+
+def _replace(pairs: dict[int, tuple[Any, Any]]) -> None:
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if not isinstance(names, dict):
+            continue
+        for key, value in list(names.items()):
+            pair = pairs.get(id(value))
+            if pair is not None and pair[0] is value:
+                names[key] = pair[1]

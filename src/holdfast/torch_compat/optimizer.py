@@ -1,0 +1,74 @@
+"""torch's DistributedOptimizer, without TorchScript.
+
+torch compiles its local optimizers, so that they ask torch's own binding for gradients, and passes
+references into compiled functions; neither reaches us. What it compiles is plain Python as well. So
+that is run: the same functional optimizers, by the same steps.
+
+Guarantees
+    OP-1  torch's module is mended when it is imported, whoever imports it, and at once if it has
+          been.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+__all__ = ["mend_when_imported", "new_local_optimizer", "step_local_optimizer"]
+
+NAME = "torch.distributed.optim.optimizer"
+
+
+def new_local_optimizer(optim_cls: Any, local_params_rref: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make an optimizer of what lives at this worker; return a reference to it."""
+    kind = importlib.import_module(NAME)._ScriptLocalOptimizer
+    return torch.distributed.rpc.RRef(kind(optim_cls, local_params_rref, *args, **kwargs))
+
+
+def step_local_optimizer(local_optim_rref: Any, autograd_ctx_id: int) -> None:
+    """Let it do a step, by the gradients of a context."""
+    with sys.modules[NAME]._ScriptLocalOptimizer.compile_lock:
+        local_optim_rref.local_value().step(autograd_ctx_id)
+
+
+def mend_when_imported() -> None:
+    """Put these in place of what torch compiles (OP-1)."""
+    module = sys.modules.get(NAME)
+    if module is None:
+        sys.meta_path.insert(0, _Finder())
+    else:
+        _mend(module)
+
+
+def _mend(module: Any) -> None:
+    module._new_script_local_optimizer = new_local_optimizer
+    module._script_local_optimizer_step = step_local_optimizer
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds that module as others do, and mends it when it has been run."""
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != NAME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _mend(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

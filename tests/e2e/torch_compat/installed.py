@@ -1,0 +1,10 @@
+"""Imported by what forks the agents of these tests: torch's names are ours there, for good."""
+
+from __future__ import annotations
+
+import holdfast.torch_compat
+from tests.e2e.torch_compat import agents
+
+__all__ = ["agents"]
+
+holdfast.torch_compat.install()

@@ -1,0 +1,37 @@
+"""What workers do that use torch's names. They import it, so it is light."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def stay_longer_than_announced() -> None:
+    """Announce by torch's timers what takes a moment, and never come back."""
+    from torch.distributed.elastic import timer
+
+    timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+    with timer.expires(after=0.1):
+        signal.pause()
+
+
+def call_worker(message: str) -> str:
+    """Be the master, who calls the worker of another node."""
+    from torch.distributed import rpc
+
+    from tests.e2e import entrypoints
+
+    rpc.init_rpc("master", rank=entrypoints.rank(), world_size=entrypoints.world_size())
+    answer = rpc.rpc_sync("worker", entrypoints.echo, args=(message,))
+    rpc.shutdown()
+    return f"{answer} from worker"
+
+
+def be_called() -> None:
+    """Be the worker that the master calls."""
+    from torch.distributed import rpc
+
+    from tests.e2e import entrypoints
+
+    rpc.init_rpc("worker", rank=entrypoints.rank(), world_size=entrypoints.world_size())
+    rpc.shutdown()

@@ -1,0 +1,278 @@
+"""torch's rendezvous handler over our rounds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from torch.distributed import Store
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+
+from holdfast.errors import PeerViolation, RendezvousTimedOut
+from holdfast.ids import NodeId, RunId
+from holdfast.net.address import Address
+from holdfast.rendezvous.handler import Ending, Rendezvous, Round
+from holdfast.rendezvous.model import Failures, Member
+from holdfast.rendezvous.port import HeldPort
+from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.memory import MemoryStore
+from holdfast.torch_compat.elastic.rendezvous import Handler, RoundOver, create_handler
+
+
+def parameters(**fields: Any) -> RendezvousParameters:
+    plain = {
+        "backend": "c10d",
+        "endpoint": "localhost:0",
+        "run_id": "unit",
+        "min_nodes": 1,
+        "max_nodes": 1,
+    }
+    return RendezvousParameters(**(plain | fields))
+
+
+@contextmanager
+def handler(**fields: Any) -> Iterator[Handler]:
+    made = create_handler(parameters(**fields))
+    assert isinstance(made, Handler)
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+# A round.
+
+
+def test_a_round_has_ranks_and_a_store_of_torchs_kind() -> None:
+    with handler(run_id="some run", local_addr="127.0.0.1") as one:
+        assert (one.get_backend(), one.get_run_id()) == ("c10d", "some run")
+        info = one.next_rendezvous()
+        assert (info.rank, info.world_size) == (0, 1)
+        assert isinstance(info.store, Store)
+        info.store.set("key", "value")
+        assert info.store.get("key") == b"value"
+        master = info.bootstrap_store_info
+        assert (info.store.host, info.store.port) == (master.master_addr, master.master_port)
+        assert one.use_agent_store
+        assert [ranks.rank for ranks in one.exchange("role", 2)] == [0, 1]
+        assert one.num_nodes_waiting() == 0
+
+
+def test_of_two_that_should_host_one_does() -> None:
+    both = {"min_nodes": 2, "max_nodes": 2, "is_host": True, **_free(), "timeout": 60}
+    with handler(**both) as one, handler(**both) as other:
+        with ThreadPoolExecutor(1) as pool:
+            there = pool.submit(other.next_rendezvous)
+            info = one.next_rendezvous()
+            infos = [info, there.result(60)]
+        assert sorted(each.rank for each in infos) == [0, 1]
+        infos[0].store.set("key", "value")
+        assert infos[1].store.get("key") == b"value"
+
+
+def test_no_round_sees_the_keys_of_another() -> None:
+    with handler() as one:
+        before = one.next_rendezvous().store
+        before.set("key", "value")
+        assert not one.next_rendezvous().store.check(["key"])
+
+
+def test_a_port_that_is_taken_is_left_to_the_workers(caplog: pytest.LogCaptureFixture) -> None:
+    with C10dDoor(Address("127.0.0.1", 0)) as somebody:
+        port = somebody.address.port
+        one = Handler(Rounds(here(0, port=port)), "unit")
+        info = one.next_rendezvous()
+        assert not one.use_agent_store
+        assert info.bootstrap_store_info.master_port == port
+        info.store.set("key", "value")
+        one.leave()
+    assert "not served by the agent" in caplog.text
+
+
+def test_the_workers_store_is_their_own_where_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    with handler() as one:
+        info = one.next_rendezvous()
+        assert not one.use_agent_store
+        assert info.store.port != info.bootstrap_store_info.master_port
+
+
+def test_a_given_master_is_passed_on() -> None:
+    with handler(backend="static", endpoint="127.0.0.1:1", rank=0) as one:
+        info = one.next_rendezvous()
+        master = info.bootstrap_store_info
+        assert (master.master_addr, master.master_port) == ("127.0.0.1", 1)
+        assert not one.use_agent_store
+        info.store.set("key", "value")
+
+
+# The end of a run.
+
+
+def test_a_run_that_is_closed_disturbs_nobody_and_lets_nobody_in() -> None:
+    with handler() as one:
+        one.next_rendezvous()
+        assert not one.is_closed()
+        one.finish()
+        one.set_closed()
+        assert one.is_closed()
+        assert one.num_nodes_waiting() == 0
+        with pytest.raises(RendezvousClosedError, match="unit"):
+            one.next_rendezvous()
+
+
+def test_a_run_that_has_failed_makes_agents_ask_and_hear_why() -> None:
+    with handler() as one:
+        one.next_rendezvous()
+        one.fail("rank 3 failed")
+        assert one.num_nodes_waiting() == 1
+        with pytest.raises(RendezvousClosedError, match="rank 3 failed"):
+            one.next_rendezvous()
+
+
+def test_it_is_shut_down_once() -> None:
+    one = create_handler(parameters())
+    assert one.shutdown()
+    assert one.shutdown()
+
+
+def test_a_run_that_cannot_be_closed_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    rounds = Rounds(here(0))
+    rounds.trouble = RendezvousTimedOut("no answer")
+    assert not Handler(rounds, "unit").shutdown()
+    assert rounds.left
+    assert "no answer" in caplog.text
+
+
+# What goes wrong.
+
+
+def test_too_few_nodes_are_torchs_timeout() -> None:
+    missing = pytest.raises(RendezvousTimeoutError, match="waiting for 1 more")
+    with handler(max_nodes=2, min_nodes=2, **_free()) as one, missing:
+        one.next_rendezvous()
+
+
+def _free() -> dict[str, Any]:
+    held = HeldPort("127.0.0.1")
+    held.close()
+    return {"endpoint": f"127.0.0.1:{held.port}", "timeout": 0.2, "close_timeout": 1}
+
+
+def test_a_store_that_is_not_there_is_torchs_error() -> None:
+    free = _free()
+    with pytest.raises(RendezvousConnectionError, match="etcd"):
+        create_handler(parameters(backend="etcd", **free))
+
+
+def test_other_errors_are_torchs_too() -> None:
+    rounds = Rounds(here(0))
+    rounds.trouble = PeerViolation("nonsense")
+    with pytest.raises(RendezvousStateError, match="nonsense"):
+        Handler(rounds, "unit").set_closed()
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank is absent"):
+        create_handler(parameters(backend="static", endpoint="127.0.0.1:1"))
+    with pytest.raises(ValueError, match="must be a number of seconds"):
+        create_handler(parameters(timeout="soon"))
+    with handler() as one, pytest.raises(RendezvousStateError, match="no round"):
+        one.exchange("role", 1)
+
+
+def test_what_we_do_not_know_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), handler(use_libuv=True) as one:
+        assert one.next_rendezvous().rank == 0
+    assert "use_libuv: has no effect" in caplog.text
+
+
+# Rounds that end before they begin.
+
+
+def here(rank: int, size: int = 2, port: int = 0) -> Round:
+    store = MemoryStore()
+    members = tuple(
+        Member(NodeId(f"n{number}"), "host", "127.0.0.1", port) for number in range(size)
+    )
+    return Round(
+        number=1,
+        rank=rank,
+        world_size=size,
+        store=store,
+        board=store,
+        master_address="127.0.0.1",
+        master_port=port,
+        members=members,
+        reason="",
+    )
+
+
+class Rounds(Rendezvous):
+    """Rounds that were prepared; all but the last are over at once."""
+
+    def __init__(self, *rounds: Round) -> None:
+        self.backend, self.run_id, self.endpoint = "c10d", RunId("unit"), ""
+        self.rounds = list(rounds)
+        self.asked: list[str] = []
+        self.gone: str | None = None
+        self.trouble: Exception | None = None
+        self.left = False
+
+    def next_round(self, why: str = "", *, timeout: float | None = None) -> Round:
+        self.asked.append(why)
+        self.gone = f"round {len(self.asked)} is over" if len(self.rounds) > 1 else None
+        return self.rounds.pop(0)
+
+    def over(self) -> str | None:
+        return self.gone
+
+    def nodes_waiting(self) -> int:
+        return 0
+
+    def count_failure(self, *, timeout: float | None = 30.0) -> Failures:
+        raise NotImplementedError
+
+    def closed(self) -> str | None:
+        return None
+
+    def ended(self) -> Ending | None:
+        return None
+
+    def close(self, reason: str = "closed", *, failed: bool = False) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+
+    def shutdown(self) -> bool:
+        self.left = True
+        return True
+
+
+def test_a_round_that_ends_before_all_have_met_is_followed_by_the_next() -> None:
+    rounds = Rounds(here(1), here(0))
+    one = Handler(rounds, "unit")
+    assert one.next_rendezvous().rank == 0
+    assert rounds.asked == ["", "round 1 is over"]
+    rounds.gone = "somebody died"
+    assert one.num_nodes_waiting() == 1
+    with pytest.raises(RoundOver):
+        one.exchange("role", 1)
+    one.leave()
+
+
+def test_who_does_not_speak_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.torch_compat.elastic.rendezvous.MEET_WITHIN_S", 0.05)
+    with pytest.raises(RendezvousTimeoutError):
+        Handler(Rounds(here(1)), "unit").next_rendezvous()

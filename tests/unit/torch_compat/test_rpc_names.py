@@ -1,0 +1,29 @@
+"""The modules that stand in for torch's binding."""
+
+from __future__ import annotations
+
+from holdfast.torch_compat.rpc_names import FAULTY_NAMES, RPC_NAMES, both
+from holdfast.torch_compat.theirs import THEIRS, THEIRS_FAULTY
+
+
+def test_they_have_torchs_names_and_no_others() -> None:
+    found = both()
+    for name, theirs in (("_distributed_rpc", THEIRS), ("_distributed_rpc_testing", THEIRS_FAULTY)):
+        assert set(vars(found[name])) == set(vars(theirs))
+        assert found[name].__name__ == f"torch._C.{name}"
+
+
+def test_what_calls_is_ours_and_what_describes_is_torchs() -> None:
+    assert set(vars(THEIRS)) >= set(RPC_NAMES)
+    assert set(vars(THEIRS_FAULTY)) >= set(FAULTY_NAMES)
+    ours = both()["_distributed_rpc"]
+    for name in set(vars(THEIRS)) - {"__doc__", "__name__", "__loader__", "__spec__"}:
+        assert (getattr(ours, name) is getattr(THEIRS, name)) == (name not in RPC_NAMES), name
+    calling = {name for name in vars(THEIRS) if name.startswith("_invoke")}
+    assert calling <= set(RPC_NAMES)
+
+
+def test_nothing_is_profiled_or_cleaned_up() -> None:
+    names = both()["_distributed_rpc"]
+    names.RemoteProfilerManager.set_current_profiling_key("key")
+    names._cleanup_python_rpc_handler()

@@ -1,0 +1,75 @@
+"""The callee's side of calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.rpc import internal
+
+from holdfast.rpc.future import Future
+from holdfast.torch_compat import serving
+from holdfast.torch_compat.wire import pack, unpack
+from tests.unit.torch_compat.group import TRIPLE, group
+
+
+def double(value: Any) -> Any:
+    return value * 2
+
+
+def fail() -> None:
+    raise KeyError("no way")
+
+
+def promised(value: Any) -> Any:
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def asked(function: Any, *args: Any) -> Any:
+    return pack(internal.PythonUDF(function, args, {}))
+
+
+def test_a_value_stays_and_its_parcel_goes() -> None:
+    assert serving.run_udf(asked(double, 2), False) == 4
+    assert unpack(serving.answer_udf(asked(double, 2), False)) == 4
+    args = pack(((1, 2), {}))
+    assert serving.run_builtin("aten::add", args) == 3
+    assert unpack(serving.answer_builtin("aten::add", args)) == 3
+    args = pack(((3,), {}))
+    assert serving.run_script(TRIPLE, args, False) == 9
+    assert unpack(serving.answer_script(TRIPLE, args, False)) == 9
+
+
+def test_what_a_python_function_raises_is_a_value(capfd: pytest.CaptureFixture[str]) -> None:
+    with group("a"):
+        value = serving.run_udf(asked(fail), False)
+    assert isinstance(value, internal.RemoteException)
+    assert value.exception_type is KeyError
+    assert "On WorkerInfo(id=0, name=a)" in value.msg
+    assert "no way" in capfd.readouterr().err
+
+
+def test_what_an_operator_or_a_script_raises_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="schema"):
+        serving.run_builtin("aten::add", pack((("x",), {})))
+    with pytest.raises(RuntimeError):
+        serving.run_script(TRIPLE, pack((("x",), {})), False)
+    with pytest.raises(RuntimeError, match="script nobody.knows: this worker has not compiled it"):
+        serving.run_script("nobody.knows", pack(((), {})), False)
+
+
+def test_an_answer_may_come_later() -> None:
+    value = serving.run_udf(asked(promised, 5), True)
+    assert isinstance(value, Future)
+    assert value.wait(10) == 5
+    assert unpack(serving.answer_udf(asked(promised, 5), True).wait(10)) == 5
+
+
+def test_who_promises_an_answer_must_give_a_future() -> None:
+    with pytest.raises(RuntimeError, match="must return a torch.futures.Future object.*builtins"):
+        serving.run_udf(asked(double, 5), True)
+    with pytest.raises(RuntimeError, match="must return a torch.futures.Future object.*builtins"):
+        serving.run_script(TRIPLE, pack(((3,), {})), True)
