@@ -264,7 +264,7 @@ class Answerer:
         value.add_done_callback(done)
 
     def _answer(self, caller: Greeting, message: Message, value: Any) -> Message:
-        body, buffers, given = self._holdings.pack(caller.incarnation, value)
+        body, buffers, given = self._holdings.pack(caller.incarnation, value, True)
         if given:
             self._holdings.answered(caller.incarnation, message.call, given)
         return Message(_REPLY, message.call, body, buffers)

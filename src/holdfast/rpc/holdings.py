@@ -168,11 +168,13 @@ class Holdings:
 
     # Passing on.
 
-    def pack(self, to: str, value: Any) -> tuple[bytes, list[Buffer], list[Ticket]]:
+    def pack(
+        self, to: str, value: Any, is_answer: bool = False
+    ) -> tuple[bytes, list[Buffer], list[Ticket]]:
         """Dump what goes to a worker; return it, and the tickets of the references within."""
         tickets: list[Ticket] = []
         outer = here.packing
-        here.packing = (self, to, tickets)
+        here.packing = (self, to, tickets, is_answer)
         try:
             body, buffers = dump(value)
         except BaseException:

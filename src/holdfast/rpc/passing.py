@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Packing", "here", "receiver", "sender", "start_over"]
 
-Packing: TypeAlias = "tuple[Holdings, str, list[Ticket]]"
-"""Who packs, for which worker, and what was given so far."""
+Packing: TypeAlias = "tuple[Holdings, str, list[Ticket], bool]"
+"""Who packs, for which worker, what was given so far, and whether it answers him."""
 
 
 class _Here(threading.local):
@@ -51,6 +51,6 @@ def receiver() -> Holdings:
 def start_over() -> None:
     """Take back what this thread has packed into its message so far: it is packed anew."""
     if here.packing is not None:
-        holdings, _, tickets = here.packing
+        holdings, _, tickets, _ = here.packing
         holdings.not_given(tickets)
         tickets.clear()

@@ -153,7 +153,7 @@ class RRef(Generic[T]):
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         self._check()
-        holdings, to, tickets = sender(self)
+        holdings, to, tickets, _ = sender(self)
         if holdings is not self._holdings:
             raise UsageError(f"{self}: it belongs to another agent of this process")
         ticket = holdings.give(self._reference, self._fork, to)

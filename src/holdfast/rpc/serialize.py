@@ -36,7 +36,16 @@ from holdfast.rpc.codec import BUFFERS_MAX
 from holdfast.rpc.messages import Buffer
 from holdfast.rpc.passing import start_over
 
-__all__ = ["OUTSIDE_BYTES", "dump", "dump_error", "load", "load_error"]
+__all__ = [
+    "OUTSIDE_BYTES",
+    "dump",
+    "dump_error",
+    "is_plain",
+    "load",
+    "load_error",
+    "reduce_tensor",
+    "teach",
+]
 
 OUTSIDE_BYTES = 16 * 1024
 """Smaller buffers cost less inside of the pickle."""
@@ -219,6 +228,14 @@ def _cloud_pickler() -> Any:
 # How our own kinds are pickled. A table costs nothing for other kinds, which an override would.
 
 _cached: tuple[int, int, dict[type, Reducer]] = (0, 0, {})
+_taught: dict[type, Reducer] = {}
+
+
+def teach(kind: type, reducer: Reducer) -> None:
+    """Pickle a kind of value by this reducer from now on, in messages and nowhere else."""
+    global _cached  # noqa: PLW0603
+    _taught[kind] = reducer
+    _cached = (0, 0, _cached[2])
 
 
 def _table() -> dict[type, Reducer]:
@@ -239,8 +256,8 @@ def _reducers() -> dict[type, Reducer]:
     if array is not None:
         found[array] = _reduce_array
         if tensor is not None:
-            found[tensor] = _reduce_tensor
-    return found
+            found[tensor] = reduce_tensor
+    return found | _taught
 
 
 def _tensor_type() -> type | None:
@@ -273,9 +290,10 @@ def _reduce_array(array: Any) -> Any:
     return array.__reduce_ex__(5)
 
 
-def _reduce_tensor(tensor: Any) -> Any:
+def reduce_tensor(tensor: Any) -> Any:
+    """Reduce a tensor of torch."""
     torch = sys.modules["torch"]
-    if not _is_plain(torch, tensor):
+    if not (tensor.is_cpu and is_plain(tensor)):
         return tensor.__reduce_ex__(5)
     plain, grad = tensor, tensor.requires_grad
     if grad:
@@ -288,11 +306,10 @@ def _reduce_tensor(tensor: Any) -> Any:
     return _rebuild_tensor, (pickle.PickleBuffer(array), kind, tuple(tensor.shape), grad)
 
 
-def _is_plain(torch: Any, tensor: Any) -> bool:
+def is_plain(tensor: Any) -> bool:
     """Say whether a tensor is nothing but memory, a type and a shape."""
     return bool(
-        tensor.layout is torch.strided
-        and tensor.is_cpu
+        tensor.layout is sys.modules["torch"].strided
         and tensor.numel()
         and not tensor.is_quantized
         and not tensor.is_conj()

@@ -11,6 +11,7 @@ or, with a program that is not to be touched at all:
 Layout, in reading order
     theirs.py           what stays torch's own
     contexts.py         contexts of distributed autograd
+    devices.py          tensors on devices: where they arrive, and how they get there
     graph.py            where tensors leave a worker and arrive, in torch's graph
     wire.py             what torch's pickler makes of a value, on its way
     futures.py          futures of torch for calls of ours
@@ -22,6 +23,7 @@ Layout, in reading order
     engine.py           what one worker does of a distributed backward pass
     autograd.py         distributed autograd, by the names of torch's binding
     optimizer.py        torch's distributed optimizer, without TorchScript
+    scripts.py          calls from inside TorchScript, which are errors
     rpc_names.py        the modules that stand in for torch's binding
     elastic/            the launcher and its agents, by torch's names
     binding.py          binds torch's names to ours

@@ -26,6 +26,7 @@ from holdfast.rpc.rref_protocol import Number
 from holdfast.rpc.transport import Transport
 from holdfast.store.open import choose_secret
 from holdfast.torch_compat.contexts import CONTEXTS, release
+from holdfast.torch_compat.devices import Devices, visible
 from holdfast.torch_compat.graph import working
 from holdfast.torch_compat.places import Places
 from holdfast.torch_compat.theirs import TheirWorkerInfo
@@ -76,8 +77,7 @@ class TensorPipeAgent(RpcAgent):
         self._store = store
         self._opts = opts
         self._is_static = bool(world_size)
-        self._reverse_device_maps = reverse_device_maps
-        self._devices = devices
+        self._devices: list[Any] = []
         self._gone: dict[str, Contact] = {}
         self._followers = ThreadPoolExecutor(
             max(1, opts.num_worker_threads), f"holdfast-torch-{name}"
@@ -91,12 +91,14 @@ class TensorPipeAgent(RpcAgent):
             timeout_s=opts.rpc_timeout,
             transport=self._transport(),
         )
+        self._maps = Devices(self.core, self.places, opts.device_maps, reverse_device_maps)
         for kind in (Kind.PYTHON_RREF_FETCH_CALL, Kind.SCRIPT_RREF_FETCH_CALL):
             self.core.add_handler(kind, self._fetched)
         self.core.add_handler(Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ, self._released)
         host = "" if far is None else address_towards(far, Deadline.after(LEAVE_WITHIN_S))
         try:
             self.core.start("" if is_loopback(host) else host)
+            self._use(devices)
             self.places.enter(self._contact)
         except BaseException:
             self.core.close()
@@ -108,6 +110,11 @@ class TensorPipeAgent(RpcAgent):
         if contact is None:
             raise RuntimeError("this agent has not been started")
         return contact
+
+    def _use(self, devices: list[Any]) -> None:
+        if devices and not self._devices:
+            self.places.show_devices(self._contact.incarnation, visible())
+        self._devices = devices
 
     def _transport(self) -> Transport | None:
         return None
@@ -176,13 +183,13 @@ class TensorPipeAgent(RpcAgent):
             if gone is not None:
                 self.core.lost(gone)
             self.places.came(name, worker_info.id)
-            self._reverse_device_maps = {**self._reverse_device_maps, **reverse_device_map}
-            self._devices = my_devices
+            self._maps.back = {**self._maps.back, **reverse_device_map}
+            self._use(my_devices)
             return
         gone = self.places.went(name)
         if gone is not None:
             self._gone[name] = gone
-        self._reverse_device_maps.pop(name, None)
+        self._maps.back = {k: v for k, v in self._maps.back.items() if k != name}
 
     # For people.
 

@@ -21,6 +21,7 @@ from holdfast.rpc.future import Future
 from holdfast.rpc.way import make_way
 from holdfast.torch_compat.agents import current, is_set
 from holdfast.torch_compat.contexts import CONTEXTS, DistAutogradContext, release
+from holdfast.torch_compat.devices import gradients_leave
 from holdfast.torch_compat.engine import Pass, Roots
 from holdfast.torch_compat.futures import as_torch_error
 
@@ -108,7 +109,8 @@ def _enter(one: Pass) -> Pass:
 
 def _send(one: Pass, message: int, worker: int, gradients: list[Any]) -> Future[Any]:
     args = (one.context.number, one.number, message, gradients, one.retain_graph)
-    sent: Future[Any] = current().core.call_async(worker, take_gradients, args)
+    with gradients_leave():
+        sent: Future[Any] = current().core.call_async(worker, take_gradients, args)
     return sent
 
 

@@ -2,6 +2,7 @@
 
     static              whether the group is of a fixed size: 1 or 0
     life/INCARNATION    where that life of a worker is
+    devices/INCARNATION the GPUs that it sees, once it uses any
     worker/ID           its incarnation
     ids                 the numbers of those who are there, where workers come and go
     join/…              how far the workers are with leaving together
@@ -47,6 +48,7 @@ class Places:
         self._names: dict[str, Contact] = {}
         self._ids: dict[int, Contact] = {}
         self._lives: dict[str, Contact] = {}
+        self._devices: dict[str, list[str]] = {}
 
     # Coming.
 
@@ -64,11 +66,16 @@ class Places:
         for number in ids:
             self._know(self._read(store.get(f"worker/{number}").decode()))
 
+    def show_devices(self, incarnation: str, devices: list[str]) -> None:
+        """Tell the others which GPUs this worker sees."""
+        self._store.set(f"devices/{incarnation}", json.dumps(devices))
+
     def leave(self, contact: Contact) -> None:
         """Take this worker out of a group in which workers come and go."""
         ids = [one for one in self._current_ids() if one != contact.info.id]
         self._store.set("ids", json.dumps(ids))
-        self._store.delete_key(f"life/{contact.incarnation}")
+        for what in ("life", "devices"):
+            self._store.delete_key(f"{what}/{contact.incarnation}")
 
     def came(self, name: str, number: int) -> None:
         """Hear that a worker has come."""
@@ -106,6 +113,18 @@ class Places:
         with self._lock:
             self._lives = {**self._lives, incarnation: contact}
         return contact
+
+    def devices(self, incarnation: str) -> list[str]:
+        """Return the GPUs that a worker sees."""
+        found = self._devices.get(incarnation)
+        if found is None:
+            key = f"devices/{incarnation}"
+            if not self._store.check([key]):
+                return []
+            found = json.loads(self._store.get(key))
+            with self._lock:
+                self._devices = {**self._devices, incarnation: found}
+        return found
 
     def everybody(self) -> list[Contact]:
         """Return all workers that are known, by number."""

@@ -24,7 +24,7 @@ class Holdings:
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch) -> Any:
     holdings = Holdings()
-    monkeypatch.setattr(passing.here, "packing", (holdings, "to", ["ticket"]))
+    monkeypatch.setattr(passing.here, "packing", (holdings, "to", ["ticket"], False))
     monkeypatch.setattr(passing.here, "unpacking", holdings)
     return passing.here.packing
 
@@ -57,5 +57,5 @@ def test_each_thread_packs_for_itself() -> None:
 
 def test_starting_over_takes_back_what_was_packed(packing: Any) -> None:
     passing.start_over()
-    holdings, _, tickets = packing
+    holdings, _, tickets, _ = packing
     assert (holdings.taken_back, tickets) == (["ticket"], [])

@@ -17,7 +17,7 @@ from holdfast.errors import PeerLost, RemoteError, UsageError
 from holdfast.rpc import serialize
 from holdfast.rpc.messages import Buffer
 from holdfast.rpc.rref import RRef
-from holdfast.rpc.serialize import OUTSIDE_BYTES, dump, dump_error, load, load_error
+from holdfast.rpc.serialize import OUTSIDE_BYTES, dump, dump_error, load, load_error, teach
 from tests.unit.rpc.world import agents
 
 LARGE = OUTSIDE_BYTES  # bytes that lie outside
@@ -540,3 +540,14 @@ def test_the_collector_may_come_while_what_reducers_made_is_freed() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+class Taught:
+    """A kind that is pickled in a way of its own."""
+
+
+def test_a_kind_can_be_taught_and_is_then_pickled_so_in_messages_only() -> None:
+    teach(Taught, lambda _: (str, ("taught",)))
+    assert load(*dump([Taught()])) == ["taught"]
+    assert load(*dump([Taught(), lambda: 1]))[0] == "taught"  # by cloudpickle
+    assert isinstance(pickle.loads(pickle.dumps(Taught())), Taught)

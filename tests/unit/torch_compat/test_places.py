@@ -116,3 +116,10 @@ def test_in_an_open_group_nobody_is_waited_for(store: Any) -> None:
     one.enter(contact("a", 0))
     assert one.meet(True, soon()) is False
     one.part(0, soon())
+
+
+def test_workers_tell_which_gpus_they_see(store: Any) -> None:
+    one, other = entered(store, "a", "b")
+    assert other.devices("life-of-a") == []
+    one.show_devices("life-of-a", ["x", "y"])
+    assert other.devices("life-of-a") == other.devices("life-of-a") == ["x", "y"]
