@@ -2,14 +2,15 @@
 
 torch's Python above the binding stays as it is: it is what programs and torch's tests use, with
 every text and every private helper. Below are the names that mean something else with us; all
-others (options, constants, `WorkerInfo`, the profiler's) stay torch's own.
+others (options, constants, `WorkerInfo`) stay torch's own.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
+from holdfast.errors import UsageError
 from holdfast.torch_compat import agents, calls
 from holdfast.torch_compat.autograd import AUTOGRAD_NAMES
 from holdfast.torch_compat.rrefs import PyRRef
@@ -19,11 +20,23 @@ __all__ = ["FAULTY_NAMES", "RPC_NAMES", "both"]
 
 
 class _NoProfiler:
-    """Profiles nothing: what runs at others is not seen from here."""
+    """Says that what runs at others is not seen from here, when torch's legacy profiler asks."""
 
     @staticmethod
     def set_current_profiling_key(key: str) -> None:
-        """Forget the key."""
+        """Refuse to profile a call."""
+        raise UsageError(
+            f"{key}: the legacy profiler asks for what a call does at another worker, which "
+            "holdfast does not record: profile each worker by itself, with torch.profiler.profile"
+        )
+
+
+def _no_profiler(*args: Any) -> NoReturn:
+    """Refuse to profile what other workers have called here."""
+    raise UsageError(
+        "calls of other workers at this one are not profiled as a whole by holdfast: "
+        "use torch.profiler.profile within the functions that they call"
+    )
 
 
 def _nothing() -> None:
@@ -38,6 +51,8 @@ RPC_NAMES: dict[str, Any] = {
     "_cleanup_python_rpc_handler": _nothing,
     "_delete_all_user_and_unforked_owner_rrefs": agents.delete_references,
     "_destroy_rref_context": agents.destroy_references,
+    "_disable_server_process_global_profiler": _no_profiler,
+    "_enable_server_process_global_profiler": _no_profiler,
     "_get_current_rpc_agent": agents.current,
     "_invoke_remote_builtin": calls.invoke_remote_builtin,
     "_invoke_remote_python_udf": calls.invoke_remote_python_udf,

@@ -196,6 +196,10 @@ class PyRRef:
             return f"OwnerRRef({_shown(reference)})"
         return f"UserRRef(RRefId = {_shown(reference)}, ForkId = {_shown(fork)})"
 
+    def __repr__(self) -> str:
+        """Say it where torch shows it: in the error of a script function that was to take it."""
+        return f"<{self} of holdfast, which TorchScript cannot take>"
+
     def _named(self) -> str:
         """Return the same as torch's errors say it."""
         return str(self).replace("RRefId = ", "rref_id=").replace("ForkId = ", "fork_id=")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from holdfast.errors import UsageError
 from holdfast.torch_compat.rpc_names import FAULTY_NAMES, RPC_NAMES, both
 from holdfast.torch_compat.theirs import THEIRS, THEIRS_FAULTY
 
@@ -23,7 +26,13 @@ def test_what_calls_is_ours_and_what_describes_is_torchs() -> None:
     assert calling <= set(RPC_NAMES)
 
 
-def test_nothing_is_profiled_or_cleaned_up() -> None:
+def test_what_runs_at_others_is_not_profiled_and_says_so() -> None:
     names = both()["_distributed_rpc"]
-    names.RemoteProfilerManager.set_current_profiling_key("key")
-    names._cleanup_python_rpc_handler()
+    with pytest.raises(UsageError, match="key: .* profile each worker by itself"):
+        names.RemoteProfilerManager.set_current_profiling_key("key")
+    with pytest.raises(UsageError, match="not profiled as a whole"):
+        names._enable_server_process_global_profiler(None)
+
+
+def test_nothing_is_cleaned_up() -> None:
+    both()["_distributed_rpc"]._cleanup_python_rpc_handler()

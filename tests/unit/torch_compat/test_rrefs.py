@@ -55,6 +55,17 @@ def test_a_reference_whose_creation_failed_says_so() -> None:
             rref.to_here()
 
 
+TAKE = "holdfast_test_take"
+torch.jit._state._python_cu.define(f"def {TAKE}(rref: RRef[int]) -> int:\n    return 1\n")
+
+
+def test_a_script_function_cannot_take_one_and_says_so() -> None:
+    take = torch.jit._state._python_cu.find_function(TAKE)
+    said = "Value: <OwnerRRef.* of holdfast, which TorchScript cannot take>"
+    with group("a"), pytest.raises(RuntimeError, match=said):
+        take(PyRRef(1))
+
+
 def test_it_cannot_be_pickled_but_by_rpc() -> None:
     with group("a"), pytest.raises(RuntimeError, match="Can not pickle rref in python pickler"):
         pickle.dumps(PyRRef(1))
