@@ -380,7 +380,8 @@ class Agent:
         try:
             future._driver = self._transport.post(peer, message, hear, at)
         except (TimeoutError, PeerLost, Overloaded) as error:
-            hear(error)
+            # The future keeps the error, which would keep this frame, and all that was given.
+            hear(error.with_traceback(None))
         except BaseException:  # it is refused, say, or an interrupt came
             self.holdings.unread(to, message)
             raise

@@ -280,16 +280,18 @@ class Directory:
     ) -> set[str]:
         """Say something, and wait until all others have; return who has not."""
         self._say(topic, me, deadline)
-        said: dict[str, bytes | None] = {}
+        said: dict[str, bytes | None] = {f"{topic}/{me.info.name}": me.incarnation.encode()}
         with self._store.watch(
             f"{topic}/", prefix=True, timeout=_at_least(deadline, GRACE_S)
         ) as watch:
-            while _silent(topic, who(), said) and not deadline.passed():
+            while _silent(topic, who(), said):
                 try:  # also looks from time to time who is still there
                     change = watch.next(deadline.sooner(LOOK_EVERY_S).remaining())
                 except TimeoutExpired:
-                    continue
-                said[change.key] = change.value
+                    if deadline.passed():  # and what was said in time has been heard
+                        break
+                else:
+                    said[change.key] = change.value
         return _silent(topic, who(), said)
 
     def _claim(self, key: str, value: bytes, lease: Lease, what: str, deadline: Deadline) -> None:

@@ -378,6 +378,14 @@ def test_memory_has_its_size_and_can_be_written(size: int) -> None:
     assert (view.nbytes, view.format, bytes(view)) == (size, "B", b"x" * size)
 
 
+@pytest.fixture
+def fresh() -> None:
+    """Leave nothing in the process's pool, nor to come back to it, of tests before."""
+    gc.collect()
+    big._Loan.pool._free.clear()
+
+
+@pytest.mark.usefixtures("fresh")
 def test_memory_is_used_again_when_nothing_views_it() -> None:
     view = memory(LARGE)
     part = view[5:10]
@@ -398,9 +406,9 @@ def test_memory_is_used_again_when_nothing_views_it() -> None:
     assert pooled_bytes() == free
 
 
+@pytest.mark.usefixtures("fresh")
 def test_messages_one_after_the_other_use_the_same_memory(ends: Ends) -> None:
     here, there = ends
-    gc.collect()  # what waits in cycles of earlier tests would come back in between
     free = set()
     for call in range(1, 20):
         here.send(request(call, bytes([call]) * LARGE))
@@ -413,6 +421,7 @@ def test_messages_one_after_the_other_use_the_same_memory(ends: Ends) -> None:
     assert len(free) == 1
 
 
+@pytest.mark.usefixtures("fresh")
 def test_memory_that_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     views = [memory(LARGE) for _ in range(4)]
     lent = pooled_bytes()

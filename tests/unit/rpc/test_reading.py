@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -73,6 +74,14 @@ def world() -> Iterator[World]:
         yield World(made, transport)
         current.reset_agent()
     begin.set()
+
+
+@pytest.fixture(autouse=True)
+def uncollected() -> Iterator[None]:
+    """Nothing waits for the garbage collector, which comes when it likes."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 begin = threading.Event()

@@ -19,6 +19,7 @@ from holdfast.testing.clock import ManualClock
 
 R = TypeVar("R")
 TTL_S = 0.3
+UNHURRIED_S = 3.0  # nobody waits so long for his turn
 TIMEOUT_S = 30.0
 
 
@@ -53,12 +54,12 @@ class FlakyStore(Store):
 
 @pytest.fixture
 def store() -> Iterator[FlakyStore]:
-    with FlakyStore(MemoryStore()) as made:
+    with FlakyStore(MemoryStore(ManualClock())) as made:  # where no slow machine ends a lease
         yield made
 
 
 def test_a_lease_is_kept_beyond_its_time_and_revoked_in_the_end() -> None:
-    clock = ManualClock()  # so a slow machine does not end the lease
+    clock = ManualClock()
     store = FlakyStore(MemoryStore(clock))
     with LeaseKeeper(store, TTL_S, clock=clock) as keeper:
         store.set("k", b"v", lease=keeper.lease)
@@ -75,18 +76,18 @@ def test_a_lease_is_kept_beyond_its_time_and_revoked_in_the_end() -> None:
 
 
 def test_beats_come_three_times_in_a_lease_and_never_in_a_burst(store: FlakyStore) -> None:
-    with LeaseKeeper(store, TTL_S):
+    with LeaseKeeper(store, UNHURRIED_S):
         for _ in range(4):
             assert store.kept.acquire(timeout=TIMEOUT_S)
     gaps = [later - sooner for sooner, later in zip(store.keeps, store.keeps[1:], strict=False)]
     # Beats lie on a grid of a third of the lease. One that comes late may be followed by one in
     # time, but all of them together are never faster than the grid.
-    assert sum(gaps) > (len(gaps) - 1) * TTL_S / 3
+    assert sum(gaps) > (len(gaps) - 1) * UNHURRIED_S / 3
 
 
 def test_a_revoked_lease_is_lost_and_told_once(store: FlakyStore) -> None:
     told: Future[LeaseLost] = Future()
-    keeper = LeaseKeeper(store, TTL_S, on_lost=told.set_result)
+    keeper = LeaseKeeper(store, TTL_S, on_lost=told.set_result, clock=ManualClock())
     keeper.open()
     store.revoke_lease(keeper.lease)
     assert "revoked" in str(told.result(TIMEOUT_S))
@@ -98,8 +99,7 @@ def test_a_revoked_lease_is_lost_and_told_once(store: FlakyStore) -> None:
     assert len(store.keeps) == beats
 
 
-def test_a_short_failure_is_lived_through() -> None:
-    store = FlakyStore(MemoryStore(ManualClock()))
+def test_a_short_failure_is_lived_through(store: FlakyStore) -> None:
     with LeaseKeeper(store, TTL_S, clock=ManualClock()) as keeper:
         store.failure = StoreUnavailable("gone for a moment")
         assert store.kept.acquire(timeout=TIMEOUT_S)
@@ -110,13 +110,17 @@ def test_a_short_failure_is_lived_through() -> None:
 
 
 def test_a_lease_that_cannot_be_renewed_is_lost_when_its_time_is_over(store: FlakyStore) -> None:
-    told: Future[float] = Future()
-    started = SYSTEM_CLOCK.monotonic()
+    clock = ManualClock()
+    told: Future[LeaseLost] = Future()
     store.failure = StoreUnavailable("the cable is cut")
-    keeper = LeaseKeeper(store, TTL_S, on_lost=lambda _: told.set_result(SYSTEM_CLOCK.monotonic()))
-    with keeper:
-        assert told.result(TIMEOUT_S) - started >= TTL_S
-        assert len(store.keeps) <= 4
+    with LeaseKeeper(store, TTL_S, on_lost=told.set_result, clock=clock) as keeper:
+        assert store.kept.acquire(timeout=TIMEOUT_S)
+        clock.advance(0.9 * TTL_S)
+        assert store.kept.acquire(timeout=TIMEOUT_S)
+        assert not told.done()
+        assert not keeper.lost
+        clock.advance(0.1 * TTL_S + 0.001)
+        assert "the cable is cut" in str(told.result(TIMEOUT_S))
         with pytest.raises(LeaseLost, match="the cable is cut"):
             _ = keeper.lease
 
@@ -159,7 +163,7 @@ def test_a_renewal_does_not_wait_beyond_the_lease() -> None:
 
 def test_a_closed_store_means_a_lost_lease(store: FlakyStore) -> None:
     told: Future[LeaseLost] = Future()
-    with LeaseKeeper(store, TTL_S, on_lost=told.set_result):
+    with LeaseKeeper(store, TTL_S, on_lost=told.set_result, clock=ManualClock()):
         store.close()
         assert "UsageError: the store memory:// is closed" in str(told.result(TIMEOUT_S))
 
@@ -188,7 +192,7 @@ def test_a_keeper_may_be_closed_by_its_own_callback(store: FlakyStore) -> None:
         keeper.close()
         closed.set()
 
-    keeper = LeaseKeeper(store, TTL_S, on_lost=on_lost)
+    keeper = LeaseKeeper(store, TTL_S, on_lost=on_lost, clock=ManualClock())
     keeper.open()
     store.revoke_lease(keeper.lease)
     assert closed.wait(TIMEOUT_S)
