@@ -12,6 +12,7 @@ Layout, in reading order (◦ = pure)
     names.py ◦          workers by name and number
     greeting.py ◦       the first words on a connection
     retry.py ◦          trying again: how often, after how long
+    eagerness.py ◦      when to look before one sleeps
     receipts.py ◦       what may be asked again runs once
     rref_answers.py ◦   references in answers that may not have been read
     rref_protocol.py ◦  counting references: when a value may go

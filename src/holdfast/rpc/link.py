@@ -33,6 +33,7 @@ from holdfast.rpc.codec import (
     encode_head,
     is_whole,
 )
+from holdfast.rpc.eagerness import Eagerness
 from holdfast.rpc.messages import Buffer, Kind, Message
 
 __all__ = ["NEVER", "Link", "LinkClosed", "keep_from_children", "parts_of", "views_of"]
@@ -46,6 +47,10 @@ _VECTOR_MAX = 512  # Linux takes 1,024 pieces in one call
 _TIMEVAL = struct.Struct("@ll")
 _TIMEVAL_MAX_S = 1e9
 _CLOSE_ENOUGH_S = 0.002
+_LOOKS = 64  # about 100 µs
+_CAN_LOOK = (os.cpu_count() or 1) > 1  # on a single core nothing comes while one looks
+_OVER = "Connection closed by peer"
+_DONTWAIT = socket.MSG_DONTWAIT
 _REPLY, _FAILURE, _OFFER, _TAKEN = Kind.REPLY, Kind.FAILURE, Kind.OFFER, Kind.TAKEN
 
 
@@ -81,6 +86,7 @@ class Link:
         self._part: memoryview | None = None
         self._filled = 0
         self._fetched = self._void = False  # have buffers been fetched; had the peer let go of one
+        self._eager = Eagerness()
         self._reach = Reach(sock)
         self.handled = 0
         """How many messages of the peer have been handled; kept by who serves it."""
@@ -207,7 +213,7 @@ class Link:
         if self._start == self._end:
             if self._part is None:
                 self._start = self._end = 0  # also if nothing comes
-                self._end = self._receive_into(self._view, 0)
+                self._end = self._await()
             else:
                 self._fetch(0)
         message = self.here()
@@ -356,13 +362,41 @@ class Link:
             self._filled += more
             self._start = more
 
+    def _await(self) -> int:
+        """Read what comes next, once it comes; return how much."""
+        eager = self._eager
+        if eager.now and _CAN_LOOK:
+            size = self._look()
+            eager.looked(size > 0)
+            if size:
+                return size
+        begun = self._clock.monotonic()
+        size = self._receive_into(self._view, 0)
+        eager.slept(self._clock.monotonic() - begun)
+        return size
+
+    def _look(self) -> int:
+        """Read what comes within a moment; return how much, nothing for nothing."""
+        receive, view = self._sock.recv_into, self._view
+        for _ in range(_LOOKS):
+            try:
+                size = receive(view, 0, _DONTWAIT)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise _closed(error) from None
+            if not size:
+                raise LinkClosed(_OVER)
+            return size
+        return 0
+
     def _receive_into(self, view: memoryview, flags: int) -> int:
         try:
             size = self._sock.recv_into(view, 0, flags)
         except OSError as error:
             raise _closed(error) from None
         if not size:
-            raise LinkClosed("Connection closed by peer")
+            raise LinkClosed(_OVER)
         return size
 
     def _tell_limit(self) -> None:

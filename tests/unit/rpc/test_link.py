@@ -319,3 +319,33 @@ def test_lk1_the_end_is_noticed_though_a_forked_child_lives(ends: Ends) -> None:
         there.set_limit(SYSTEM_CLOCK.monotonic() + 20.0)
         with pytest.raises(LinkClosed):
             there.receive()
+
+
+def test_who_looks_before_it_sleeps_gets_what_is_there_and_hears_of_the_end(ends: Ends) -> None:
+    here, there, _, _ = ends
+    message = Message(Kind.REPLY, 1, b"x" * 100)
+    there._eager.now = True
+    here.send(message)
+    assert same(there.receive(), message)
+    assert there._eager.now  # it was worth it
+    here.close()
+    with pytest.raises(LinkClosed, match="Connection closed by peer"):
+        there.receive()
+
+
+def test_who_has_looked_in_vain_sleeps_until_it_comes_or_the_limit_passes(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there, _, _ = ends
+    message = Message(Kind.REPLY, 1, b"x" * 100)
+    there._eager.now = True
+    with pytest.raises(TimeoutError):
+        within(0.02, there, there.receive)
+    assert not there._eager.now
+    there.set_limit(NEVER)
+    monkeypatch.setattr("holdfast.rpc.link._LOOKS", 0)  # it comes after the last look
+    there._eager.now = True
+    sender = beside(lambda: here.send(message))
+    assert same(there.receive(), message)
+    assert not there._eager.now
+    sender.join()

@@ -1,0 +1,43 @@
+"""When to look for what is to come, again and again, before one sleeps until it is there.
+
+To wake a thread up takes the system tens of microseconds: longer than a small call takes. A thread
+that looks meanwhile is not asleep, but keeps a core busy, which the peer may need.
+
+Guarantees
+    EG-1  Nobody looks for who lets others wait: only after waits that were short is it tried.
+    EG-2  Where looking comes to nothing it is tried ever more rarely, in the end after RARELY short
+          waits; where it pays, it is soon done every time.
+"""
+
+from __future__ import annotations
+
+__all__ = ["RARELY", "SHORT_S", "Eagerness"]
+
+SHORT_S = 200e-6
+"""A wait that looking may have spared the waking up of."""
+RARELY = 4096
+_AT_FIRST = 4
+
+
+class Eagerness:
+    """Of one who waits for one peer. `now` says whether to look before sleeping."""
+
+    __slots__ = ("_pause", "_to_go", "now")
+
+    def __init__(self) -> None:
+        self.now = False
+        self._to_go = self._pause = _AT_FIRST
+
+    def slept(self, seconds: float) -> None:
+        """Hear how long the wait was."""
+        if seconds < SHORT_S:
+            self._to_go -= 1
+            self.now = self._to_go <= 0
+
+    def looked(self, with_success: bool) -> None:
+        """Hear whether it came while looking."""
+        if with_success:
+            self._pause = max(1, self._pause >> 1)
+        else:
+            self._pause = self._to_go = min(self._pause << 2, RARELY)
+            self.now = False
