@@ -34,7 +34,7 @@ from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Directory, Peer, Target, machine_id
 from holdfast.rpc.pipe import NEVER
 from holdfast.rpc.readers import Readers
-from holdfast.rpc.reading import read, settle
+from holdfast.rpc.reading import Awaited, read, settle
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.server import Server
@@ -221,13 +221,13 @@ class Agent:
             self.holdings.unread(life, message)
             if not isinstance(error, TimeoutError) or isinstance(error, HoldfastError):
                 raise
-            self._note(peer, Message(Kind.CANCEL, message.call))
+            self.give_up(peer, message)
             raise timed_out(budget_ms) from None
         return read(self.holdings, life, message, answer)
 
-    def _note(self, peer: Peer, message: Message) -> None:
-        """Send what is not answered, sometime: nobody waits for it, or is told of its failure."""
-        self._errands.do(partial(note, peer, message))
+    def give_up(self, peer: Peer, request: Message) -> None:
+        """Tell a callee, sometime, that nobody waits for an answer any more."""
+        self._errands.do(partial(note, peer, Message(Kind.CANCEL, request.call)))
 
     def call_async(
         self,
@@ -364,23 +364,11 @@ class Agent:
             return self._insist(to, lambda: peer, kind, value, timeout, retries, self._settle)
         at, budget_ms = self._deadline(timeout)
         message = self._message(to, kind, value, budget_ms)
-        future: Future[Any] = Future()
-
-        def stop() -> None:
-            self._note(peer, Message(Kind.CANCEL, message.call))
-
-        def hear(answer: Message | Exception) -> None:
-            late = isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError)
-            if late:
-                answer = timed_out(budget_ms)
-            if settle(self.holdings, to, message, future, answer) and late:
-                stop()
-
-        future._stop = stop
+        future = Awaited(self, peer, message)
         try:
-            future._driver = self._transport.post(peer, message, hear, at)
+            future._driver = self._transport.post(peer, message, future.hear, at)
         except (TimeoutError, PeerLost, Overloaded) as error:
-            hear(error)
+            future.hear(error.with_traceback(None))  # or it would keep this frame, and itself
         except BaseException:  # it is refused, say, or an interrupt came
             self.holdings.unread(to, message)
             raise

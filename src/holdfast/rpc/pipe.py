@@ -32,7 +32,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import Overloaded, PeerViolation
 from holdfast.rpc.link import NEVER, Link, views_of
 from holdfast.rpc.messages import Buffer, Message
-from holdfast.rpc.readers import TICK_S, Readers
+from holdfast.rpc.readers import ATTENDED_ROUNDS, TICK_S, Readers
 
 __all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply", "tell"]
 
@@ -73,7 +73,8 @@ class Pipe:
         self._open_bytes = 0
         self._expire_at = NEVER
         self._out: list[Buffer] = []
-        self._out_messages = self._out_bytes = 0
+        self._out_bytes = 0
+        self._burst = False  # whether many went out together the last time
         self._sending = False
         self._unsent: list[memoryview] = []  # belongs to the thread that sends
         self._blocked = False
@@ -82,9 +83,10 @@ class Pipe:
         self._reading = threading.Lock()
         self._reader = 0
         self._polled = 0
-        # Of the reader of last resort: does it know of this pipe; does it hear what comes; is it
-        # to hold back at first.
-        self.known = self.armed = self.attended = False
+        # Of the reader of last resort: does it know of this pipe; does it hear what comes; for how
+        # many more of its rounds is it to hold back, since somebody has waited.
+        self.known = self.armed = False
+        self.attended = 0
         self._turn = threading.Condition(self._lock)
         self._waiting = 0
 
@@ -105,10 +107,12 @@ class Pipe:
                 self._enter(message, reply, expire_at, size)
         if lost is not None:
             reply(lost)
-        elif first or self._out_messages >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES:
+        elif len(self._out) >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES:
             self.flush()
-            if first:
-                self._leave()
+        elif first:
+            if not self._burst or self._readers.slow:
+                self.flush()
+            self._leave()
         elif self._readers.slow:
             self._readers.wake()
 
@@ -116,21 +120,20 @@ class Pipe:
         """Put a request among those under way, and among what is to be sent."""
         calls = self._open
         open_bytes = self._open_bytes + size
-        alone = open_bytes == size
-        if len(calls) >= self._calls_max or (open_bytes > self._bytes_max and not alone):
+        if len(calls) >= self._calls_max or size < open_bytes > self._bytes_max:
             raise Overloaded(
                 f"{len(calls)} calls and {open_bytes - size} bytes are under way to this worker: "
                 f"at most {self._calls_max} and {self._bytes_max}"
             )
         self._link.put(message, self._out)  # may refuse it
-        known = calls.pop(message.call, None)
+        call = message.call
+        known = calls.pop(call, None)
         if known is not None:  # sent again, under the same number: one answer is for both
             reply, size = _both(known[0], reply), size + known[2]
-        calls[message.call] = (reply, expire_at, size)
+        calls[call] = (reply, expire_at, size)
         self._open_bytes = open_bytes
         if expire_at < self._expire_at:  # noqa: PLR1730  # min is slower
             self._expire_at = expire_at
-        self._out_messages += 1
         self._out_bytes += size
 
     def note(self, message: Message) -> None:
@@ -188,7 +191,8 @@ class Pipe:
                 if self._sending or self._lost is not None or not (self._out or self._unsent):
                     return
                 out, self._out = self._out, []
-                self._out_messages = self._out_bytes = 0
+                self._out_bytes = 0
+                self._burst = 2 * len(out) > _GATHER_MESSAGES
                 self._sending = True
             blocked = False
             try:
@@ -216,7 +220,7 @@ class Pipe:
                 self._read(deadline)
             elif self._reading.acquire(blocking=False):
                 self._reader = here
-                self.attended = True
+                self.attended = ATTENDED_ROUNDS
                 try:
                     if self.armed:
                         self._readers.disarm(self)
@@ -290,12 +294,16 @@ class Pipe:
     def _receive(self) -> None:
         """Read and complete what is there."""
         link = self._link
+        come = link.come
         message = self._next(link.advance)
         while message is not None:
             if link.owes:
                 for note in link.due():
                     self.note(note)
             self._complete(message.call, message)
+            while come:
+                message = come.popleft()
+                self._complete(message.call, message)
             message = self._next(link.here)
 
     def _next(self, read: Callable[[], Message | None]) -> Message | None:
