@@ -213,7 +213,8 @@ class Agent:
         peer = self._peer(to)
         at, budget_ms = self._deadline(timeout)
         life = peer.contact.incarnation
-        message = self._message(life, _CALL, (name_of(function), args, kwargs), budget_ms)
+        body, buffers, given = self.holdings.pack(life, (name_of(function), args, kwargs))
+        message = Message(_CALL, next(self._numbers), body, buffers, budget_ms, False, given)
         make_way()
         try:
             answer = self._transport.exchange(peer, message, at)
@@ -316,10 +317,6 @@ class Agent:
         heard = partial(settle, self.holdings)
         return self._insist(to, find, kind, value, timeout, retries, heard)
 
-    def _message(self, to: str, kind: Kind, value: Any, budget_ms: int) -> Message:
-        body, buffers, given = self.holdings.pack(to, value)
-        return Message(kind, next(self._numbers), body, buffers, budget_ms, False, given)
-
     def _insist(
         self,
         to: str,
@@ -363,8 +360,10 @@ class Agent:
         if retries is not None:
             return self._insist(to, lambda: peer, kind, value, timeout, retries, self._settle)
         at, budget_ms = self._deadline(timeout)
-        message = self._message(to, kind, value, budget_ms)
-        future = Awaited(self, peer, message)
+        body, buffers, given = self.holdings.pack(to, value)
+        message = Message(kind, next(self._numbers), body, buffers, budget_ms, False, given)
+        future = Awaited()
+        future._asked = (self, peer, message)
         try:
             future._driver = self._transport.post(peer, message, future.hear, at)
         except (TimeoutError, PeerLost, Overloaded) as error:

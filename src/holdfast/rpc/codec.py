@@ -39,7 +39,7 @@ ELSEWHERE = 1 << 63
 BUDGET_MAX_MS = (1 << 32) - 1
 """Seven weeks; a budget beyond it is cut down to it."""
 
-_ONCE = 1
+_ONCE = True  # the only flag
 _KINDS = {kind.value: kind for kind in Kind}
 _SMALL = {kind.value: kind for kind in Kind if kind < Kind.OFFER}
 _pack, _unpack = HEADER.pack, HEADER.unpack_from
@@ -64,12 +64,11 @@ def encode_head(message: Message, elsewhere_from: int = 0) -> bytes:
     buffers, size, budget_ms = message.buffers, len(message.body), message.budget_ms
     if budget_ms > BUDGET_MAX_MS:  # noqa: PLR1730  # min is slower, and this is in every call
         budget_ms = BUDGET_MAX_MS
-    once = _ONCE if message.once else 0
     if not buffers:
-        return _pack(message.kind, once, 0, budget_ms, message.call, size)
+        return _pack(message.kind, message.once, 0, budget_ms, message.call, size)
     if len(buffers) > BUFFERS_MAX:
         raise UsageError(f"{len(buffers)} buffers in one message: at most {BUFFERS_MAX}")
-    head = _pack(message.kind, once, len(buffers), budget_ms, message.call, size)
+    head = _pack(message.kind, message.once, len(buffers), budget_ms, message.call, size)
     lengths = [memoryview(buffer).nbytes for buffer in buffers]
     if size + sum(lengths) > MESSAGE_BYTES_MAX:
         raise UsageError(f"message of {size + sum(lengths)} bytes: at most {MESSAGE_BYTES_MAX}")

@@ -35,13 +35,13 @@ class Asker(Protocol):
 
 
 class Awaited(Future[Any]):
-    """The future of the answer to a request. It keeps who asked until there is one."""
+    """The future of the answer to a request. It keeps who asked until there is one.
+
+    Who makes it sets `_asked`: who asks whom for what. To do that here costs as much again.
+    """
 
     __slots__ = ("_asked",)
-
-    def __init__(self, asker: Asker, peer: Peer, request: Message) -> None:
-        super().__init__()
-        self._asked: tuple[Asker, Peer, Message] | None = (asker, peer, request)
+    _asked: tuple[Asker, Peer, Message] | None
 
     def hear(self, answer: Message | Exception) -> None:
         """Hear the answer, or why there will be none."""
@@ -50,13 +50,11 @@ class Awaited(Future[Any]):
             return
         asker, peer, request = asked
         to = peer.contact.incarnation
-        if isinstance(answer, Message):
-            settle(asker.holdings, to, request, self, answer)
-        elif isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError):
-            if settle(asker.holdings, to, request, self, timed_out(request.budget_ms)):
-                asker.give_up(peer, request)
-        else:
-            settle(asker.holdings, to, request, self, answer)
+        late = isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError)
+        if late:
+            answer = timed_out(request.budget_ms)
+        if settle(asker.holdings, to, request, self, answer) and late:
+            asker.give_up(peer, request)
 
     def cancel(self) -> bool:
         asked = self._asked

@@ -65,7 +65,9 @@ def dump_plain(value: Any) -> bytes | None:
         return pickle.dumps(value, 5) if type(value) in _PLAIN else None
     for item in value:
         kind = type(item)
-        if kind not in _PLAIN and not (kind is tuple and _PLAIN.issuperset(map(type, item))):
+        if kind not in _PLAIN and (
+            kind is not tuple or (item and not _PLAIN.issuperset(map(type, item)))
+        ):
             return None
     return pickle.dumps(value, 5)
 
