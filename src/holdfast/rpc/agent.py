@@ -34,7 +34,7 @@ from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Directory, Peer, Target, machine_id
 from holdfast.rpc.pipe import NEVER
 from holdfast.rpc.readers import Readers
-from holdfast.rpc.reading import read, settle
+from holdfast.rpc.reading import Awaited, read, settle
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.server import Server
@@ -213,7 +213,8 @@ class Agent:
         peer = self._peer(to)
         at, budget_ms = self._deadline(timeout)
         life = peer.contact.incarnation
-        message = self._message(life, _CALL, (name_of(function), args, kwargs), budget_ms)
+        body, buffers, given = self.holdings.pack(life, (name_of(function), args, kwargs))
+        message = Message(_CALL, next(self._numbers), body, buffers, budget_ms, False, given)
         make_way()
         try:
             answer = self._transport.exchange(peer, message, at)
@@ -221,13 +222,13 @@ class Agent:
             self.holdings.unread(life, message)
             if not isinstance(error, TimeoutError) or isinstance(error, HoldfastError):
                 raise
-            self._note(peer, Message(Kind.CANCEL, message.call))
+            self.give_up(peer, message)
             raise timed_out(budget_ms) from None
         return read(self.holdings, life, message, answer)
 
-    def _note(self, peer: Peer, message: Message) -> None:
-        """Send what is not answered, sometime: nobody waits for it, or is told of its failure."""
-        self._errands.do(partial(note, peer, message))
+    def give_up(self, peer: Peer, request: Message) -> None:
+        """Tell a callee, sometime, that nobody waits for an answer any more."""
+        self._errands.do(partial(note, peer, Message(Kind.CANCEL, request.call)))
 
     def call_async(
         self,
@@ -316,10 +317,6 @@ class Agent:
         heard = partial(settle, self.holdings)
         return self._insist(to, find, kind, value, timeout, retries, heard)
 
-    def _message(self, to: str, kind: Kind, value: Any, budget_ms: int) -> Message:
-        body, buffers, given = self.holdings.pack(to, value)
-        return Message(kind, next(self._numbers), body, buffers, budget_ms, False, given)
-
     def _insist(
         self,
         to: str,
@@ -363,25 +360,15 @@ class Agent:
         if retries is not None:
             return self._insist(to, lambda: peer, kind, value, timeout, retries, self._settle)
         at, budget_ms = self._deadline(timeout)
-        message = self._message(to, kind, value, budget_ms)
-        future: Future[Any] = Future()
-
-        def stop() -> None:
-            self._note(peer, Message(Kind.CANCEL, message.call))
-
-        def hear(answer: Message | Exception) -> None:
-            late = isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError)
-            if late:
-                answer = timed_out(budget_ms)
-            if settle(self.holdings, to, message, future, answer) and late:
-                stop()
-
-        future._stop = stop
+        body, buffers, given = self.holdings.pack(to, value)
+        message = Message(kind, next(self._numbers), body, buffers, budget_ms, False, given)
+        future = Awaited()
+        future._asked = (self, peer, message)
         try:
-            future._driver = self._transport.post(peer, message, hear, at)
+            future._driver = self._transport.post(peer, message, future.hear, at)
         except (TimeoutError, PeerLost, Overloaded) as error:
             # The future keeps the error, which would keep this frame, and all that was given.
-            hear(error.with_traceback(None))
+            future.hear(error.with_traceback(None))
         except BaseException:  # it is refused, say, or an interrupt came
             self.holdings.unread(to, message)
             raise

@@ -41,9 +41,8 @@ _log = logging.getLogger("holdfast.rpc")
 _at: ContextVar[float] = ContextVar("holdfast_rpc_deadline", default=NEVER)
 
 
-def deadline_here() -> float:
-    """Return when the call that runs here must be answered; NEVER outside of one."""
-    return _at.get()
+deadline_here: Callable[[], float] = _at.get
+"""Returns when the call that runs here must be answered; NEVER outside of one."""
 
 
 class Answerer:

@@ -12,6 +12,7 @@ hold the job's secret get so far.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import NamedTuple
 
 from holdfast.errors import PeerViolation, UsageError
@@ -25,9 +26,8 @@ __all__ = [
     "Head",
     "decode_head",
     "decode_lengths",
-    "decode_whole",
+    "decode_small",
     "encode_head",
-    "is_whole",
 ]
 
 HEADER = struct.Struct("<BBHIQQ")
@@ -39,9 +39,9 @@ ELSEWHERE = 1 << 63
 BUDGET_MAX_MS = (1 << 32) - 1
 """Seven weeks; a budget beyond it is cut down to it."""
 
-_ONCE = 1
-_BETWEEN_LINKS = Kind.OFFER.value
+_ONCE = True  # the only flag
 _KINDS = {kind.value: kind for kind in Kind}
+_SMALL = {kind.value: kind for kind in Kind if kind < Kind.OFFER}
 _pack, _unpack = HEADER.pack, HEADER.unpack_from
 
 
@@ -64,12 +64,11 @@ def encode_head(message: Message, elsewhere_from: int = 0) -> bytes:
     buffers, size, budget_ms = message.buffers, len(message.body), message.budget_ms
     if budget_ms > BUDGET_MAX_MS:  # noqa: PLR1730  # min is slower, and this is in every call
         budget_ms = BUDGET_MAX_MS
-    once = _ONCE if message.once else 0
     if not buffers:
-        return _pack(message.kind, once, 0, budget_ms, message.call, size)
+        return _pack(message.kind, message.once, 0, budget_ms, message.call, size)
     if len(buffers) > BUFFERS_MAX:
         raise UsageError(f"{len(buffers)} buffers in one message: at most {BUFFERS_MAX}")
-    head = _pack(message.kind, once, len(buffers), budget_ms, message.call, size)
+    head = _pack(message.kind, message.once, len(buffers), budget_ms, message.call, size)
     lengths = [memoryview(buffer).nbytes for buffer in buffers]
     if size + sum(lengths) > MESSAGE_BYTES_MAX:
         raise UsageError(f"message of {size + sum(lengths)} bytes: at most {MESSAGE_BYTES_MAX}")
@@ -90,33 +89,22 @@ def decode_head(data: bytes | bytearray | memoryview, start: int = 0) -> Head:
     return Head(kind, flags == _ONCE, buffers, budget_ms, call, size)
 
 
-def decode_whole(view: memoryview, start: int, end: int) -> Message | None:
-    """Return the message that begins at `start`, without buffers and whole before `end`.
+def decode_small(data: bytearray, start: int, end: int, come: deque[Message]) -> int:
+    """Add the messages from `start` on to `come`, up to the first that is not small, or not whole.
 
-    None if it is no such message. Nearly all are, so this reads them without a detour.
+    Return where that one begins. Small are those without buffers, unless they are between links
+    only. Nearly all are, and come many at a time, so this reads them without a detour.
     """
-    body = start + HEADER_BYTES
-    if body > end:
-        return None
-    number, flags, buffers, budget_ms, call, size = _unpack(view, start)
-    after = body + size
-    if buffers or after > end or flags > _ONCE or number not in _KINDS:
-        return None
-    return Message(_KINDS[number], call, bytes(view[body:after]), [], budget_ms, flags == _ONCE)
-
-
-def is_whole(view: memoryview, start: int, end: int) -> bool:
-    """Say whether that would return a message, and not one that is between links only."""
-    if start + HEADER_BYTES > end:
-        return False
-    number, flags, buffers, _, _, size = _unpack(view, start)
-    return (
-        not buffers
-        and start + HEADER_BYTES + size <= end
-        and flags <= _ONCE
-        and number in _KINDS
-        and number < _BETWEEN_LINKS
-    )
+    while True:
+        body = start + HEADER_BYTES
+        if body > end:
+            return start
+        number, flags, buffers, budget_ms, call, size = _unpack(data, start)
+        after = body + size
+        if buffers or after > end or flags > _ONCE or number not in _SMALL:
+            return start
+        come.append(Message(_SMALL[number], call, data[body:after], (), budget_ms, flags == _ONCE))
+        start = after
 
 
 def decode_lengths(data: bytes | bytearray | memoryview, head: Head) -> tuple[int, ...]:

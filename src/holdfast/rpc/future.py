@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.clock import Deadline, check_timeout
 from holdfast.errors import CallCancelled, TimeoutExpired, UsageError
@@ -136,6 +136,8 @@ class Future(Generic[T]):
             self._wait(Deadline.after(check_timeout(timeout)))
             if not self._complete:
                 raise TimeoutExpired(f"the future was not complete within {timeout} s")
+        if self._error is None:
+            return self._value  # type: ignore[return-value]
         try:
             return self.value()
         finally:
@@ -150,7 +152,7 @@ class Future(Generic[T]):
         try:
             if self._error is not None:
                 raise self._error
-            return cast("T", self._value)
+            return self._value  # type: ignore[return-value]
         finally:
             # The error keeps this frame, and the future the error: whoever waited, and what he
             # held, would stay until the garbage collector comes.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from holdfast.rpc.passing import here
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef, short
 from holdfast.rpc.rref_protocol import ForkState, Number, Outcome, References, Send, Ticket
-from holdfast.rpc.serialize import dump, load
+from holdfast.rpc.serialize import dump, dump_plain, load
 
 __all__ = ["Holdings", "timed_out"]
 
@@ -33,6 +33,8 @@ CONTROL_TRY_S = 10.0
 LEAKS_SHOWN = 10
 OVERTAKEN_S = 60.0
 """How long a fetch that has overtaken the request for its value waits for that, at most."""
+NO_REFERENCE_BYTES = 64
+"""What is shorter has no reference within: one alone takes more."""
 
 _log = logging.getLogger("holdfast.rpc")
 
@@ -170,8 +172,11 @@ class Holdings:
 
     def pack(
         self, to: str, value: Any, is_answer: bool = False
-    ) -> tuple[bytes, list[Buffer], list[Ticket]]:
+    ) -> tuple[bytes, Sequence[Buffer], Sequence[Ticket]]:
         """Dump what goes to a worker; return it, and the tickets of the references within."""
+        plain = dump_plain(value)
+        if plain is not None:
+            return plain, (), ()
         tickets: list[Ticket] = []
         outer = here.packing
         here.packing = (self, to, tickets, is_answer)
@@ -184,8 +189,10 @@ class Holdings:
             here.packing = outer
         return body, buffers, tickets
 
-    def unpack(self, body: Buffer, buffers: list[Buffer]) -> Any:
+    def unpack(self, body: Buffer, buffers: Sequence[Buffer]) -> Any:
         """Load what has come, with the references within."""
+        if len(body) < NO_REFERENCE_BYTES:
+            return load(body, buffers)
         outer = here.unpacking
         here.unpacking = self
         try:
@@ -213,10 +220,10 @@ class Holdings:
 
     # Calls that ended without their answers (see *unread* in `rref_protocol.py`).
 
-    def answered(self, caller: str, call: int, tickets: list[Ticket]) -> None:
+    def answered(self, caller: str, call: int, tickets: Sequence[Ticket]) -> None:
         """Note what an answer gives; ReferenceFailed if nobody waits for it any more."""
         with self._lock:
-            wanted = self._references.answered(caller, call, tickets)
+            wanted = self._references.answered(caller, call, list(tickets))
         if not wanted:
             self.not_given(tickets)
             raise ReferenceFailed("nobody waits for the references in this answer any more")

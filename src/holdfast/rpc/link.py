@@ -19,6 +19,7 @@ import os
 import socket
 import struct
 import weakref
+from collections import deque
 from collections.abc import Sequence
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -29,9 +30,8 @@ from holdfast.rpc.codec import (
     Head,
     decode_head,
     decode_lengths,
-    decode_whole,
+    decode_small,
     encode_head,
-    is_whole,
 )
 from holdfast.rpc.eagerness import Eagerness
 from holdfast.rpc.messages import Buffer, Kind, Message
@@ -78,6 +78,8 @@ class Link:
         self._buffer[: len(beginning)] = beginning
         self._view = memoryview(self._buffer)
         self._start, self._end = 0, len(beginning)
+        self.come: deque[Message] = deque()
+        """Small messages that have been read and decoded; for who receives, and they come first."""
         # A message of which only a part has come: the sizes that are still to come, the last
         # first; what is whole; and the one that is read into memory of its own.
         self._head: Head | None = None
@@ -176,8 +178,11 @@ class Link:
 
     def put(self, message: Message, parts: list[Buffer]) -> None:
         """Add a message to what is to be sent; the peer may fetch its buffers from now on."""
-        reach = self._reach
-        parts_of(message, parts, reach if message.buffers and reach.has_room() else None)
+        body = message.body
+        if message.buffers or len(body) > _JOIN_BYTES:
+            parts_of(message, parts, self._reach if self._reach.has_room() else None)
+        else:
+            parts.append(encode_head(message) + body)
 
     def send_some(self, views: list[memoryview]) -> bool:
         """Send what the system takes at once, and take it off the list; say whether all went."""
@@ -210,7 +215,7 @@ class Link:
         Tells the peer what is due, so who calls this is the only one who sends meanwhile, unless
         it only ever receives requests.
         """
-        if self._start == self._end:
+        if self._start == self._end and not self.come:
             if self._part is None:
                 self._start = self._end = 0  # also if nothing comes
                 self._end = self._await()
@@ -241,29 +246,39 @@ class Link:
 
     def ready(self) -> bool:
         """Say whether the next message is small and here already: `receive` will not block."""
-        return self._head is None and is_whole(self._view, self._start, self._end)
+        return bool(self.come) or self._decode()
 
     def here(self) -> Message | None:
         """Return the next message if it has been read already."""
-        while True:
-            message = None
-            if self._head is None:
-                message = decode_whole(self._view, self._start, self._end)
-            if message is not None:
-                self._start += HEADER_BYTES + len(message.body)
-            else:
-                message = self._here()
-                if message is None:
-                    return None
-            kind, reach = message.kind, self._reach
+        if self.come or self._decode():
+            return self.come.popleft()
+        message = self._here()
+        while message is not None:
+            kind = message.kind
             if kind >= _OFFER:  # or TAKEN
-                reach.hear(message)
-                continue
-            if reach.held and (kind is _REPLY or kind is _FAILURE):
-                reach.release(message.call)
-            if not self._void:
-                return message
-            self._void = False
+                self._reach.hear(message)
+            else:
+                if kind is _REPLY or kind is _FAILURE:
+                    self._reach.release(message.call)
+                if not self._void:
+                    return message
+                self._void = False
+            if self._decode():
+                return self.come.popleft()
+            message = self._here()
+        return None
+
+    def _decode(self) -> bool:
+        """Take out the small messages that have been read, if one is next; say whether one is."""
+        if self._head is not None or self._start == self._end:
+            return False
+        come = self.come
+        self._start = decode_small(self._buffer, self._start, self._end, come)
+        if self._reach.held:
+            for message in come:
+                if message.kind is _REPLY or message.kind is _FAILURE:
+                    self._reach.release(message.call)
+        return bool(come)
 
     def _here(self) -> Message | None:
         """Return the next message, one of several parts, if all of them have been read."""
@@ -419,34 +434,38 @@ class Link:
         self._limit_s = wanted
 
 
-class _Joined(bytearray):
-    """Small parts, joined: ours, unlike any other bytearray that is to be sent."""
-
-    __slots__ = ()
-
-
 def parts_of(message: Message, parts: list[Buffer], reach: Reach | None = None) -> None:
-    """Add a message to what is to be sent; what is small is joined to what is small before it.
+    """Add a message to what is to be sent.
 
     Of large buffers the places are sent only, if there is a reach to hold them.
     """
     head, body = encode_head(message, BIG_BYTES if reach else 0), message.body
-    last = parts[-1] if parts else None
-    if type(last) is _Joined:
-        last += head
-    else:
-        last = _Joined(head)
-        parts.append(last)
     if len(body) <= _JOIN_BYTES:
-        last += body
+        parts.append(head + body)
     else:
+        parts.append(head)
         parts.append(body)
-    parts += message.buffers if reach is None else reach.places_of(message)
+    if message.buffers:
+        parts += message.buffers if reach is None else reach.places_of(message)
 
 
 def views_of(parts: Sequence[Buffer]) -> list[memoryview]:
-    """Return the bytes of what is to be sent."""
-    return [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
+    """Return the bytes of what is to be sent, small parts that follow each other as one."""
+    views: list[memoryview] = []
+    small: list[bytes] = []
+    for part in parts:
+        if type(part) is bytes and len(part) <= _JOIN_BYTES + HEADER_BYTES:
+            small.append(part)
+            continue
+        if small:
+            views.append(memoryview(b"".join(small)))
+            small = []
+        view = memoryview(part).cast("B")
+        if view.nbytes:
+            views.append(view)
+    if small:
+        views.append(memoryview(b"".join(small)))
+    return views
 
 
 def _take_off(views: list[memoryview], sent: int) -> None:

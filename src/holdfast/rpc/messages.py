@@ -7,7 +7,7 @@ the same call number; NOTE kinds are not answered.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -84,7 +84,7 @@ class Message:
     kind: Kind
     call: int
     body: Buffer = b""
-    buffers: list[Buffer] = field(default_factory=list)
+    buffers: Sequence[Buffer] = ()
     budget_ms: int = NO_BUDGET
     once: bool = False
     given: Sequence[Any] = ()

@@ -26,13 +26,14 @@ from __future__ import annotations
 import logging
 import select
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import Overloaded, PeerViolation
 from holdfast.rpc.link import NEVER, Link, views_of
 from holdfast.rpc.messages import Buffer, Message
-from holdfast.rpc.readers import TICK_S, Readers
+from holdfast.rpc.readers import ATTENDED_ROUNDS, TICK_S, Readers
 
 __all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply", "tell"]
 
@@ -71,20 +72,24 @@ class Pipe:
         self._lock = threading.Lock()
         self._open: dict[int, tuple[Reply, float, int]] = {}
         self._open_bytes = 0
+        self._freed: deque[int] = deque()  # bytes of calls that are over, not yet taken off
         self._expire_at = NEVER
         self._out: list[Buffer] = []
-        self._out_messages = self._out_bytes = 0
+        self._out_bytes = 0
+        self._burst = False  # whether many went out together the last time
         self._sending = False
         self._unsent: list[memoryview] = []  # belongs to the thread that sends
         self._blocked = False
-        self._lost: Exception | None = None
+        self.lost: Exception | None = None
+        """Why nothing can be sent any more, None while it can."""
         # Held by the thread that reads; those that wait meanwhile are told when it stops.
         self._reading = threading.Lock()
         self._reader = 0
         self._polled = 0
-        # Of the reader of last resort: does it know of this pipe; does it hear what comes; is it
-        # to hold back at first.
-        self.known = self.armed = self.attended = False
+        # Of the reader of last resort: does it know of this pipe; does it hear what comes; for how
+        # many more of its rounds is it to hold back, since somebody has waited.
+        self.known = self.armed = False
+        self.attended = 0
         self._turn = threading.Condition(self._lock)
         self._waiting = 0
 
@@ -98,45 +103,47 @@ class Pipe:
         After `expire_at`, on the monotonic clock, it hears TimeoutError. Overloaded if too much is
         under way.
         """
-        size = message.size()
+        size = message.size() if message.buffers else len(message.body)
+        calls, call = self._open, message.call
         with self._lock:
-            lost, first = self._lost, not self._open
+            lost, first = self.lost, not calls
             if lost is None:
-                self._enter(message, reply, expire_at, size)
+                open_bytes = (self._count_bytes() if self._freed else self._open_bytes) + size
+                if len(calls) >= self._calls_max or size < open_bytes > self._bytes_max:
+                    raise Overloaded(
+                        f"{len(calls)} calls and {open_bytes - size} bytes are under way to this "
+                        f"worker: at most {self._calls_max} and {self._bytes_max}"
+                    )
+                self._link.put(message, self._out)  # may refuse it
+                known = calls.pop(call, None)
+                if known is not None:  # sent again, under the same number: one answer is for both
+                    reply, size = _both(known[0], reply), size + known[2]
+                calls[call] = (reply, expire_at, size)
+                self._open_bytes = open_bytes
+                if expire_at < self._expire_at:  # noqa: PLR1730  # min is slower
+                    self._expire_at = expire_at
+                self._out_bytes += size
         if lost is not None:
             reply(lost)
-        elif first or self._out_messages >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES:
+        elif len(self._out) >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES:
             self.flush()
-            if first:
-                self._leave()
+        elif first:
+            if not self._burst or self._readers.slow:
+                self.flush()
+            self._leave()
         elif self._readers.slow:
             self._readers.wake()
 
-    def _enter(self, message: Message, reply: Reply, expire_at: float, size: int) -> None:
-        """Put a request among those under way, and among what is to be sent."""
-        calls = self._open
-        open_bytes = self._open_bytes + size
-        alone = open_bytes == size
-        if len(calls) >= self._calls_max or (open_bytes > self._bytes_max and not alone):
-            raise Overloaded(
-                f"{len(calls)} calls and {open_bytes - size} bytes are under way to this worker: "
-                f"at most {self._calls_max} and {self._bytes_max}"
-            )
-        self._link.put(message, self._out)  # may refuse it
-        known = calls.pop(message.call, None)
-        if known is not None:  # sent again, under the same number: one answer is for both
-            reply, size = _both(known[0], reply), size + known[2]
-        calls[message.call] = (reply, expire_at, size)
-        self._open_bytes = open_bytes
-        if expire_at < self._expire_at:  # noqa: PLR1730  # min is slower
-            self._expire_at = expire_at
-        self._out_messages += 1
-        self._out_bytes += size
+    def _count_bytes(self) -> int:
+        """Return how many bytes are under way. With the lock held, which who completes does not."""
+        while self._freed:
+            self._open_bytes -= self._freed.popleft()
+        return self._open_bytes
 
     def note(self, message: Message) -> None:
         """Send a message that is not answered."""
         with self._lock:
-            if self._lost is not None:
+            if self.lost is not None:
                 return
             self._link.put(message, self._out)
         self.flush()
@@ -166,7 +173,7 @@ class Pipe:
     def under_way(self) -> tuple[int, int]:
         """How many calls, and how many bytes of requests, are not answered yet."""
         with self._lock:
-            return len(self._open), self._open_bytes
+            return len(self._open), self._count_bytes()
 
     @property
     def puts_off(self) -> bool:
@@ -185,10 +192,11 @@ class Pipe:
         """
         while True:
             with self._lock:
-                if self._sending or self._lost is not None or not (self._out or self._unsent):
+                if self._sending or self.lost is not None or not (self._out or self._unsent):
                     return
                 out, self._out = self._out, []
-                self._out_messages = self._out_bytes = 0
+                self._out_bytes = 0
+                self._burst = 2 * len(out) > _GATHER_MESSAGES
                 self._sending = True
             blocked = False
             try:
@@ -216,11 +224,11 @@ class Pipe:
                 self._read(deadline)
             elif self._reading.acquire(blocking=False):
                 self._reader = here
-                self.attended = True
+                self.attended = ATTENDED_ROUNDS
                 try:
                     if self.armed:
                         self._readers.disarm(self)
-                    while not done() and self._lost is None and not deadline.passed():
+                    while not done() and self.lost is None and not deadline.passed():
                         self._read(deadline)
                 finally:
                     self._stop_reading()
@@ -228,11 +236,11 @@ class Pipe:
                 with self._turn:
                     self._waiting += 1  # before looking: who completes something then tells us
                     try:
-                        if not done() and self._reading.locked() and self._lost is None:
+                        if not done() and self._reading.locked() and self.lost is None:
                             self._turn.wait(deadline.sooner(TICK_S).remaining())
                     finally:
                         self._waiting -= 1
-            if deadline.passed() or self._lost is not None:
+            if deadline.passed() or self.lost is not None:
                 return
 
     def read_for_others(self) -> None:
@@ -248,9 +256,9 @@ class Pipe:
     def close(self, lost: Exception) -> None:
         """End it: every open call hears this. The link is left to who gave it. Idempotent."""
         with self._lock:
-            if self._lost is not None:
+            if self.lost is not None:
                 return
-            self._lost = lost
+            self.lost = lost
             calls = list(self._open)
             self._out, self._unsent = [], []
             self._turn.notify_all()
@@ -258,11 +266,6 @@ class Pipe:
         self._link.shut()  # wakes who reads it
         for call in calls:
             self._complete(call, lost)
-
-    @property
-    def lost(self) -> Exception | None:
-        """Why nothing can be sent any more, None while it can."""
-        return self._lost
 
     # Reading.
 
@@ -290,12 +293,16 @@ class Pipe:
     def _receive(self) -> None:
         """Read and complete what is there."""
         link = self._link
+        come = link.come
         message = self._next(link.advance)
         while message is not None:
             if link.owes:
                 for note in link.due():
                     self.note(note)
             self._complete(message.call, message)
+            while come:
+                message = come.popleft()
+                self._complete(message.call, message)
             message = self._next(link.here)
 
     def _next(self, read: Callable[[], Message | None]) -> Message | None:
@@ -316,9 +323,11 @@ class Pipe:
         if found is None:
             return  # it has been given up
         reply, _, size = found
-        with self._lock:
-            self._open_bytes -= size
-        tell(reply, answer)
+        self._freed.append(size)
+        try:
+            reply(answer)
+        except Exception:
+            _log.exception(NOT_TOLD)
         if self._waiting:
             with self._turn:
                 self._turn.notify_all()
@@ -330,7 +339,7 @@ class Pipe:
         if self._waiting:
             with self._turn:
                 self._turn.notify_all()
-        if self._open and self._lost is None:
+        if self._open and self.lost is None:
             # Even if somebody waits: it may be done, and leave without a look at the others.
             self._leave()
 
@@ -346,12 +355,15 @@ class Pipe:
         self.close(self._lost_error(error))
 
 
+NOT_TOLD = "an answer to a call could not be told"
+
+
 def tell(reply: Reply, answer: Message | Exception) -> None:
     """Tell what comes of a call; what is raised then is logged, since others are to be told too."""
     try:
         reply(answer)
     except Exception:
-        _log.exception("an answer to a call could not be told")
+        _log.exception(NOT_TOLD)
 
 
 def _both(first: Reply, second: Reply) -> Reply:

@@ -19,12 +19,13 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 if TYPE_CHECKING:
     from holdfast.rpc.pipe import Pipe
 
-__all__ = ["PUT_OFF_S", "TICK_S", "Readers", "Timed"]
+__all__ = ["ATTENDED_ROUNDS", "PUT_OFF_S", "TICK_S", "Readers", "Timed"]
 
 PUT_OFF_S = 0.001
 TICK_S = 0.02
 """How late a deadline may be noticed, or an answer that came by another way."""
-_QUIET_ROUNDS = 20
+ATTENDED_ROUNDS = 20
+"""For how many rounds it counts that somebody has waited: as long as it looks every PUT_OFF_S."""
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 _log = logging.getLogger("holdfast.rpc")
@@ -132,7 +133,6 @@ class Readers:
 
     def _round(self, quiet: int) -> int:
         """Wait for something to do, and do it; return for how many rounds nothing was put off."""
-        self.slow = True  # before looking: what comes after the look wakes us
         with self._lock:
             self._asleep = True
             busy = [pipe for pipe in self._pipes.values() if pipe.busy]
@@ -141,10 +141,14 @@ class Readers:
                 self._asleep = False
         soon = [pipe for pipe in busy if pipe.puts_off or self._holds_back(pipe)]
         quiet = 0 if soon else quiet + 1
-        patience = TICK_S if busy or timed else None
-        if busy and quiet < _QUIET_ROUNDS:
+        if busy and quiet < ATTENDED_ROUNDS:
             self.slow = False
-            patience = PUT_OFF_S
+            patience: float | None = PUT_OFF_S
+        elif not self.slow:
+            self.slow = True
+            return quiet  # and look again: what comes after this look wakes us
+        else:
+            patience = TICK_S if busy or timed else None
         for fd, _ in self._epoll.poll(patience):
             pipe = self._pipes.get(fd)
             if pipe is not None:
@@ -165,10 +169,14 @@ class Readers:
 
     def _holds_back(self, pipe: Pipe) -> bool:
         """See to it that somebody reads a pipe; say whether to look at it again soon."""
-        if pipe.armed or pipe.is_read:
+        if pipe.is_read:
             return False
-        if pipe.attended:
-            pipe.attended = False
+        attended = pipe.attended
+        if attended:
+            pipe.attended = attended - 1
+        if pipe.armed:
+            return False
+        if attended == ATTENDED_ROUNDS:
             return True
         self.arm(pipe)
         return False

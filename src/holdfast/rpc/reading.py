@@ -7,17 +7,62 @@ Guarantees
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-from holdfast.errors import PeerLost
+from holdfast.errors import HoldfastError, PeerLost
 from holdfast.rpc.future import Future
-from holdfast.rpc.holdings import Holdings
+from holdfast.rpc.holdings import Holdings, timed_out
 from holdfast.rpc.messages import Kind, Message
+from holdfast.rpc.peers import Peer
 from holdfast.rpc.serialize import load_error
 
-__all__ = ["read", "settle"]
+__all__ = ["Asker", "Awaited", "read", "settle"]
 
 _REPLY = Kind.REPLY
+
+
+class Asker(Protocol):
+    """Who sends requests: an agent."""
+
+    @property
+    def holdings(self) -> Holdings:
+        """Where the references are that answers bring."""
+        ...
+
+    def give_up(self, peer: Peer, request: Message) -> None:
+        """Tell a callee, sometime, that nobody waits for an answer any more."""
+        ...
+
+
+class Awaited(Future[Any]):
+    """The future of the answer to a request. It keeps who asked until there is one.
+
+    Who makes it sets `_asked`: who asks whom for what. To do that here costs as much again.
+    """
+
+    __slots__ = ("_asked",)
+    _asked: tuple[Asker, Peer, Message] | None
+
+    def hear(self, answer: Message | Exception) -> None:
+        """Hear the answer, or why there will be none."""
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
+        asker, peer, request = asked
+        to = peer.contact.incarnation
+        late = isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError)
+        if late:
+            answer = timed_out(request.budget_ms)
+        if settle(asker.holdings, to, request, self, answer) and late:
+            asker.give_up(peer, request)
+
+    def cancel(self) -> bool:
+        asked = self._asked
+        cancelled = super().cancel()
+        if cancelled and asked is not None:
+            asker, peer, request = asked
+            asker.give_up(peer, request)
+        return cancelled
 
 
 def read(holdings: Holdings, to: str, request: Message, answer: Message) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections import deque
 
 import pytest
 
@@ -18,9 +19,8 @@ from holdfast.rpc.codec import (
     Head,
     decode_head,
     decode_lengths,
-    decode_whole,
+    decode_small,
     encode_head,
-    is_whole,
 )
 from holdfast.rpc.messages import Kind, Message
 
@@ -37,33 +37,39 @@ def test_a_head_comes_back_as_it_went(kind: Kind, once: bool) -> None:
     assert decode_head(b"before" + encoded, 6).call == 2**64 - 1
 
 
+def small(data: bytes, start: int, end: int) -> tuple[list[Message], int]:
+    come: deque[Message] = deque()
+    after = decode_small(bytearray(data), start, end, come)
+    return list(come), after
+
+
 @pytest.mark.parametrize("once", [False, True])
-def test_a_small_message_is_read_at_once_when_it_is_whole(once: bool) -> None:
-    message = Message(Kind.PYTHON_CALL, 3, b"body", budget_ms=7, once=once)
-    data = memoryview(b"before" + encode_head(message) + b"body" + b"after")
-    whole = 6 + HEADER_BYTES + 4
+def test_small_messages_are_read_at_once_as_far_as_they_are_whole(once: bool) -> None:
+    first = Message(Kind.PYTHON_CALL, 3, b"body", budget_ms=7, once=once)
+    second = Message(Kind.FAILURE, 4, b"")
+    data = b"before" + encode_head(first) + b"body" + encode_head(second) + b"after"
+    between = 6 + HEADER_BYTES + 4
+    whole = between + HEADER_BYTES
     for end in (whole, len(data)):
-        assert decode_whole(data, 6, end) == message
-        assert is_whole(data, 6, end)
-    for end in (6, 6 + HEADER_BYTES - 1, whole - 1):
-        assert decode_whole(data, 6, end) is None
-        assert not is_whole(data, 6, end)
+        assert small(data, 6, end) == ([first, second], whole)
+    for end in (between, between + 1, whole - 1):
+        assert small(data, 6, end) == ([first], between)
+    for end in (6, 6 + HEADER_BYTES - 1, between - 1):
+        assert small(data, 6, end) == ([], 6)
 
 
 @pytest.mark.parametrize(
     "head", [(1, 0, 1, 0, 0, 0), (1, 2, 0, 0, 0, 0), (255, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 2**63)]
 )
 def test_what_is_not_small_or_makes_no_sense_is_not_read_at_once(head: tuple[int, ...]) -> None:
-    data = memoryview(HEADER.pack(*head) + bytes(16))
-    assert decode_whole(data, 0, len(data)) is None
-    assert not is_whole(data, 0, len(data))
+    data = HEADER.pack(*head) + bytes(16)
+    assert small(data, 0, len(data)) == ([], 0)
 
 
-def test_a_message_between_links_is_not_said_to_be_here() -> None:
+def test_a_message_between_links_is_not_read_at_once() -> None:
     for kind in (Kind.OFFER, Kind.TAKEN):
-        data = memoryview(encode_head(Message(kind, 1)))
-        assert decode_whole(data, 0, len(data)) is not None
-        assert not is_whole(data, 0, len(data))
+        data = encode_head(Message(kind, 1))
+        assert small(data, 0, len(data)) == ([], 0)
 
 
 def test_the_lengths_of_buffers_are_in_bytes() -> None:

@@ -15,7 +15,7 @@ from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc import holdings as module
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
-from holdfast.rpc.holdings import Holdings
+from holdfast.rpc.holdings import NO_REFERENCE_BYTES, Holdings
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.passing import here
@@ -415,6 +415,14 @@ class Caller:
 
 def of_mine(mine: Holdings) -> RRef[str]:
     return RRef._made(mine, mine.own("value"), mine.me, ME, None)
+
+
+def test_nothing_that_is_short_has_a_reference_within(mine: Holdings) -> None:
+    rref = RRef._made(mine, Number("", 0), WorkerInfo("w", 0), "", None)
+    mine.give = lambda *_: Ticket(Number("", 0), "", Number("", 0), "")  # type: ignore[method-assign]
+    body, buffers, _ = mine.pack("", rref)
+    assert len(body) > NO_REFERENCE_BYTES
+    assert not buffers
 
 
 def test_what_could_not_be_packed_is_not_given(mine: Holdings) -> None:

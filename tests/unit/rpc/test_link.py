@@ -149,8 +149,10 @@ def test_joining_leaves_the_buffers_of_others_alone() -> None:
     parts_of(Message(Kind.REPLY, 1, b"a", [mine]), parts)
     parts_of(Message(Kind.REPLY, 2, b"b"), parts)
     parts_of(Message(Kind.REPLY, 3, b"c"), parts)
+    views = views_of(parts)
     assert mine == b"mine"
-    assert len(parts) == 3
+    assert len(views) == 3
+    assert bytes(views[1]) == b"mine"
 
 
 def test_ready_means_that_receiving_will_not_block(ends: Ends) -> None:

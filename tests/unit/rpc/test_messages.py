@@ -38,8 +38,8 @@ def test_kinds_that_are_sent_again_by_themselves() -> None:
     ]
 
 
-def test_messages_share_no_buffers() -> None:
-    first, second = Message(Kind.PYTHON_CALL, 1), Message(Kind.PYTHON_CALL, 2)
-    first.buffers.append(b"x")
-    assert second.buffers == []
-    assert (second.budget_ms, second.once, second.body) == (NO_BUDGET, False, b"")
+def test_a_message_is_nothing_but_a_kind_and_a_number_unless_it_is_said() -> None:
+    message = Message(Kind.PYTHON_CALL, 2)
+    assert (message.budget_ms, message.once, message.body) == (NO_BUDGET, False, b"")
+    assert not message.buffers
+    assert not message.given

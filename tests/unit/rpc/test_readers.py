@@ -12,7 +12,7 @@ from holdfast.errors import PeerLost
 from holdfast.rpc.link import Link
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.pipe import Pipe
-from holdfast.rpc.readers import Readers
+from holdfast.rpc.readers import ATTENDED_ROUNDS, Readers
 
 SOON = 20.0
 
@@ -83,7 +83,7 @@ def test_a_pipe_is_read_for_others_though_somebody_waited_before_it_was_left() -
     one, other = socket.socketpair()
     with one, other:
         pipe = Pipe(Link(one), readers, lost)
-        pipe.attended = True  # by who waited while another thread made the first call
+        pipe.attended = ATTENDED_ROUNDS  # by who waited while another thread made the first call
         pipe.post(request(1), heard)
         Link(other).send(reply(1))
         assert heard.wait() == reply(1)

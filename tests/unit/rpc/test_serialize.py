@@ -17,7 +17,15 @@ from holdfast.errors import PeerLost, RemoteError, UsageError
 from holdfast.rpc import serialize
 from holdfast.rpc.messages import Buffer
 from holdfast.rpc.rref import RRef
-from holdfast.rpc.serialize import OUTSIDE_BYTES, dump, dump_error, load, load_error, teach
+from holdfast.rpc.serialize import (
+    OUTSIDE_BYTES,
+    dump,
+    dump_error,
+    dump_plain,
+    load,
+    load_error,
+    teach,
+)
 from tests.unit.rpc.world import agents
 
 LARGE = OUTSIDE_BYTES  # bytes that lie outside
@@ -204,6 +212,35 @@ class TestTensors:
         tensor = torch.ones(2)
         first, second = through([tensor, tensor])
         assert first is second
+
+
+class Text(str):
+    """Not a plain text: it may have its own way to be pickled."""
+
+    __slots__ = ()
+
+
+class TestPlain:
+    @pytest.mark.parametrize(
+        "value",
+        [None, True, -1, 10**400, 0.5, "text", "\ud800", b"b" * LARGE, (), (1, "a", None)]
+        + [("module:name", args, None) for args in ((), (1, b"x", None))],
+        ids=lambda value: f"{value!r:.20}",
+    )
+    def test_plain_values_are_the_same_either_way(self, value: Any) -> None:
+        body = dump_plain(value)
+        assert body is not None
+        came = load(body, ())
+        assert came == value == through(value)
+        assert type(came) is type(value)
+
+    @pytest.mark.parametrize(
+        "value",
+        [[], {}, bytearray(1), Text("a"), (1, []), (1, (2, (3,))), (1, (Text("a"),)), 1j, print],
+        ids=lambda value: f"{value!r:.20}",
+    )
+    def test_others_are_left_to_those_who_have_a_say(self, value: Any) -> None:
+        assert dump_plain(value) is None
 
 
 class TestBytes:
