@@ -13,7 +13,7 @@ from holdfast.net.auth import derive_key
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.future import wait_all
-from holdfast.rpc.messages import Kind
+from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from tests.e2e import rpc_jobs as jobs
 from tests.e2e.rpc_world import KEY, until, workers
@@ -69,9 +69,9 @@ def test_the_death_of_a_peer_is_told_to_all_who_wait_and_a_new_one_is_found() ->
         assert agent.call_async("w1", jobs.add, (2,)).wait() == 2
         # What was meant for the old one stays refused, and is never run by the new one.
         until(lambda: peer.lost is not None)
-        stale = agent._message(
-            before.incarnation, Kind.PYTHON_CALL, (jobs.count, ("stale",), None), 0
-        )
+        request = (jobs.count, ("stale",), None)
+        body, buffers, _ = agent.holdings.pack(before.incarnation, request)
+        stale = Message(Kind.PYTHON_CALL, 0, body, buffers)
         with pytest.raises(PeerLost):
             peer.exchange(stale)
         assert agent.call("w1", jobs.counted, ("stale",)) == 0

@@ -48,8 +48,9 @@ __all__ = [
     "read",
 ]
 
-BIG_BYTES = 256 * 1024
-"""Smaller buffers cost less within the stream."""
+BIG_BYTES = 4 << 20
+"""Smaller buffers cost less within the stream: there, a page is not mapped for each copy, and who
+sends need not be told that he may let go. From here on there are huge pages, and shares."""
 HELD_BYTES_MAX = 1 << 28
 POOL_BYTES_MAX = 1 << 29
 

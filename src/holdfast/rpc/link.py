@@ -179,10 +179,11 @@ class Link:
     def put(self, message: Message, parts: list[Buffer]) -> None:
         """Add a message to what is to be sent; the peer may fetch its buffers from now on."""
         body = message.body
-        if message.buffers or len(body) > _JOIN_BYTES:
-            parts_of(message, parts, self._reach if self._reach.has_room() else None)
-        else:
-            parts.append(encode_head(message) + body)
+        if not message.buffers and len(body) <= _JOIN_BYTES:
+            parts.append(encode_head(message) + body)  # nearly all: as below, without the detour
+            return
+        reach = self._reach
+        parts_of(message, parts, reach if message.buffers and reach.has_room() else None)
 
     def send_some(self, views: list[memoryview]) -> bool:
         """Send what the system takes at once, and take it off the list; say whether all went."""

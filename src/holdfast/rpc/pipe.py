@@ -3,12 +3,13 @@
 Whoever waits for an answer reads the link, for everybody: the common wait costs no hand-over
 between threads. When nobody waits, the reader of last resort does (`Readers`), a thread that all
 pipes of an agent share, so that callbacks run and deadlines pass without anybody's help. Where
-somebody has waited of late it holds back for about `PUT_OFF_S`: he will most likely do so again,
-and two threads that read in turns would be slower than one.
+somebody has waited of late it holds back for about `PUT_OFF_S` each time: he will most likely do so
+again, and two threads that read in turns would be slower than one.
 
 Sending is put off while something is under way, since its answer will bring somebody here soon:
-what has gathered by then goes out at once. It is never put off for longer than about `PUT_OFF_S`,
-and not at all when somebody waits.
+what has gathered by then goes out at once. After many that went out together it is put off also
+when nothing is under way: most likely more follow. It is never put off for longer than about
+`PUT_OFF_S`, and not at all when somebody waits.
 
 Nothing here blocks for the peer's sake but `drive`, and that only until its deadline: a peer that
 neither reads nor writes cannot hold up the calls to others.

@@ -298,8 +298,10 @@ class _PipeOwner:
         # Guards what follows; never held while sending, since the watch takes it too.
         self._lock = threading.Lock()
         self._owner: object = None
-        self._running = False
         self._looked_at = 0
+        # The owner, while it runs a call. Who takes it out says what comes next: the owner itself,
+        # without the lock, that it goes on; others, with the lock, that it does not.
+        self._running: dict[object, bool] = {}
 
     def run(self) -> None:
         """Serve, as the first owner; who owns it when the connection ends tells `ended`."""
@@ -309,31 +311,38 @@ class _PipeOwner:
     def make_way(self, owner: object) -> None:
         """Give the pipe to another thread, if its owner is still this one."""
         with self._lock:
-            if self._owner is owner and self._running:
-                self._give_away()
+            self._give_away(owner)
 
     def look(self) -> None:
         """Give the pipe to another thread if the call of the last look still runs."""
         handled = self._link.handled
         with self._lock:
-            if self._running and handled == self._looked_at:
-                self._give_away()
+            if handled == self._looked_at:
+                self._give_away(self._owner)
             self._looked_at = handled
 
     @property
     def running(self) -> bool:
         """Whether a call runs."""
-        return self._running
+        return bool(self._running)
 
     def _claim(self) -> object:
         self._owner = object()
-        self._running = False
         return self._owner
 
-    def _give_away(self) -> None:
-        before = self._owner
+    def _give_away(self, owner: object) -> None:
+        """Let another thread own the pipe, if this owner runs a call. With the lock held."""
+        if not self._running.pop(owner, False):
+            return
         if not _start("holdfast-rpc-pipe", self._own, self._claim()):
-            self._owner, self._running = before, True  # he must go on himself
+            self._owner = owner  # he must go on himself
+            self._running[owner] = True
+
+    def _goes_on(self, owner: object) -> bool:
+        """Say whether the pipe is an owner's still whom somebody has taken out."""
+        with self._lock:  # nobody could be found to give it to, maybe
+            self._running.pop(owner, False)
+            return self._owner is owner
 
     def _own(self, token: object) -> None:
         sit(lambda: self.make_way(token))
@@ -355,20 +364,17 @@ class _PipeOwner:
     def _serve(self, token: object) -> None:
         """Read, run and answer, until another one owns the pipe or the connection ends."""
         link, handle, caller, watch = self._link, self._handler.handle, self._caller, self._watch
-        outlet = self._outlet
+        outlet, come, running = self._outlet, link.come, self._running
         while True:
-            message = link.receive()
+            message = come.popleft() if come else link.receive()
             link.handled += 1
-            self._running = True
+            running[token] = True
             if watch.asleep:
                 watch.wake()
             answer = handle(caller, message, outlet.offer)
-            with self._lock:
-                mine = self._owner is token
-                if mine:
-                    self._running = False
+            mine = running.pop(token, False) or self._goes_on(token)
             gathered = 0 if answer is None else outlet.gather(answer)
-            if not mine or gathered >= _ANSWERS_AT_ONCE or not link.ready():
+            if not mine or gathered >= _ANSWERS_AT_ONCE or not (come or link.ready()):
                 outlet.flush()
             if not mine:
                 return

@@ -86,7 +86,7 @@ def found(place: bytes, size: int) -> bytes | None:
 # Equality and ownership.
 
 
-@pytest.mark.parametrize("size", [BIG_BYTES, BIG_BYTES + 1, (1 << 22) + 3, 17_000_001])
+@pytest.mark.parametrize("size", [BIG_BYTES, BIG_BYTES + 1, 17_000_001])
 def test_what_is_fetched_is_equal_and_the_readers_own(ends: Ends, size: int) -> None:
     here, there = ends
     sent = bytearray(random_bytes(size))
@@ -113,8 +113,8 @@ def test_one_message_has_buffers_of_all_kinds_and_sizes(ends: Ends) -> None:
         bytearray(data[::-1]),
         memoryview(b""),
         memoryview(data)[7 : BIG_BYTES + 7],
-        memoryview(array("d", range(BIG_BYTES))),
-        memoryview(data[: 1 << 20]).cast("B", (1 << 10, 1 << 10)),
+        memoryview(array("d", range(BIG_BYTES // 8))),
+        memoryview(data[: 1 << 22]).cast("B", (1 << 11, 1 << 11)),
         data[:BIG_BYTES],
     ]
     here.send(request(1, *buffers))

@@ -43,3 +43,9 @@ def test_a_message_is_nothing_but_a_kind_and_a_number_unless_it_is_said() -> Non
     assert (message.budget_ms, message.once, message.body) == (NO_BUDGET, False, b"")
     assert not message.buffers
     assert not message.given
+
+
+def test_the_size_of_a_message_is_in_bytes() -> None:
+    wide = memoryview(bytearray(16)).cast("Q")
+    assert Message(Kind.REPLY, 1, b"ab").size() == 2
+    assert Message(Kind.REPLY, 1, b"ab", [b"abc", wide]).size() == 21

@@ -406,6 +406,49 @@ def test_what_is_put_off_is_sent_though_nothing_moves(world: World) -> None:
         assert world.there.receive().call == number
 
 
+def test_one_that_follows_many_is_sent_though_nobody_waits_and_nothing_moves(world: World) -> None:
+    many = [Heard() for _ in range(64)]
+    for number, each in enumerate(many):
+        world.pipe.post(request(number), each)
+    for _ in many:
+        world.there.receive()
+    world.there.send_all([reply(number) for number in range(len(many))])
+    for each in many:
+        each.driven(world.pipe)
+    for number in range(100, 103):
+        heard = Heard()
+        world.pipe.post(request(number), heard)
+        assert world.there.receive().call == number
+        world.there.send(reply(number))
+        assert heard.wait().call == number
+
+
+def test_bytes_are_counted_exactly_whoever_completes(world: World) -> None:
+    size, times = 300_000, 20
+    left = threading.Semaphore(0)
+
+    def again(number: int) -> Reply:
+        def hear(answer: Message | Exception) -> None:
+            assert isinstance(answer, Message)
+            if number < times:  # three of them are all that may be under way
+                world.pipe.post(request(number + 3, bytes(size)), again(number + 3))
+            left.release()
+
+        return hear
+
+    def serve() -> None:
+        for _ in range(times + 3):
+            world.there.send(reply(world.there.receive().call))
+
+    server = beside(serve)
+    for number in range(3):
+        world.pipe.post(request(number, bytes(size)), again(number))
+    for _ in range(times + 3):
+        assert left.acquire(timeout=SOON)
+    server.join()
+    assert world.pipe.under_way == (0, 0)
+
+
 def test_an_interrupt_within_reading_ends_the_pipe(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
