@@ -33,6 +33,7 @@ from tests.e2e.torch_compat.agents import new_run
 Config = Callable[..., LaunchConfig]
 
 RUN = "torch.distributed.launcher.api.LocalElasticAgent.run"
+AGENTS_RUN = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent.run"
 RECORD = "torch.distributed.elastic.events.record"
 GET_HANDLER = "torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler"
 
@@ -201,12 +202,21 @@ def test_what_recording_an_event_raises_goes_on(config: Config) -> None:
         elastic_launch(config(1), entrypoints.nothing)()
 
 
+def test_what_recording_the_event_of_a_mocked_agent_raises_goes_on(config: Config) -> None:
+    with (
+        patch(AGENTS_RUN) as run,
+        patch(RECORD, side_effect=OSError("full")),
+        pytest.raises(OSError, match="full"),
+    ):
+        elastic_launch(config(4, (1, 2)), sys.executable)("-u", "script.py")
+    run.assert_called_once()
+
+
 def test_an_error_of_the_agent_comes_back_as_it_was(config: Config) -> None:
     class Odd(Exception):
         pass
 
-    where = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent.run"
-    with patch(where, side_effect=Odd), patch(RECORD) as record, pytest.raises(Odd):
+    with patch(AGENTS_RUN, side_effect=Odd), patch(RECORD) as record, pytest.raises(Odd):
         elastic_launch(config(), entrypoints.nothing)()
     record.assert_called_once()
 
