@@ -49,8 +49,8 @@ def calls_work() -> None:
 
 class TestMeeting:
     def test_at_an_address(self) -> None:
-        where = f"tcp://127.0.0.1:{free_port()}"
-        with workers() as started:
+        with workers() as started, free_port() as port:
+            where = f"tcp://127.0.0.1:{port}"
             started.append(Worker("w1", rank=1, world_size=2, init_method=where))
             assert init_rpc("w0", rank=0, world_size=2, init_method=where) == WorkerInfo("w0", 0)
             calls_work()
@@ -69,10 +69,10 @@ class TestMeeting:
             assert [started[0].hear(), started[0].hear()] == ["ready", []]
 
     def test_by_the_environment_as_torch_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-        for name, value in {**common, "RANK": "0"}.items():
-            monkeypatch.setenv(name, value)
-        with workers() as started:
+        with workers() as started, free_port() as port:
+            common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+            for name, value in {**common, "RANK": "0"}.items():
+                monkeypatch.setenv(name, value)
             started.append(Worker("w1", common | {"RANK": "1"}))
             init_rpc("w0")
             calls_work()
