@@ -17,4 +17,4 @@ def with_more_time(attempt: Callable[[float], object], first_s: float = 0.3) -> 
         except Exception:  # too early, perhaps: the last attempt tells
             continue
         return
-    attempt(100 * first_s)
+    attempt(40 * first_s)
