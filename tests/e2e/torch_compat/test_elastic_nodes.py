@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.rendezvous.port import HeldPort
-from tests.e2e.reporting import TIMEOUT_S
 from tests.e2e.torch_compat.agents import new_run
 
 TOUCH = """
@@ -44,19 +43,19 @@ def command(*args: str) -> None:
 
 def run_on_nodes(*nodes: tuple[str, ...]) -> list[int | None]:
     """Run torch's command on some nodes at once; return how each has ended."""
-    from tests.e2e.torch_compat.processes import _context
+    from tests.e2e.torch_compat.processes import FORKED, WITHIN_S
 
-    made = [_context.Process(target=command, args=args) for args in nodes]
+    made = [FORKED.Process(target=command, args=args) for args in nodes]
     try:
         for process in made:
             process.start()
         for process in made:
-            process.join(TIMEOUT_S)
+            process.join(WITHIN_S)
         return [process.exitcode for process in made]
     finally:
         for process in made:
             process.kill()
-            process.join(TIMEOUT_S)
+            process.join(WITHIN_S)
             process.close()
 
 
@@ -84,8 +83,8 @@ def test_nodes_with_fixed_ranks_and_a_given_master(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     touched.mkdir()
     with port_with_the_next() as port:
-        flags = ("--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}")
-        flags += ("--nnodes=2", f"--log-dir={tmp_path}")
+        flags = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        flags += ["--nnodes=2", f"--log-dir={tmp_path}"]
         nodes = [(*flags, f"--node-rank={rank}", str(script), str(touched)) for rank in (1, 0)]
         assert run_on_nodes(*nodes) == [0, 0]
     assert sorted(path.name for path in touched.iterdir()) == ["0-0", "1-1"]
@@ -96,7 +95,7 @@ def test_nodes_that_find_each_other(tmp_path: Path, etcd: str) -> None:
     script.write_text(TOUCH)
     touched = tmp_path / "touched"
     touched.mkdir()
-    flags = ("--rdzv-backend=etcd", f"--rdzv-endpoint={etcd}", f"--rdzv-id={new_run()}")
-    flags += ("--nnodes=2", "--nproc-per-node=2", f"--log-dir={tmp_path}")
+    flags = ["--rdzv-backend=etcd", f"--rdzv-endpoint={etcd}", f"--rdzv-id={new_run()}"]
+    flags += ["--nnodes=2", "--nproc-per-node=2", f"--log-dir={tmp_path}"]
     assert run_on_nodes(*[(*flags, str(script), str(touched))] * 2) == [0, 0]
     assert sorted(path.name for path in touched.iterdir()) == ["0-0", "0-1", "1-2", "1-3"]
