@@ -13,6 +13,7 @@ from unittest.mock import MagicMock, Mock, patch
 
 import pytest
 import torch.distributed.run
+from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -230,10 +231,14 @@ def test_an_agent_and_a_handler_of_ones_own(config: Config) -> None:
     with (
         patch("torch.distributed.launcher.api.LocalElasticAgent", return_value=agent) as made,
         patch(GET_HANDLER, return_value=handler),
+        patch(RECORD, wraps=events.record) as record,
     ):
         assert elastic_launch(config(), sys.executable)("-u", "script.py") == {}
     made.assert_called_once()
+    assert made.call_args.kwargs["spec"].rdzv_handler is handler
     handler.shutdown.assert_called_once()
+    record.assert_called_once()  # with what is no event
+    assert record.call_args.args[0] is agent.get_event_succeeded.return_value
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

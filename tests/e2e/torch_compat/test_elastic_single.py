@@ -218,6 +218,7 @@ def test_processes_that_were_started_are_closed_once(single: Single) -> None:
         with patch.object(agent, "_monitor_workers") as monitor:
             monitor.return_value = RunResult(WorkerState.SUCCEEDED, return_values={0: 0})
             assert agent.run("worker").return_values == {0: 0}
+    context.pids.assert_called()
     context.close.assert_called_once()
     agent.get_worker_group().spec.rdzv_handler.shutdown()
 
