@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from holdfast.rpc.peers import Contact
 from holdfast.rpc.rref_protocol import Number
 from holdfast.rpc.transport import Transport
 from holdfast.store.open import choose_secret
-from holdfast.torch_compat.contexts import CONTEXTS, release
+from holdfast.torch_compat.contexts import CONTEXTS, left, release
 from holdfast.torch_compat.devices import Devices, visible
 from holdfast.torch_compat.graph import working
 from holdfast.torch_compat.places import Places
@@ -95,6 +96,7 @@ class TensorPipeAgent(RpcAgent):
         for kind in (Kind.PYTHON_RREF_FETCH_CALL, Kind.SCRIPT_RREF_FETCH_CALL):
             self.core.add_handler(kind, self._fetched)
         self.core.add_handler(Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ, self._released)
+        self.core.server.left = partial(left, self)
         host = "" if far is None else address_towards(far, Deadline.after(LEAVE_WITHIN_S))
         try:
             self.core.start("" if is_loopback(host) else host)
@@ -239,7 +241,7 @@ class TensorPipeAgent(RpcAgent):
 
     def shutdown(self) -> None:
         """End it: what is under way fails. Idempotent."""
-        CONTEXTS.end_passes("this agent has been shut down")
+        CONTEXTS.end_passes(RuntimeError("this agent has been shut down"))
         self.core.close()
         self._followers.shutdown(wait=False)
 
