@@ -19,7 +19,7 @@ from holdfast.torch_compat.theirs import THEIRS, THEIRS_AUTOGRAD, THEIRS_FAULTY
 __all__ = ["FAULTY_NAMES", "RPC_NAMES", "both"]
 
 
-class _NoProfiler:
+class RemoteProfilerManager:
     """Says that what runs at others is not seen from here, when torch's legacy profiler asks."""
 
     @staticmethod
@@ -45,7 +45,7 @@ def _nothing() -> None:
 
 RPC_NAMES: dict[str, Any] = {
     "PyRRef": PyRRef,
-    "RemoteProfilerManager": _NoProfiler,
+    "RemoteProfilerManager": RemoteProfilerManager,
     "RpcAgent": agents.RpcAgent,
     "TensorPipeAgent": agents.TensorPipeAgent,
     "_cleanup_python_rpc_handler": _nothing,
