@@ -211,14 +211,17 @@ class TensorPipeAgent(RpcAgent):
     # The end.
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
-        """Wait until no worker of the group has anything under way."""
-        deadline = Deadline.after(timeout or LEAVE_WITHIN_S)
+        """Wait until no worker of the group has anything under way.
+
+        For its own calls as long as they take, as torch does; then for the others a while.
+        """
         if not self._is_static:
             self.core.holdings.let_all_go()
         calls = -1
         while True:
-            self._wait_idle(deadline)
+            self._wait_idle(Deadline.after(timeout or None))
             before, calls = calls, int(self.core.metrics()["agent.client_calls"])
+            deadline = Deadline.after(timeout or LEAVE_WITHIN_S)
             if not self.places.meet(calls != before, deadline):
                 break
         if not self._is_static:
@@ -226,7 +229,7 @@ class TensorPipeAgent(RpcAgent):
         self.places.part(self._info.id, deadline)
 
     def _wait_idle(self, deadline: Deadline) -> None:
-        self.core.holdings.wait_settled(deadline.remaining)
+        self.core.holdings.wait_settled(deadline.sooner(LEAVE_WITHIN_S).remaining)
         while not deadline.passed():
             now = self.core.metrics()
             if (
