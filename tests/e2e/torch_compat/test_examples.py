@@ -88,7 +88,7 @@ def test_training_that_crashes_and_goes_on(tmp_path: Path) -> None:
     """Its end is that of a run without a crash.
 
     torchrun keeps the store of its workers over a restart, unless told otherwise, and the new ones
-    may read in it where the old ones were: then it takes one restart more.
+    may read in it where the old ones were, and fail.
     """
     flags = ("--nproc-per-node=2", "--max-restarts=2", PROGRAMS / "train_ddp.py")
     apart = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
