@@ -17,12 +17,14 @@ from holdfast.torch_compat.rrefs import PyRRef, check_value
 from holdfast.torch_compat.wire import Parcel, pack, seal, unpack
 
 __all__ = [
+    "checked",
     "invoke_remote_builtin",
     "invoke_remote_python_udf",
     "invoke_remote_torchscript",
     "invoke_rpc_builtin",
     "invoke_rpc_python_udf",
     "invoke_rpc_torchscript",
+    "seconds",
 ]
 
 Serving: TypeAlias = Callable[..., Any]
@@ -34,17 +36,20 @@ def invoke_rpc_python_udf(
     """Call a Python function."""
     agent, parcel = current(), seal(pickled, tensors, dst.id)
     call = agent.core.call_async(
-        dst.name, serving.answer_udf, (parcel, is_async), None, _seconds(timeout)
+        dst.name, serving.answer_udf, (parcel, is_async), None, seconds(timeout)
     )
     return CallFuture(call, agent.later, _read_udf)
 
 
 def _read_udf(parcel: Parcel) -> Any:
+    return checked(unpack(parcel))
+
+
+def checked(value: Any) -> Any:
     """Return what a Python function returned, or raise what it raised.
 
     As torch does it: as a ValueError or a TypeError if it was one, else as a RuntimeError.
     """
-    value = unpack(parcel)
     try:
         check_value(value)
     except Exception as error:
@@ -71,7 +76,7 @@ def invoke_rpc_torchscript(
 
 def _call_script(to: str, function: Serving, args: tuple[Any, ...], timeout: float) -> Any:
     agent = current()
-    call = agent.core.call_async(to, function, args, None, _seconds(timeout), kind=Kind.SCRIPT_CALL)
+    call = agent.core.call_async(to, function, args, None, seconds(timeout), kind=Kind.SCRIPT_CALL)
     return CallFuture(call, agent.later, unpack)
 
 
@@ -101,7 +106,7 @@ def _remote(
     to: str, function: Serving, args: tuple[Any, ...], timeout: float, kind: Kind
 ) -> PyRRef:
     core = current().core
-    made = core.remote(to, function, args, None, _seconds(timeout), kind=kind)
+    made = core.remote(to, function, args, None, seconds(timeout), kind=kind)
     return PyRRef._of(made, kind is Kind.SCRIPT_REMOTE_CALL)
 
 
@@ -109,6 +114,6 @@ def _id_of(name: str) -> int:
     return int(current().places.find(name).info.id)
 
 
-def _seconds(timeout: float) -> float | None:
+def seconds(timeout: float) -> float | None:
     """Return a timeout as core has it: torch's says "the default" with a negative number."""
     return None if timeout < 0 else timeout

@@ -28,7 +28,8 @@ import torch
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.passing import here
 from holdfast.rpc.peers import Contact
-from holdfast.rpc.serialize import is_plain, reduce_tensor, teach
+from holdfast.rpc.serialize import is_plain, teach
+from holdfast.torch_compat.tensors import reduce_tensor
 
 __all__ = ["HANDLE_BYTES", "Devices", "Maps", "gradients_leave", "visible"]
 

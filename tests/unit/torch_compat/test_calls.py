@@ -118,6 +118,6 @@ def test_a_script_function_is_called_by_name() -> None:
 
 
 def test_a_timeout_is_the_calls_own_or_the_default() -> None:
-    assert calls._seconds(-1) is None
-    assert calls._seconds(0) == 0
-    assert calls._seconds(1.5) == 1.5
+    assert calls.seconds(-1) is None
+    assert calls.seconds(0) == 0
+    assert calls.seconds(1.5) == 1.5
