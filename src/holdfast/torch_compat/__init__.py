@@ -22,6 +22,7 @@ Layout, in reading order
     serving.py          the callee's side of calls
     calls.py            calls, by the names of torch's binding
     quick.py            the short path of most calls
+    ddp.py              DDP in a context of distributed autograd
     engine.py           what one worker does of a distributed backward pass
     autograd.py         distributed autograd, by the names of torch's binding
     optimizer.py        torch's distributed optimizer, without TorchScript

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import torch
+
 from holdfast.rpc.messages import Kind
 from holdfast.torch_compat import serving
 from holdfast.torch_compat.agents import current
@@ -70,8 +72,19 @@ def invoke_rpc_torchscript(
     dst_name: str, name: str, args: Any, kwargs: Any, timeout: float, is_async: bool = False
 ) -> Any:
     """Call a TorchScript function."""
+    _check_script(name, args, kwargs)
     parcel = pack((tuple(args), dict(kwargs)), _id_of(dst_name))
     return _call_script(dst_name, serving.answer_script, (name, parcel, is_async), timeout)
+
+
+def _check_script(name: str, args: Any, kwargs: Any) -> None:
+    """Raise here what it would raise there: that it does not take these arguments."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, PyRRef):
+            value._check("call fork an UserRRef")  # one that is no good has an error of its own
+    function = torch.jit._state._python_cu.find_function(name)
+    if function is not None:
+        torch._C._check_schema_allow_fake_script_object(function.schema, *args, **kwargs)
 
 
 def _call_script(to: str, function: Serving, args: tuple[Any, ...], timeout: float) -> Any:
@@ -98,6 +111,7 @@ def invoke_remote_torchscript(
     dst_name: str, name: str, timeout: float, is_async: bool, *args: Any, **kwargs: Any
 ) -> PyRRef:
     """Call a TorchScript function and leave its result there."""
+    _check_script(name, args, kwargs)
     value = (name, pack((args, kwargs), _id_of(dst_name)), is_async)
     return _remote(dst_name, serving.run_script, value, timeout, Kind.SCRIPT_REMOTE_CALL)
 

@@ -187,6 +187,10 @@ def _run_script(name: str, parcel: Parcel, is_async: bool, finish: Callable[[Any
             value = function(*args, **kwargs)
     except Exception as error:
         raise as_torch_error(error) from None
+    if is_async and not isinstance(value, torch._C.Future):
+        raise RuntimeError(
+            f"Async functions must return an IValue of Future type, but got {type(value).__name__}"
+        )
     return _later(value, finish) if is_async else finish(value)
 
 
