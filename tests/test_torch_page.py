@@ -44,7 +44,8 @@ def names(module):
         home = getattr(value, "__module__", None) or ""
         if name.startswith("_") or isinstance(value, types.ModuleType):
             continue
-        of_binding = home.startswith(BINDING) and getattr(value, "__name__", None) == name
+        is_named = isinstance(value, type) or getattr(value, "__name__", None) == name
+        of_binding = is_named and home.startswith(BINDING)
         within = home.startswith(module.__name__) and hasattr(value, "__name__")
         if of_binding or (name in listed if listed is not None else within):
             yield name, home.startswith("holdfast.")

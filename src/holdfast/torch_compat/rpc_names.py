@@ -25,7 +25,7 @@ CALLER_ALONE = (
 )
 
 
-class RemoteProfilerManager:
+class _NoProfiler:
     """Says that what runs at others is not seen from here, when torch's legacy profiler asks.
 
     A warning, as torch itself has it for its other profiler: what the caller does is seen.
@@ -51,7 +51,7 @@ def _nothing() -> None:
 
 RPC_NAMES: dict[str, Any] = {
     "PyRRef": PyRRef,
-    "RemoteProfilerManager": RemoteProfilerManager,
+    "RemoteProfilerManager": _NoProfiler,
     "RpcAgent": agents.RpcAgent,
     "TensorPipeAgent": agents.TensorPipeAgent,
     "_cleanup_python_rpc_handler": _nothing,
