@@ -82,7 +82,7 @@ CALLS ?= 200000
 soak: .venv/.demo
 	$(BIN)/python -m holdfast.testing.rpcsoak --calls $(CALLS) $(ARGS)
 
-# make conformance ARGS="RpcTest --keep build/conformance"
+# make conformance ARGS=RpcTest
 conformance: .venv/.test
 	@$(BIN)/python -m tests.conformance.run $(ARGS)
 

@@ -28,8 +28,8 @@ from tests.conformance.compare import Comparison, Outcome, read_reasons
 HERE = Path(__file__).resolve().parent
 SIDES: dict[str, list[str]] = {"torch": [], "ours": ["-m", "holdfast.torch_compat"]}
 # A test of torch ends its workers after the first time, and is itself ended after the second.
-WORKERS_S = 90
-TEST_S = 120
+WORKERS_S = 60
+TEST_S = 90
 SIDE_S = 2 * 3600
 ENDED_BY_ITSELF = (0, 1, 5)  # exit codes of pytest: all passed, some failed, none were left
 
@@ -116,4 +116,5 @@ def _run_pytest(side: str, tests: list[str], file: Path, spawn: bool, limit_s: f
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as by Ctrl-C
     sys.exit(main(sys.argv[1:]))
