@@ -18,7 +18,7 @@ import torch
 
 from holdfast.rpc import serialize
 
-__all__ = ["reduce_tensor"]
+__all__ = ["reduce_strided", "reduce_tensor"]
 
 SMALL_BYTES = 4096
 """Larger ones are sent from where they lie, by core's own way."""
@@ -57,12 +57,17 @@ def _reduce_other(tensor: Any) -> Any:
         return serialize.reduce_tensor(tensor)
     if not serialize.is_plain(tensor):
         return serialize.reduce_tensor(tensor)
+    return reduce_strided(tensor, reduce_tensor)
+
+
+def reduce_strided(tensor: Any, reduce: Callable[[Any], Any]) -> Any:
+    """Reduce a tensor whose elements do not lie side by side: as one where they do (TN-1)."""
     dense = tensor.detach()
     for axis, stride in enumerate(tensor.stride()):
         if stride == 0:  # an element that counts many times is sent once
             dense = dense.narrow(axis, 0, 1)
     facts = (tuple(tensor.shape), dense.stride(), tensor.requires_grad)
-    return _rebuild_strided, (*reduce_tensor(dense.contiguous()), *facts)
+    return _rebuild_strided, (*reduce(dense.contiguous()), *facts)
 
 
 def _rebuild_strided(
