@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cover lint format types docs sim chaos soak bench bench-rivals bench-rendezvous clean
+.PHONY: help demo test cover lint format types docs sim chaos soak conformance bench bench-rivals bench-rendezvous clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -29,6 +29,7 @@ help:
 	@echo "make sim SEEDS=n   n simulated stores, clusters, jobs and RRefs, fresh seeds"
 	@echo "make chaos KILLS=n n workers of real jobs are killed, and agents too"
 	@echo "make soak CALLS=n  n calls between eight workers under faults, each accounted for"
+	@echo "make conformance   torch's own RPC tests, with torch and with ours (half an hour)"
 	@echo "make bench         measure, beside torch's launcher, store and RPC"
 	@echo "make bench-rivals  install gRPC, Ray, rpyc and pyzmq, to be measured too"
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
@@ -80,6 +81,10 @@ CALLS ?= 200000
 
 soak: .venv/.demo
 	$(BIN)/python -m holdfast.testing.rpcsoak --calls $(CALLS) $(ARGS)
+
+# make conformance ARGS=RpcTest
+conformance: .venv/.test
+	@$(BIN)/python -m tests.conformance.run $(ARGS)
 
 bench: .venv/.test
 	$(BIN)/python -m bench $(ARGS)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import rpc_torch
 from bench.imports import imports
 from bench.launch import agents, starting
 from bench.recovery import recovery
@@ -35,6 +36,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "agents": lambda quick: agents(1 if quick else 10),
     "tee": lambda quick: tee(1, 20, 20) if quick else tee(5, 200, 100),
     "rpc": lambda quick: calls(QUICK if quick else WHOLE),
+    "torch-rpc": lambda quick: rpc_torch.torch_calls(rpc_torch.QUICK if quick else rpc_torch.WHOLE),
     "rates": lambda quick: rates(1 if quick else 3, 0.3 if quick else 1.0),
 }
 

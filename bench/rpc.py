@@ -4,7 +4,7 @@ Layout, in reading order
     rpc.py           whom to measure, how long, in which order
     rpc_report.py    figures as tables, and whether our aims are met
     rpc_subject.py   what a subject is
-    rpc_workers.py   holdfast and torch
+    rpc_workers.py   holdfast, torch, and torch's names bound to holdfast
     rpc_rivals.py    gRPC, Ray, rpyc, pyzmq
     rpc_limits.py    raw sockets, copies of memory
     rpc_subjects.py  all of them by name
@@ -12,6 +12,7 @@ Layout, in reading order
     rpc_callee.py    a process that is called
     rpc_caller.py    a process that calls and measures
     rpc_idle.py      what a connected peer costs
+    rpc_torch.py     torch's RPC by torch and by holdfast
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bench.rpc_report import FAILED, MISSING, Data, report
 from bench.rpc_subjects import SUBJECTS
 from bench.subjects import ROOT
 
-__all__ = ["QUICK", "WHOLE", "Effort", "calls"]
+__all__ = ["QUICK", "WHOLE", "Effort", "calls", "medians", "run"]
 
 PATIENCE_S = 120.0
 QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -50,23 +51,24 @@ WHOLE = Effort(rounds=3, seconds=0.3, megabytes=(1, 16, 64, 256), peers=17)
 def calls(effort: Effort) -> tuple[str, object]:
     """Measure everyone in turn, round by round; each figure is the median of the rounds."""
     sizes = ",".join(map(str, effort.megabytes))
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in SUBJECTS}
+    subjects = {name: subject for name, subject in SUBJECTS.items() if name != "facade"}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in subjects}
     for _ in range(effort.rounds):
-        for name, subject in SUBJECTS.items():
+        for name, subject in subjects.items():
             if subject.installed():
-                rounds[name].append(_run("rpc_caller", name, str(effort.seconds), sizes))
+                rounds[name].append(run("rpc_caller", name, str(effort.seconds), sizes))
     idle = {
-        name: [_run("rpc_idle", "hub", name, str(effort.peers))]
+        name: [run("rpc_idle", "hub", name, str(effort.peers))]
         for name, subject in IDLE.items()
         if subject.installed()
     }
-    data = {name: _medians(figures) for name, figures in rounds.items()}
-    costs = {name: _medians(idle.get(name, [])) for name in IDLE}
+    data = {name: medians(figures) for name, figures in rounds.items()}
+    costs = {name: medians(idle.get(name, [])) for name in IDLE}
     text = report(data, costs, effort.megabytes)
     return text, {"rounds": rounds, "medians": data, "idle": costs}
 
 
-def _run(module: str, *words: str) -> dict[str, float]:
+def run(module: str, *words: str) -> dict[str, float]:
     """Run a program and return its figures; none if it fails."""
     try:
         done = subprocess.run(
@@ -84,7 +86,7 @@ def _run(module: str, *words: str) -> dict[str, float]:
     return figures
 
 
-def _medians(rounds: list[dict[str, float]]) -> Data:
+def medians(rounds: list[dict[str, float]]) -> Data:
     """Return the median of each figure; in words, why there is none."""
     if not rounds:
         return MISSING

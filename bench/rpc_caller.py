@@ -110,6 +110,34 @@ def large_calls(subject: Subject, seconds: float, megabytes: tuple[int, ...]) ->
             yield f"{way} {size}", 1e3 * taken
 
 
+def processor(subject: Subject, seconds: float) -> Figures:
+    """Measure how much of a processor's time a call takes, on both sides."""
+    call = subject.caller().call
+    _timed(partial(call, nothing), seconds / 4, 2)
+    callee, caller = call(time.process_time), time.process_time()
+    count = len(_timed(partial(call, nothing), seconds, 100))
+    yield "cpu caller", 1e6 * (time.process_time() - caller) / count
+    yield "cpu callee", 1e6 * (call(time.process_time) - callee) / count
+
+
+def cuda_calls(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Figures:
+    """Measure tensors on a GPU, there and back, if there is one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    call = subject.caller().call
+
+    def echo(tensor: Any) -> None:
+        call(same, tensor)
+        torch.cuda.synchronize()
+
+    for size in megabytes:
+        tensor = array("torch", size * MIB).cuda()
+        taken = statistics.median(repeated(partial(echo, tensor), seconds / 2))
+        yield f"cuda {size}", 1e3 * taken
+
+
 def measured(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Figures:
     """Measure whatever can be measured of it."""
     if "no-op" in subject.measures:
@@ -123,6 +151,10 @@ def measured(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Fi
         yield from callers(subject, seconds)
     if "large" in subject.measures:
         yield from large_calls(subject, seconds, megabytes)
+    if "cpu" in subject.measures:
+        yield from processor(subject, seconds)
+    if "cuda" in subject.measures:
+        yield from cuda_calls(subject, seconds, megabytes)
 
 
 def main(name: str, seconds: str, megabytes: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.rpc_limits import Copies, RawBytes, RawPickle
 from bench.rpc_rivals import Grpc, Ray, Rpyc, Zmq
 from bench.rpc_subject import Subject
-from bench.rpc_workers import Holdfast, Torch
+from bench.rpc_workers import Facade, Holdfast, Torch
 
 __all__ = ["SUBJECTS"]
 
@@ -14,6 +14,7 @@ SUBJECTS: dict[str, type[Subject]] = {
     "pickle": RawPickle,
     "copies": Copies,
     "holdfast": Holdfast,
+    "facade": Facade,
     "torch": Torch,
     "grpc": Grpc,
     "ray": Ray,

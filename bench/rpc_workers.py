@@ -1,4 +1,4 @@
-"""Ours and torch's RPC, which have the same functions."""
+"""Ours and torch's RPC, which have the same functions, and torch's names bound to ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from bench.rpc_subject import Function, Subject
 
-__all__ = ["HUB", "Holdfast", "Torch", "Workers", "peer"]
+__all__ = ["HUB", "Facade", "Holdfast", "Torch", "Workers", "peer"]
 
 HUB = "zhub"  # the last by name and number: torch's workers gather at the first
 
@@ -43,12 +43,11 @@ class Workers(Subject):
 
     def _join(self, folder: Path, name: str, rank: int) -> None:
         self._rpc = importlib.import_module(self.functions)
-        self._rpc.init_rpc(
-            name, rank=rank, world_size=self._peers + 1, **self.place(f"file://{folder}/meeting")
-        )
+        options = self.options(name, f"file://{folder}/meeting")
+        self._rpc.init_rpc(name, rank=rank, world_size=self._peers + 1, **options)
 
-    def place(self, url: str) -> dict[str, Any]:
-        """Return the arguments that say where to meet."""
+    def options(self, name: str, url: str) -> dict[str, Any]:
+        """Return the arguments that say where to meet, and on which devices."""
         return {"init_method": url}
 
     def call(self, function: Function, *args: Any) -> Any:
@@ -69,7 +68,22 @@ class Torch(Workers):
     label = "torch RPC"
     module = "torch"
     functions = "torch.distributed.rpc"
+    measures = (*Workers.measures, "cpu", "cuda")
 
-    def place(self, url: str) -> dict[str, Any]:
-        rpc = importlib.import_module(self.functions)
-        return {"rpc_backend_options": rpc.TensorPipeRpcBackendOptions(init_method=url)}
+    def options(self, name: str, url: str) -> dict[str, Any]:
+        import torch
+
+        made = self._rpc.TensorPipeRpcBackendOptions(init_method=url)
+        if name == HUB and torch.cuda.is_available():
+            made.set_device_map(FIRST, {0: 0})
+        return {"rpc_backend_options": made}
+
+
+class Facade(Torch):
+    label = "holdfast, by torch's names"
+
+    def _join(self, folder: Path, name: str, rank: int) -> None:
+        import holdfast.torch_compat
+
+        holdfast.torch_compat.install()
+        super()._join(folder, name, rank)

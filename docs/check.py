@@ -41,7 +41,8 @@ _GUARANTEE = re.compile(r"^ {4}([A-Z]{1,2}(?:-\d+|\d))  +(\S.*(?:\n {6,}\S.*)*)"
 def documents() -> list[Path]:
     """Find every Markdown file of ours."""
     tops = [path for path in ROOT.glob("*.md") if path.is_file()]
-    return sorted([*tops, *ROOT.glob("docs/**/*.md"), *ROOT.glob("changelog.d/*.md")])
+    folders = ("changelog.d", "docs", "examples")
+    return sorted([*tops, *(path for one in folders for path in ROOT.glob(f"{one}/**/*.md"))])
 
 
 def anchor(heading: str) -> str:

@@ -190,7 +190,7 @@ def main() -> int:
             say("", "its workers are gone with it")
             wait_for(lambda: number_in(pids[0]) != first)
             give(folder, PARTS)
-            code = nodes[0].wait(timeout=60)
+            code = nodes[0].wait(timeout=110)
         finally:
             for process in nodes:
                 process.kill()

@@ -17,7 +17,7 @@ from holdfast.cli import exits
 
 DOCS = check.ROOT / "docs"
 DEFAULT_PORT = 29400
-LIMIT_S = 100
+LIMIT_S = 200
 
 
 @pytest.fixture

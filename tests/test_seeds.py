@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "seeds.md"
 E2E = Path("tests/e2e")
+BY_TORCHS_NAMES = ("The launcher", "The agent")
+"""What is tested twice: a third column says where in tests/e2e/torch_compat."""
 NUMBERS = {
     "The launcher": 13,
     "The agent": 62,
@@ -41,9 +43,22 @@ def expand(names: str) -> list[str]:
     return [head + tail for tail in rest.rstrip("}").split(",")] if rest else [head]
 
 
-def functions_of(path: Path) -> set[str]:
+def columns() -> list[str]:
+    return [text for table in rows().values() for _, text in table]
+
+
+def found(text: str) -> list[tuple[str, str]]:
+    return _OURS.findall(text)
+
+
+def functions_of(path: Path) -> dict[str, set[str]]:
+    """Return the functions of a file, and the plain names that each is decorated with."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return {
+        node.name: {one.id for one in node.decorator_list if isinstance(one, ast.Name)}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def test_every_test_of_torch_is_there_once() -> None:
@@ -58,11 +73,31 @@ def test_every_test_of_torch_has_one_of_ours() -> None:
 
 
 def test_every_test_of_ours_exists() -> None:
-    named = set(_OURS.findall(PAGE.read_text(encoding="utf-8")))
-    missing = []
-    for file, test in sorted(named):
-        path = Path(file) if "/" in file else E2E / file
+    missing, named = [], set()
+    for text in columns():
+        ours, _, by_torchs_names = text.partition(" | ")
+        named |= {
+            *((E2E / file if "/" not in file else Path(file), test) for file, test in found(ours)),
+            *((E2E / "torch_compat" / file, test) for file, test in found(by_torchs_names)),
+        }
+    for path, test in sorted(named):
         if not (ROOT / path).is_file() or test not in functions_of(path):
             missing.append(f"{path}::{test}")
     assert missing == []
-    assert len(named) > 30
+    assert len(named) > 60
+
+
+def test_every_test_of_the_launcher_and_the_agent_has_one_by_torchs_names() -> None:
+    """One that runs over the backend of torch's."""
+    missing = []
+    for title in BY_TORCHS_NAMES:
+        for name, text in rows()[title]:
+            _, _, by_torchs_names = text.partition(" | ")
+            over_all = [
+                test
+                for file, test in found(by_torchs_names)
+                if "C10D" not in functions_of(E2E / "torch_compat" / file)[test]
+            ]
+            if not (over_all if "_etcd" in name else found(by_torchs_names)):
+                missing.append(name)
+    assert missing == []

@@ -14,9 +14,11 @@ import torch.multiprocessing
 from torch.testing._internal.distributed.rpc_utils import SpawnHelper
 
 
+def apply() -> None:
+    """Fork from now on, if we are told to."""
+    if os.environ.get("CONFORMANCE_FORK") == "1":
+        SpawnHelper._spawn_processes = _fork_processes
+
+
 def _fork_processes(self: Any) -> None:
     self._start_processes(torch.multiprocessing.get_context("fork").Process)
-
-
-if os.environ.get("CONFORMANCE_FORK") == "1":
-    SpawnHelper._spawn_processes = _fork_processes

@@ -8,9 +8,10 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import LeaseLost, TimeoutExpired
-from holdfast.store.ops import Lease
-from holdfast.store.store import Store
+from holdfast.store.ops import Change, Lease
+from holdfast.store.store import Store, Watch
 from tests.contract.conftest import Space
+from tests.patience import with_more_time
 
 TIMEOUT_S = 30.0
 LONG_S = 3600.0
@@ -27,28 +28,42 @@ def test_leases_are_distinct(store: Store, other: Store) -> None:
     assert len({lease.id for lease in leases}) == 6
 
 
+def lease_of(space: Space, store: Store, *keys: str) -> Lease:
+    """Write keys with a lease that ends soon, but not before a slow machine has written them."""
+    granted: list[Lease] = []
+
+    def write(seconds: float) -> None:
+        granted.append(store.grant_lease(seconds))
+        store.multi_set(dict.fromkeys(keys, b"v"), lease=granted[-1])
+
+    with_more_time(write, space.backend.min_ttl_s)
+    return granted[-1]
+
+
+def await_end(watch: Watch) -> Change:
+    """Wait until a key is gone."""
+    while (change := watch.next(TIMEOUT_S)).value is not None:
+        pass
+    return change
+
+
 def test_expiry_removes_all_keys_of_the_lease_and_never_early(
     space: Space, store: Store, other: Store
 ) -> None:
     store.set("stays", b"")
     started = SYSTEM_CLOCK.monotonic()
-    lease = store.grant_lease(space.backend.min_ttl_s)
-    store.multi_set({"a": b"1", "b": b"2"}, lease=lease)
     with other.watch("a") as watch:
-        assert watch.next(TIMEOUT_S).value == b"1"
-        gone = watch.next(TIMEOUT_S)
-    assert gone.value is None
+        lease = lease_of(space, store, "a", "b")
+        gone = await_end(watch)
     assert SYSTEM_CLOCK.monotonic() - started >= lease.ttl
     assert [entry.key for entry in other.list_prefix()] == ["stays"]
     assert other.set("a", b"again") > gone.revision
 
 
 def test_an_expired_lease_is_lost(space: Space, store: Store, other: Store) -> None:
-    lease = store.grant_lease(space.backend.min_ttl_s)
-    store.set("k", b"", lease=lease)
     with other.watch("k") as watch:
-        while watch.next(TIMEOUT_S).value is not None:
-            pass
+        lease = lease_of(space, store, "k")
+        await_end(watch)
     with pytest.raises(LeaseLost):
         store.keep_lease(lease)
     with pytest.raises(LeaseLost):
@@ -58,11 +73,9 @@ def test_an_expired_lease_is_lost(space: Space, store: Store, other: Store) -> N
 
 
 def test_expiry_ends_a_wait_for_a_key_only_by_its_return(space: Space, store: Store) -> None:
-    lease = store.grant_lease(space.backend.min_ttl_s)
-    store.set("k", b"", lease=lease)
     with store.watch("k") as watch:
-        while watch.next(TIMEOUT_S).value is not None:
-            pass
+        lease_of(space, store, "k")
+        await_end(watch)
     with pytest.raises(TimeoutExpired):
         store.wait(["k"], timeout=0.05)
     store.set("k", b"back")

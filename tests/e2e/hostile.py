@@ -66,7 +66,10 @@ def shake(sock: socket.socket, key: Key) -> bytes:
     said = machine.greeting()
     sock.sendall(said)
     while not machine.done:
-        answer = machine.receive(sock.recv(HELLO_BYTES))  # what follows is not ours
+        data = sock.recv(HELLO_BYTES)  # what follows is not ours
+        if not data:
+            raise ConnectionResetError("the server hung up")
+        answer = machine.receive(data)
         sock.sendall(answer)
         said += answer
     return said

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.clock import Deadline
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """How long anything may take; what takes longer does not come."""
 
 PIPE_BYTES = 256 * 1024

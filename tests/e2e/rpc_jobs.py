@@ -61,7 +61,7 @@ def gate(name: str) -> threading.Event:
 def wait_at(name: str) -> int:
     """Count, and wait until somebody opens the gate."""
     number = count(name)
-    if not gate(name).wait(30):
+    if not gate(name).wait(120):
         raise AssertionError("nobody opened the gate")
     return number
 

@@ -29,7 +29,7 @@ from holdfast.store.prefix import PrefixStore
 from tests.unit.store.tcp_parts import line_of, python
 
 KEY = derive_key(b"a secret that only workers know", "rpc")
-SOON = 30.0
+SOON = 120.0
 MANY = 20
 
 

@@ -19,7 +19,7 @@ from holdfast.rpc import api
 from holdfast.rpc.current import current_agent
 from holdfast.rpc.rref import RRef
 
-WITHIN_S = 20.0
+WITHIN_S = 120.0
 WORKERS = 3
 kept: dict[str, Any] = {}
 ready = threading.Event()

@@ -20,7 +20,7 @@ from holdfast.store.ops import Lease
 
 TIMEOUT_S = 60.0
 CLIENTS = 4
-LEASE_S = 5.0
+LEASE_S = 10.0
 WRITES_BEFORE, WRITES_AFTER = 15, 25
 
 

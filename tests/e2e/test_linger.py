@@ -66,7 +66,7 @@ def test_a_client_that_comes_back_keeps_its_lease() -> None:
     ):
         neighbour = new_client(server.address)
         for client, key in ((held, "mine"), (neighbour, "neighbour's")):
-            lease = client.grant_lease(LONG_TTL_S, linger=2.0)
+            lease = client.grant_lease(LONG_TTL_S, linger=5.0)
             client.set(key, b"", lease=lease)
         proxy.cut()
         assert held.get("mine") == b""  # by another connection

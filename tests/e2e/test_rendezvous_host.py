@@ -25,7 +25,7 @@ from tests.e2e.rendezvous_nodes import (
 from tests.e2e.reporting import TIMEOUT_S
 
 TERMINATED = 128 + signal.SIGTERM
-QUICK = {"read_timeout": "0.5", "heartbeat_timeout": "0.5"}
+QUICK = {"read_timeout": "2", "heartbeat_timeout": "2"}
 """How long operations may take; with the lease it bounds how long a store may be away."""
 
 

@@ -78,7 +78,7 @@ def test_the_death_of_a_peer_is_told_to_all_who_wait_and_a_new_one_is_found() ->
 
 
 def test_a_worker_that_is_stopped_is_lost_after_its_lease_and_not_heard_again() -> None:
-    with workers(3, lease_s=2.0) as (agent, others):
+    with workers(3, lease_s=5.0) as (agent, others):
         current.set_agent(agent)
         try:
             waiting = agent.call_async("w1", jobs.wait_at, ("silent",))

@@ -105,7 +105,7 @@ def test_a_reference_that_comes_after_the_cancel_is_not_kept(agent: Agent) -> No
 def test_a_task_that_gives_up_cancels_the_call(agent: Agent) -> None:
     async def wait_for() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(agent.call_async("w1", jobs.coroutine_forever, ("late",)), 0.5)
+            await asyncio.wait_for(agent.call_async("w1", jobs.coroutine_forever, ("late",)), 3.0)
 
     async def cancel() -> None:
         call = agent.call_async("w1", jobs.coroutine_forever, ("task",))

@@ -15,7 +15,7 @@ from holdfast.launch.config import LaunchConfig
 from holdfast.rpc.api import init_rpc, remote, rpc_async, rpc_sync, shutdown
 from holdfast.testing.rpcworld import run_workers
 from tests.unit.rpc.api_worker import stay, visit, visit_from, visited, who
-from tests.unit.rpc.api_world import Worker, workers
+from tests.unit.rpc.api_world import Worker, free_port, workers
 
 SOON = 60.0
 
@@ -93,7 +93,7 @@ def test_a_worker_that_was_silent_too_long_is_lost_and_not_heard_again() -> None
     with holdfast.serve_store() as server, workers() as started:
         where = server.endpoint
         init_rpc("w0", rank=9, init_method=where)
-        started.append(Worker("w1", rank=1, init_method=where, keep_alive=2.0))
+        started.append(Worker("w1", rank=1, init_method=where, keep_alive=5.0))
         assert started[0].hear() == "ready"
         started[0].tell("w0")
         assert started[0].hear() == 1  # so that it has a connection
@@ -127,7 +127,7 @@ def test_a_worker_that_was_silent_too_long_is_lost_and_not_heard_again() -> None
 class TestTheEnd:
     """R1: it comes, and says for whom it did not wait any longer."""
 
-    @pytest.mark.parametrize(("keep_alive", "timeout"), [(600.0, 0.3), (2.0, SOON)])
+    @pytest.mark.parametrize(("keep_alive", "timeout"), [(600.0, 0.3), (5.0, SOON)])
     def test_with_a_peer_that_is_stopped(self, keep_alive: float, timeout: float) -> None:
         with holdfast.serve_store() as server, workers() as started:
             where = server.endpoint
@@ -143,10 +143,8 @@ class TestTheEnd:
 
     def test_without_the_one_who_serves(self) -> None:
         """Rank 0, and the store with it, is killed: the others end, and say that it was lost."""
-        with workers() as started:
-            port = holdfast.serve_store()
-            where = port.endpoint
-            port.close()
+        with workers() as started, free_port() as port:
+            where = f"tcp://127.0.0.1:{port}"
             started.append(Worker("w0", rank=0, world_size=2, init_method=where))
             init_rpc("w1", rank=1, world_size=2, init_method=where)
             started[0].signal(signal.SIGKILL)

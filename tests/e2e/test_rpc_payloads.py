@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse CSR"),
 ]
 
-SOON = 30.0
+SOON = 120.0
 SIZES = (64, 64 << 10, 4 << 20)
 
 

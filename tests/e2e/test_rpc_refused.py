@@ -441,9 +441,9 @@ def test_a_greeting_of_any_length_is_not_waited_for(live: Live) -> None:
     live.victim._server._handshake_within_s = 0.5
     before = hostile.resident_bytes()
     for size in (2**20, 2**31, 2**39, 2**40):
-        sock = live.dial()
-        shake(sock, KEY)
-        with sock:
+        # A machine that is slow is hung up on before that.
+        with live.dial() as sock, contextlib.suppress(ConnectionError):
+            shake(sock, KEY)
             sock.sendall(HEADER.pack(Kind.HELLO, 0, 0, 0, 0, size) + b"{")
             hear(sock)
     assert hostile.resident_bytes() - before < 16 * MIB

@@ -20,7 +20,7 @@ from holdfast.rpc.rref import RRef
 from holdfast.rpc.transport import Direct
 from tests.unit.rpc.world import agents
 
-WITHIN_S = 30.0
+WITHIN_S = 120.0
 CALLS = 100
 TIMEOUT_S = 0.3
 PLAN = """
@@ -97,12 +97,16 @@ def test_nothing_is_left_of_references_that_travel_through_faults(
             worker.join()
         here.clear()
         kept.clear()
-        gc.collect()  # errors keep what was under way
+        deadline = Deadline.after(WITHIN_S)
         for agent in made:
             left = agent.holdings
-            assert left.wait_empty(Deadline.after(WITHIN_S).remaining), left.counts()
+            empty = False
+            while not empty:
+                assert not deadline.passed(), left.counts()
+                gc.collect()  # errors keep what was under way; those of late calls come only now
+                empty = left.wait_empty(deadline.sooner(0.5).remaining)
     fired = sum((Counter(plan.fired()) for plan in plans), Counter[Action]())
     assert seen["done"] > CALLS, seen
     assert seen["CallTimedOut"] > 5, seen
-    assert seen["PeerLost"] > 1, seen
+    assert fired[Action.RESET] + fired[Action.CORRUPT] > 1, fired
     assert sum(fired.values()) > 20, fired

@@ -138,6 +138,11 @@ class Agent:
         """What carries its messages."""
         return self._transport
 
+    @property
+    def server(self) -> Server:
+        """What accepts the connections of callers."""
+        return self._server
+
     def find(self, target: Target) -> Contact:
         """Return where a worker is."""
         return self._directory.find(target)

@@ -32,7 +32,7 @@ from holdfast.rpc.server import Later
 
 __all__ = ["Answerer", "deadline_here"]
 
-DEAD_MAX = 4096
+DEAD_MAX = CANCELLED_MAX = 4096
 # Members of an enumeration cost a search each time they are named.
 _CALL, _REPLY = Kind.PYTHON_CALL, Kind.REPLY
 
@@ -68,6 +68,7 @@ class Answerer:
         self._receipts = Receipts()
         self._tasks: dict[tuple[str, int], Future[Any]] = {}
         self._dead: dict[str, None] = {}  # the latest ones
+        self._cancelled: dict[tuple[str, int], None] = {}  # of which no task was known then, latest
         self._handlers: dict[Kind, Callable[[Greeting, Any], Any]] = {
             Kind.PYTHON_REMOTE_CALL: self._run_remote,
             Kind.PYTHON_RREF_FETCH_CALL: self._run_fetch,
@@ -114,9 +115,7 @@ class Answerer:
     def died(self, worker: str) -> None:
         """Forget a caller that is gone; should it be there still, it is not heard any more."""
         with self._lock:
-            self._dead[worker] = None
-            while len(self._dead) > DEAD_MAX:
-                del self._dead[next(iter(self._dead))]
+            _keep(self._dead, worker, DEAD_MAX)
             self._receipts.gone(worker)
             tasks = [task for (caller, _), task in self._tasks.items() if caller == worker]
         for task in tasks:
@@ -170,8 +169,11 @@ class Answerer:
                 with self._lock:
                     self._receipts.acknowledged(caller.incarnation, message)
             case Kind.CANCEL:
+                key = (caller.incarnation, message.call)
                 with self._lock:
-                    task = self._tasks.get((caller.incarnation, message.call))
+                    task = self._tasks.get(key)
+                    if task is None:  # it has ended, or this has overtaken its beginning
+                        _keep(self._cancelled, key, CANCELLED_MAX)
                 if task is not None:
                     self._loop.cancel(task)
             case _:
@@ -250,6 +252,7 @@ class Answerer:
         key = (caller.incarnation, message.call)
         with self._lock:
             self._tasks[key] = value
+            unwanted = key in self._cancelled or caller.incarnation in self._dead
 
         def done(future: Future[Any]) -> None:
             with self._lock:
@@ -261,6 +264,8 @@ class Answerer:
             _send(later, answer)
 
         value.add_done_callback(done)
+        if unwanted:
+            self._loop.cancel(value)
 
     def _answer(self, caller: Greeting, message: Message, value: Any) -> Message:
         body, buffers, given = self._holdings.pack(caller.incarnation, value, True)
@@ -278,6 +283,13 @@ def _send(later: Later, answer: Message) -> None:
         later(answer)
     except OSError as error:
         _log.debug("an answer came too late: %s", error)
+
+
+def _keep(latest: dict[Any, None], new: object, most: int) -> None:
+    """Add to what is kept in mind; the oldest is forgotten."""
+    latest[new] = None
+    while len(latest) > most:
+        del latest[next(iter(latest))]
 
 
 def _copy(done: Future[Any], room: Future[Any]) -> None:

@@ -15,6 +15,8 @@ Guarantees
     SR-2  Every request that is read is answered once, unless the connection is gone.
     SR-3  A call that blocks delays the calls behind it on its pipe by at most two ticks.
     SR-4  Strangers, however many, keep nobody out: the oldest one makes room for the next.
+    SR-5  When a connection of a caller ends and no pipe of it is left, `left` hears so: whatever it
+          asked for by a pipe, it will not hear the answer. Not when we end ourselves.
 """
 
 from __future__ import annotations
@@ -94,6 +96,8 @@ class Server:
         self._listeners: list[socket.socket] = []
         self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._links: dict[Link, Greeting] = {}
+        self.left: Callable[[Greeting], object] | None = None
+        """Hears of callers that have no pipe any more, maybe more than once. Must not block."""
         self._handled = 0  # on links that are over
         self._closing = False
         self._watch = _Watch(name)
@@ -263,9 +267,21 @@ class Server:
 
     def _forget(self, link: Link) -> None:
         with self._lock:
-            if self._links.pop(link, None) is not None:
+            caller = self._links.pop(link, None)
+            if caller is not None:
                 self._handled += link.handled
+            left = None if self._closing else self.left
         link.close()
+        if caller is not None and left is not None and not self.has_pipe(caller.incarnation):
+            left(caller)
+
+    def has_pipe(self, incarnation: str) -> bool:
+        """Say whether there is a pipe of this caller."""
+        with self._lock:
+            return any(
+                by.incarnation == incarnation and by.purpose is Purpose.PIPE
+                for by in self._links.values()
+            )
 
 
 def _start(name: str, target: Callable[..., None], *args: object) -> bool:

@@ -158,8 +158,8 @@ class AgentProcess:
         if self.code is None:
             written = self.errors.stat().st_size
             self.process.send_signal(signal.SIGUSR1)
-            deadline = Deadline.after(5.0)
-            while not self._dumped(written) and not deadline.passed():
+            deadline = Deadline.after(TIMEOUT_S)
+            while not (self._dumped(written) or deadline.passed() or self.process.poll()):
                 SYSTEM_CLOCK.sleep(0.05)
         text = self.errors.read_text(errors="replace")[-6000:]
         said = "\n".join(map(str, self.said[-12:]))
@@ -229,10 +229,12 @@ class Rig:
     def _discard(self) -> None:
         for agent in self.agents:
             agent.discard()
+        deadline = Deadline.after(TIMEOUT_S)
         for agent in self.agents:
-            for pid in carriers(f"{MARK}={agent.token}"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            while (pids := carriers(f"{MARK}={agent.token}")) and not deadline.passed():
+                for pid in pids:
+                    strike(pid, signal.SIGKILL)
+                SYSTEM_CLOCK.sleep(0.01)  # they are not ours to wait for
 
     def start(
         self,

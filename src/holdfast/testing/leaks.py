@@ -37,7 +37,7 @@ __all__ = [
 MARK = "PYTEST_HOLDFAST_LEAK_MARK"
 """The environment variable by which orphans are recognised."""
 
-GRACE_S = 2.0
+GRACE_S = 20.0  # only what has left something waits for it
 _PROC = Path("/proc")
 _STANDARD_STREAMS = (0, 1, 2)
 _TARGET_MAX = 200

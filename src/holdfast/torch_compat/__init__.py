@@ -11,6 +11,7 @@ or, with a program that is not to be touched at all:
 Layout, in reading order
     theirs.py           what stays torch's own
     contexts.py         contexts of distributed autograd
+    tensors.py          how tensors are pickled
     devices.py          tensors on devices: where they arrive, and how they get there
     graph.py            where tensors leave a worker and arrive, in torch's graph
     wire.py             what torch's pickler makes of a value, on its way
@@ -20,6 +21,8 @@ Layout, in reading order
     rrefs.py            references by torch's name
     serving.py          the callee's side of calls
     calls.py            calls, by the names of torch's binding
+    quick.py            the short path of most calls
+    ddp.py              DDP in a context of distributed autograd
     engine.py           what one worker does of a distributed backward pass
     autograd.py         distributed autograd, by the names of torch's binding
     optimizer.py        torch's distributed optimizer, without TorchScript

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from holdfast.rpc.peers import Contact
 from holdfast.rpc.rref_protocol import Number
 from holdfast.rpc.transport import Transport
 from holdfast.store.open import choose_secret
-from holdfast.torch_compat.contexts import CONTEXTS, release
+from holdfast.torch_compat.contexts import CONTEXTS, left, release
 from holdfast.torch_compat.devices import Devices, visible
 from holdfast.torch_compat.graph import working
 from holdfast.torch_compat.places import Places
@@ -95,6 +96,7 @@ class TensorPipeAgent(RpcAgent):
         for kind in (Kind.PYTHON_RREF_FETCH_CALL, Kind.SCRIPT_RREF_FETCH_CALL):
             self.core.add_handler(kind, self._fetched)
         self.core.add_handler(Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ, self._released)
+        self.core.server.left = partial(left, self)
         host = "" if far is None else address_towards(far, Deadline.after(LEAVE_WITHIN_S))
         try:
             self.core.start("" if is_loopback(host) else host)
@@ -209,14 +211,17 @@ class TensorPipeAgent(RpcAgent):
     # The end.
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
-        """Wait until no worker of the group has anything under way."""
-        deadline = Deadline.after(timeout or LEAVE_WITHIN_S)
+        """Wait until no worker of the group has anything under way.
+
+        For its own calls as long as they take, as torch does; then for the others a while.
+        """
         if not self._is_static:
             self.core.holdings.let_all_go()
         calls = -1
         while True:
-            self._wait_idle(deadline)
+            self._wait_idle(Deadline.after(timeout or None))
             before, calls = calls, int(self.core.metrics()["agent.client_calls"])
+            deadline = Deadline.after(timeout or LEAVE_WITHIN_S)
             if not self.places.meet(calls != before, deadline):
                 break
         if not self._is_static:
@@ -224,7 +229,7 @@ class TensorPipeAgent(RpcAgent):
         self.places.part(self._info.id, deadline)
 
     def _wait_idle(self, deadline: Deadline) -> None:
-        self.core.holdings.wait_settled(deadline.remaining)
+        self.core.holdings.wait_settled(deadline.sooner(LEAVE_WITHIN_S).remaining)
         while not deadline.passed():
             now = self.core.metrics()
             if (
@@ -239,7 +244,7 @@ class TensorPipeAgent(RpcAgent):
 
     def shutdown(self) -> None:
         """End it: what is under way fails. Idempotent."""
-        CONTEXTS.end_passes("this agent has been shut down")
+        CONTEXTS.end_passes(RuntimeError("this agent has been shut down"))
         self.core.close()
         self._followers.shutdown(wait=False)
 

@@ -3,8 +3,10 @@
 Guarantees
     AG-1  `backward` returns when all workers that gradients went to are done; who was first to
           send a worker gradients of a pass hears when that one is.
-    AG-2  A pass that fails at one worker, or because one is lost, ends everywhere: whoever gave
-          that worker gradients hears it with the answer, all others are told.
+    AG-2  A pass that fails at one worker, or because one is lost, ends everywhere. Each worker that
+          has a part in it was asked by one that has: that one hears it with the answer, and it
+          tells those that it has asked, and all that have the context from it. Who was asked by
+          one that is lost finds that it has hung up.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from holdfast.rpc.api import async_execution
 from holdfast.rpc.future import Future
 from holdfast.rpc.way import make_way
 from holdfast.torch_compat.agents import current, is_set
-from holdfast.torch_compat.contexts import CONTEXTS, DistAutogradContext, release
+from holdfast.torch_compat.contexts import CONTEXTS, DistAutogradContext, asker_lost, release
 from holdfast.torch_compat.devices import gradients_leave
 from holdfast.torch_compat.engine import Pass, Roots
 from holdfast.torch_compat.futures import as_torch_error
@@ -103,28 +105,37 @@ def _enter(one: Pass) -> Pass:
             raise RuntimeError(f"Could not find autograd context with id: {context.number}")
         entered: Pass = context.passes.setdefault(one.number, one)
     if entered is one:
-        one.future.add_done_callback(lambda _: _tell(one))
+        one.future.add_done_callback(lambda _: _tell_failure(one))
     return entered
 
 
 def _send(one: Pass, message: int, worker: int, gradients: list[Any]) -> Future[Any]:
-    args = (one.context.number, one.number, message, gradients, one.retain_graph)
+    core = current().core
+    me = core.contact.incarnation
+    args = (me, one.context.number, one.number, message, gradients, one.retain_graph)
     with gradients_leave():
-        sent: Future[Any] = current().core.call_async(worker, take_gradients, args)
+        sent: Future[Any] = core.call_async(worker, take_gradients, args)
     return sent
 
 
 @async_execution
 def take_gradients(
-    context_id: int, number: int, message: int, gradients: list[Any], retain_graph: bool
+    asker: str,
+    context_id: int,
+    number: int,
+    message: int,
+    gradients: list[Any],
+    retain_graph: bool,
 ) -> Any:
     """Go on with a pass; for the first who asks, answer when this worker's part is done (AG-1)."""
     context = CONTEXTS.find(context_id)
     try:
-        one, is_first = _join(context, number, retain_graph)
+        one, is_first = _join(context, number, retain_graph, asker)
         one.come(message, gradients)
         if not is_first:
             return None
+        if _has_hung_up(asker):  # before the pass was known
+            one.fail(asker_lost(current().core.name_of(asker)))
         make_way()
         one.run([])
     except Exception as error:
@@ -132,39 +143,54 @@ def take_gradients(
     return one.future
 
 
-def _join(context: DistAutogradContext, number: int, retain_graph: bool) -> tuple[Pass, bool]:
+def _has_hung_up(asker: str) -> bool:
+    core = current().core
+    return asker != core.contact.incarnation and not core.server.has_pipe(asker)
+
+
+def _join(
+    context: DistAutogradContext, number: int, retain_graph: bool, asker: str
+) -> tuple[Pass, bool]:
     with context.lock:
         one = context.passes.get(number)
         if one is None and number in context.over:
             raise RuntimeError(f"backward pass {number} is over")
     if one is not None:
         return one, False
-    made = Pass(context, number, retain_graph, _send)
+    made = Pass(context, number, retain_graph, _send, asker)
     one = _enter(made)
     return one, one is made
 
 
 def end_pass(context_id: int, number: int, why: str) -> None:
-    """Hear that a pass has failed."""
+    """Hear that a pass has failed; tell on, if this is news."""
     try:
         context = CONTEXTS.find(context_id)
     except RuntimeError:
         return
     with context.lock:
         one = context.passes.get(number)
+        is_news = number not in context.over
         context.over.add(number)
     if one is not None:
         one.fail(RuntimeError(why))
+    elif is_news:
+        _tell(context, number, why, set())
 
 
-def _tell(one: Pass) -> None:
-    """Tell all whom this worker knows to have the context, if a pass has failed (AG-2)."""
+def _tell_failure(one: Pass) -> None:
     error = one.future.exception()
-    if error is None or not is_set():
+    if error is not None:
+        _tell(one.context, one.number, str(error), one.asked)
+
+
+def _tell(context: DistAutogradContext, number: int, why: str, asked: set[int]) -> None:
+    """Tell all who may have a part in a pass that it has failed (AG-2)."""
+    if not is_set():
         return
     core = current().core
-    args = (one.context.number, one.number, str(error))
-    for worker in one.context._known_worker_ids():
+    args = (context.number, number, why)
+    for worker in context._known_worker_ids() | asked:
         try:
             core.call_async(worker, end_pass, args)
         except (HoldfastError, RuntimeError):  # it is gone

@@ -22,10 +22,13 @@ from typing import Any
 import torch
 
 from holdfast import env
+from holdfast.torch_compat.ddp import watch_ddp
 from holdfast.torch_compat.elastic.names import register_backends, replacements
 from holdfast.torch_compat.futures import collect_all
 from holdfast.torch_compat.optimizer import mend_when_imported
+from holdfast.torch_compat.quick import shorten
 from holdfast.torch_compat.rpc_names import both
+from holdfast.torch_compat.scripts import watch_compiler
 
 __all__ = ["bind", "is_bound"]
 
@@ -59,9 +62,12 @@ def bind() -> None:
     for name in (*_PACKAGES, *again):
         importlib.import_module(name)
     torch.distributed.autograd, torch.distributed.rpc = (sys.modules[one] for one in _PACKAGES)
+    shorten(torch.distributed.rpc)
     _replace(_pairs(old) | {id(before): (before, now) for before, now in replacements()})
     register_backends()
     mend_when_imported()
+    watch_ddp()
+    watch_compiler()
     env.add_to_path("PYTHONPATH", str(SITE))
 
 

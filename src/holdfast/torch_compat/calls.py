@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import torch
+
 from holdfast.rpc.messages import Kind
 from holdfast.torch_compat import serving
 from holdfast.torch_compat.agents import current
@@ -17,12 +19,14 @@ from holdfast.torch_compat.rrefs import PyRRef, check_value
 from holdfast.torch_compat.wire import Parcel, pack, seal, unpack
 
 __all__ = [
+    "checked",
     "invoke_remote_builtin",
     "invoke_remote_python_udf",
     "invoke_remote_torchscript",
     "invoke_rpc_builtin",
     "invoke_rpc_python_udf",
     "invoke_rpc_torchscript",
+    "seconds",
 ]
 
 Serving: TypeAlias = Callable[..., Any]
@@ -34,17 +38,20 @@ def invoke_rpc_python_udf(
     """Call a Python function."""
     agent, parcel = current(), seal(pickled, tensors, dst.id)
     call = agent.core.call_async(
-        dst.name, serving.answer_udf, (parcel, is_async), None, _seconds(timeout)
+        dst.name, serving.answer_udf, (parcel, is_async), None, seconds(timeout)
     )
     return CallFuture(call, agent.later, _read_udf)
 
 
 def _read_udf(parcel: Parcel) -> Any:
+    return checked(unpack(parcel))
+
+
+def checked(value: Any) -> Any:
     """Return what a Python function returned, or raise what it raised.
 
     As torch does it: as a ValueError or a TypeError if it was one, else as a RuntimeError.
     """
-    value = unpack(parcel)
     try:
         check_value(value)
     except Exception as error:
@@ -65,13 +72,24 @@ def invoke_rpc_torchscript(
     dst_name: str, name: str, args: Any, kwargs: Any, timeout: float, is_async: bool = False
 ) -> Any:
     """Call a TorchScript function."""
+    _check_script(name, args, kwargs)
     parcel = pack((tuple(args), dict(kwargs)), _id_of(dst_name))
     return _call_script(dst_name, serving.answer_script, (name, parcel, is_async), timeout)
 
 
+def _check_script(name: str, args: Any, kwargs: Any) -> None:
+    """Raise here what it would raise there: that it does not take these arguments."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, PyRRef):
+            value._check("call fork an UserRRef")  # one that is no good has an error of its own
+    function = torch.jit._state._python_cu.find_function(name)
+    if function is not None:
+        torch._C._check_schema_allow_fake_script_object(function.schema, *args, **kwargs)
+
+
 def _call_script(to: str, function: Serving, args: tuple[Any, ...], timeout: float) -> Any:
     agent = current()
-    call = agent.core.call_async(to, function, args, None, _seconds(timeout), kind=Kind.SCRIPT_CALL)
+    call = agent.core.call_async(to, function, args, None, seconds(timeout), kind=Kind.SCRIPT_CALL)
     return CallFuture(call, agent.later, unpack)
 
 
@@ -93,6 +111,7 @@ def invoke_remote_torchscript(
     dst_name: str, name: str, timeout: float, is_async: bool, *args: Any, **kwargs: Any
 ) -> PyRRef:
     """Call a TorchScript function and leave its result there."""
+    _check_script(name, args, kwargs)
     value = (name, pack((args, kwargs), _id_of(dst_name)), is_async)
     return _remote(dst_name, serving.run_script, value, timeout, Kind.SCRIPT_REMOTE_CALL)
 
@@ -101,7 +120,7 @@ def _remote(
     to: str, function: Serving, args: tuple[Any, ...], timeout: float, kind: Kind
 ) -> PyRRef:
     core = current().core
-    made = core.remote(to, function, args, None, _seconds(timeout), kind=kind)
+    made = core.remote(to, function, args, None, seconds(timeout), kind=kind)
     return PyRRef._of(made, kind is Kind.SCRIPT_REMOTE_CALL)
 
 
@@ -109,6 +128,6 @@ def _id_of(name: str) -> int:
     return int(current().places.find(name).info.id)
 
 
-def _seconds(timeout: float) -> float | None:
+def seconds(timeout: float) -> float | None:
     """Return a timeout as core has it: torch's says "the default" with a negative number."""
     return None if timeout < 0 else timeout

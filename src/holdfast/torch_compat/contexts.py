@@ -10,6 +10,11 @@ Guarantees
     CX-2  Who releases a context tells each worker that it knows to have it, again if need be. A
           worker tells once.
     CX-3  A released context ends the passes that run in it.
+    CX-4  A context ends here too when nobody would release it: when a worker that has brought it
+          here has hung up, its maker is asked. If that has it, it tells this worker when it
+          releases it; if it has not, or is gone, it is released here.
+    CX-5  A pass fails when the worker that has asked for it has hung up: what it asked for is of
+          no use to anybody.
 """
 
 from __future__ import annotations
@@ -20,11 +25,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, PeerLost
+from holdfast.rpc.future import Future
+from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.retry import RetryPolicy
 
-__all__ = ["CONTEXTS", "Contexts", "DistAutogradContext", "release"]
+__all__ = [
+    "CONTEXTS",
+    "Contexts",
+    "DistAutogradContext",
+    "asker_lost",
+    "left",
+    "release",
+    "share",
+]
 
 ID_BITS = 48
 NO_CONTEXT = -1
@@ -34,8 +49,8 @@ class DistAutogradContext:
     """What one worker knows of one context.
 
     Under its lock: the send and recv functions, in the order in which they were made, and the
-    tokens of that order (`graph.py`); the workers that have the context too; the passes that have
-    not ended, by number; and the gradients.
+    tokens of that order (`graph.py`); the workers that have the context from this one, and those
+    that this one has it from; the passes that have not ended, by number; and the gradients.
     """
 
     def __init__(self, number: int) -> None:
@@ -44,15 +59,22 @@ class DistAutogradContext:
         self.sends: dict[int, Any] = {}
         self.recvs: dict[int, Any] = {}
         self.workers: set[int] = set()
+        self.sources: set[int] = set()
         self.passes: dict[int, Any] = {}
         self.over: set[int] = set()  # the passes that have ended
         self.gradients: dict[Any, Any] = {}
+        self.reduces = False  # whether DDP has a part in it
         self.is_released = False
         self.first_token: Any = None
         self.token: Any = None
         # Under a lock of its own, since it is waited for: the pass that runs.
         self.turns = threading.Condition()
         self.running: Any = None
+
+    @property
+    def maker(self) -> int:
+        """The worker that made it."""
+        return self.number >> ID_BITS
 
     def _context_id(self) -> int:
         return self.number
@@ -128,13 +150,16 @@ class Contexts:
         self._here.number = context.number
         return context
 
-    def join(self, number: int) -> DistAutogradContext:
-        """Return a context of somebody's; one is made if this worker has none yet."""
+    def join(self, number: int, source: int | None = None) -> DistAutogradContext:
+        """Return a context; one is made if this worker has none yet. `source` has brought it."""
         with self._lock:
             context = self._known.get(number)
             if context is None:
                 context = self._known[number] = DistAutogradContext(number)
-            return context
+        if source is not None:
+            with context.lock:
+                context.sources.add(source)
+        return context
 
     def find(self, number: int) -> DistAutogradContext:
         """Return a context; RuntimeError if there is none of that number."""
@@ -177,22 +202,25 @@ class Contexts:
         finally:
             self._here.number = outer
 
-    def end_passes(self, why: str) -> None:
-        """Let all passes fail that run in contexts of this worker."""
+    def all(self) -> list[DistAutogradContext]:
+        """Return all of them."""
         with self._lock:
-            known = list(self._known.values())
-        for context in known:
+            return list(self._known.values())
+
+    def end_passes(self, error: Exception, asker: str | None = None) -> None:
+        """Let passes fail that run here: all, or those that this life of a worker asked for."""
+        for context in self.all():
             with context.lock:
                 passes = list(context.passes.values())
             for one in passes:
-                one.fail(RuntimeError(why))
+                if asker is None or one.asker == asker:
+                    one.fail(error)
 
     # For people.
 
     def counts(self) -> dict[str, str]:
         """Return how many there are of what, by torch's names."""
-        with self._lock:
-            known = list(self._known.values())
+        known = self.all()
         return {
             "num_current_backward_passes": str(sum(len(one.passes) for one in known)),
             "num_autograd_contexts": str(len(known)),
@@ -222,3 +250,43 @@ def release(agent: Any, number: int) -> bool:
         except (HoldfastError, RuntimeError):  # it is gone, and its context with it
             continue
     return True
+
+
+def left(agent: Any, caller: Greeting) -> None:
+    """Hear that a worker has hung up (CX-4, CX-5)."""
+    CONTEXTS.end_passes(asker_lost(caller.name), caller.incarnation)
+    for context in CONTEXTS.all():
+        with context.lock:
+            has_brought_it = caller.id in context.sources
+        if has_brought_it and context.maker != CONTEXTS.worker:
+            _ask_maker(agent, context.number, context.maker)
+
+
+def asker_lost(who: str) -> PeerLost:
+    """Return the error of a pass whose asker has hung up."""
+    return PeerLost(f"{who}: Connection closed by peer (it had asked for a backward pass)")
+
+
+def _ask_maker(agent: Any, number: int, maker: int) -> None:
+    def heard(done: Future[Any]) -> None:
+        error = done.exception()
+        if isinstance(error, PeerLost) or (error is None and not done.value()):
+            release(agent, number)
+
+    try:
+        asked = agent.core.call_async(maker, share, (number, CONTEXTS.worker))
+    except (HoldfastError, RuntimeError):  # it has left the group, or we do
+        release(agent, number)
+    else:
+        asked.add_done_callback(heard)
+
+
+def share(number: int, worker: int) -> bool:
+    """Say whether this worker has a context; if it has, that one will hear of its release."""
+    try:
+        context = CONTEXTS.find(number)
+    except RuntimeError:
+        return False
+    with context.lock:
+        context.workers.add(worker)
+        return not context.is_released

@@ -28,7 +28,8 @@ import torch
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.passing import here
 from holdfast.rpc.peers import Contact
-from holdfast.rpc.serialize import is_plain, reduce_tensor, teach
+from holdfast.rpc.serialize import is_plain, teach
+from holdfast.torch_compat.tensors import reduce_strided, reduce_tensor
 
 __all__ = ["HANDLE_BYTES", "Devices", "Maps", "gradients_leave", "visible"]
 
@@ -105,6 +106,8 @@ class Devices:
         contact = self._places.find_incarnation(to)
         target = self.where(contact.info.name, tensor.device, is_answer)
         if tensor.is_cuda:
+            if is_plain(tensor) and not tensor.is_contiguous():
+                return reduce_strided(tensor, lambda dense: self.reduce(dense, to, is_answer))
             torch.cuda.synchronize(tensor.device)
             place = self._place_there(contact, tensor)
             if place is not None:

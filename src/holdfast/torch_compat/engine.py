@@ -7,8 +7,10 @@ before what they depend on. They depend on nothing but recv functions that were 
 came back because of what was sent. The graph says so too (`graph.py`), so torch keeps that order.
 
 Guarantees
-    EN-1  Each node runs once in a pass, with the sum of all its gradients; so do its hooks.
-    EN-2  A gradient goes to the context and nowhere else: no `.grad` is touched.
+    EN-1  Each node runs once in a pass, with the sum of all its gradients; so do its hooks. Those
+          of a leaf's node, which does not run, run before and after the gradient is kept.
+    EN-2  A gradient goes to the context and nowhere else: no `.grad` is touched, but for a while by
+          passes with DDP (DP-2).
     EN-3  A pass ends when all of this worker's part is done and all workers to whom gradients
           went have said that they are done, or with the first error. Then it ends once.
     EN-4  A pass that fails wakes up what waits for its gradients, and sends none any more.
@@ -22,6 +24,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -32,6 +35,7 @@ from holdfast.rpc.answering import deadline_here
 from holdfast.rpc.future import Future
 from holdfast.rpc.pipe import NEVER
 from holdfast.torch_compat.contexts import DistAutogradContext
+from holdfast.torch_compat.ddp import by_adding
 
 __all__ = ["Pass", "Roots", "Sender"]
 
@@ -43,15 +47,23 @@ class Pass:
     """A pass at this worker.
 
     `send` passes gradients on: those of the message of that number, to the worker of that number.
+    `asker` is the life of the worker that was first to give gradients here, if one was.
     """
 
     def __init__(
-        self, context: DistAutogradContext, number: int, retain_graph: bool, send: Sender
+        self,
+        context: DistAutogradContext,
+        number: int,
+        retain_graph: bool,
+        send: Sender,
+        asker: str = "",
     ) -> None:
         self.context = context
         self.number = number
         self.retain_graph = retain_graph
+        self.asker = asker
         self.future: Future[None] = Future()
+        self.asked: set[int] = set()  # the workers to whom gradients went
         self._send = send
         self._changed = threading.Condition()
         self._come: dict[int, list[Any]] = {}
@@ -66,7 +78,9 @@ class Pass:
         with self.context.lock:
             is_known = message in self.context.sends
         if not is_known:
-            raise RuntimeError(f"Could not find send function for autograd message id: {message}")
+            error = RuntimeError(f"Could not find send function for autograd message id: {message}")
+            self.fail(error)
+            raise error
         with self._changed:
             self._come[message] = gradients
             self.has_heard = True
@@ -98,6 +112,7 @@ class Pass:
         with self._changed:
             self._check()
             self._under_way += 1
+            self.asked.add(worker)
         self._send(self, message, worker, gradients).add_done_callback(self._answered)
 
     def _check(self) -> None:
@@ -142,6 +157,13 @@ class Pass:
         starts = [edge for edge, _ in roots] + [GradientEdge(send, 0) for send in sends]
         gradients = [gradient for _, gradient in roots] + [torch.empty(0)] * len(sends)
         leaves = _leaves([edge.node for edge in starts], token)
+        if self.context.reduces:
+            variables = [leaf.variable for leaf in leaves] + ([] if token is None else [token])
+            run = partial(
+                torch.autograd.backward, starts, gradients, retain_graph=self.retain_graph
+            )
+            self._keep(leaves, by_adding(variables, run, self._left())[: len(leaves)])
+            return
         ends = [GradientEdge(leaf, 0) for leaf in leaves]
         if token is not None:
             ends.append(torch.autograd.graph.get_gradient_edge(token))
@@ -149,7 +171,10 @@ class Pass:
             starts, ends, gradients, retain_graph=self.retain_graph, allow_unused=True
         )
         del gradients
-        self._keep(leaves, list(found[: len(leaves)]))
+        kept = [_before(*pair) for pair in zip(leaves, found[: len(leaves)], strict=True)]
+        self._keep(leaves, kept)
+        for pair in zip(leaves, kept, strict=True):
+            _after(*pair)
 
     def _keep(self, leaves: list[Any], gradients: list[Any]) -> None:
         """Add gradients of leaves to those of the context, in memory of their own."""
@@ -218,6 +243,31 @@ def _leaves(starts: Iterable[Any], token: Any) -> list[Any]:
                 seen.add(child)
                 todo.append(child)
     return found
+
+
+def _before(leaf: Any, gradient: Any) -> Any:
+    """Return what the hooks that run before a leaf's node make of its gradient, if it has one."""
+    if gradient is not None:
+        for hook in _hooks(leaf.register_prehook):
+            found = hook((gradient,))
+            if found is not None:
+                (gradient,) = found if isinstance(found, tuple) else (found,)
+    return gradient
+
+
+def _after(leaf: Any, gradient: Any) -> None:
+    """Run the hooks that run after a leaf's node, if it has a gradient."""
+    if gradient is not None:
+        for hook in _hooks(leaf.register_hook):
+            hook((), (gradient,))
+
+
+def _hooks(register: Callable[[Any], Any]) -> list[Callable[..., Any]]:
+    """Return the hooks of a node: torch shows them to whoever registers one himself."""
+    own = register(_hooks)
+    found = own.hooks_dict_ref()
+    own.remove()
+    return list(found.values())
 
 
 def _memory(gradient: Any) -> int:

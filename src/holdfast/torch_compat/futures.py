@@ -6,6 +6,7 @@ made of such a future (`then`, `collect_all`) is torch's own, and completed by w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,8 @@ class OurFuture(torch.futures.Future):  # type: ignore[misc]
 class CallFuture(OurFuture):
     """The future of a call: what `read` makes of the answer.
 
-    What follows the future may block, so `later` runs it: on no thread that reads connections.
+    Whoever hears the answer completes it. If anything follows it, which may block, `later` does: on
+    no thread that reads connections.
     """
 
     def __init__(
@@ -40,32 +42,36 @@ class CallFuture(OurFuture):
         self._call: Future[Any] | None = call
         self._later = later
         self._read = read
-        # Somebody waits, and nothing is known to follow: then completing it calls nobody.
-        self._is_waited_for = False
+        # Held while it is completed with nothing to follow: what comes then, follows at once.
+        self._lock = threading.Lock()
         self._is_followed = False
         call.add_done_callback(self._heard)
 
     def wait(self) -> Any:
         call = self._call
         if call is not None and not call.done():
-            self._is_waited_for = True
             call._wait(_FOREVER)
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        self._is_followed = True
+        self._follow()
         return super().then(callback)
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        self._is_followed = True
+        self._follow()
         super().add_done_callback(callback)
+
+    def _follow(self) -> None:
+        with self._lock:
+            self._is_followed = True
 
     def _heard(self, call: Future[Any]) -> None:
         self._call = None
-        if self._is_waited_for and not self._is_followed:
-            self._complete(call)
-        else:
-            self._later(lambda: self._complete(call))
+        with self._lock:
+            if not self._is_followed:
+                self._complete(call)
+                return
+        self._later(lambda: self._complete(call))
 
     def _complete(self, call: Future[Any]) -> None:
         try:

@@ -116,7 +116,8 @@ def working(stamped: Stamp | None) -> AbstractContextManager[None]:
     """Let this thread work in the context of what came with a stamp, if there is one."""
     if stamped is None:
         return nullcontext()
-    return CONTEXTS.within(CONTEXTS.join(stamped[0]).number)
+    number, sender, *_ = stamped
+    return CONTEXTS.within(CONTEXTS.join(number, sender).number)
 
 
 def connect(tensors: list[Any], stamped: Stamp) -> None:

@@ -7,6 +7,7 @@ others (options, constants, `WorkerInfo`) stay torch's own.
 
 from __future__ import annotations
 
+import warnings
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -16,19 +17,24 @@ from holdfast.torch_compat.autograd import AUTOGRAD_NAMES
 from holdfast.torch_compat.rrefs import PyRRef
 from holdfast.torch_compat.theirs import THEIRS, THEIRS_AUTOGRAD, THEIRS_FAULTY
 
-__all__ = ["FAULTY_NAMES", "RPC_NAMES", "both"]
+__all__ = ["CALLER_ALONE", "FAULTY_NAMES", "RPC_NAMES", "both"]
+
+CALLER_ALONE = (
+    "holdfast.torch_compat: the profiler sees what this worker does, and nothing of what its calls "
+    "do at other workers: profile each worker by itself"
+)
 
 
 class _NoProfiler:
-    """Says that what runs at others is not seen from here, when torch's legacy profiler asks."""
+    """Says that what runs at others is not seen from here, when torch's legacy profiler asks.
+
+    A warning, as torch itself has it for its other profiler: what the caller does is seen.
+    """
 
     @staticmethod
     def set_current_profiling_key(key: str) -> None:
-        """Refuse to profile a call."""
-        raise UsageError(
-            f"{key}: the legacy profiler asks for what a call does at another worker, which "
-            "holdfast does not record: profile each worker by itself, with torch.profiler.profile"
-        )
+        """Forget the key of a call."""
+        warnings.warn(CALLER_ALONE, stacklevel=2)
 
 
 def _no_profiler(*args: Any) -> NoReturn:

@@ -34,6 +34,11 @@ class PyRRef:
 
     def __init__(self, value: Any, type_hint: Any = None) -> None:
         """Make a reference to a value of this worker."""
+        if isinstance(value, torch.jit.ScriptModule) and type_hint is None:
+            raise RuntimeError(
+                "The RRef being created contains a ScriptModule, "
+                "must provide its ModuleInterface type hint."
+            )
         holdings = current().core.holdings
         number = holdings.own(value)
         made = RRef._made(holdings, number, holdings.me, holdings.incarnation, None)

@@ -1,14 +1,16 @@
 """The callee's side of calls: runs Python functions, operators and TorchScript functions.
 
-Callers name these functions. `run_…` return the value, which stays here; `answer_…` the parcel of
-it, which goes back; or futures of those. A Python function never fails for us: torch's Python makes
-a value of what it raised, which raises again when somebody asks for it.
+Callers name these functions. `run_…` return the value, which stays here, or goes back by the short
+path (`quick.py`); `answer_…` the parcel of it, which goes back; or futures of those. A Python
+function never fails for us: torch's Python makes a value of what it raised, which raises again when
+somebody asks for it.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,22 +18,96 @@ import torch
 
 from holdfast.clock import Deadline
 from holdfast.rpc.api import async_execution
+from holdfast.rpc.callables import function_of
+from holdfast.rpc.rref import RRef
+from holdfast.rpc.rref_protocol import Number
 from holdfast.rpc.way import make_way
 from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.futures import as_torch_error, follow
 from holdfast.torch_compat.graph import working
+from holdfast.torch_compat.rrefs import PyRRef
 from holdfast.torch_compat.wire import Parcel, pack, unpack
 
 __all__ = [
     "answer_builtin",
     "answer_script",
     "answer_udf",
+    "parcel_came",
+    "reference_came",
     "run_builtin",
+    "run_function",
+    "run_operator",
+    "run_promising",
     "run_script",
     "run_udf",
 ]
 
 CONFIRM_WITHIN_S = 60.0
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.came: list[Number | None] = []
+
+
+_here = _Here()
+"""The numbers of the references among the arguments of the call that this thread reads."""
+
+
+# By the short path.
+
+
+def run_function(name: str, args: Any, kwargs: Any) -> Any:
+    """Run a Python function that has this name; return its value."""
+    internal = sys.modules["torch.distributed.rpc.internal"]
+    _wait_confirmed(_taken())
+    try:
+        function = function_of(name)
+    except AttributeError:  # torch's words for it
+        module, _, own = name.partition(":")
+        asked = internal.deserialize(f"c{module}\n{own}\n.".encode(), [])
+    else:
+        asked = internal.PythonUDF(function, args, kwargs or {})
+    return internal._run_function(asked)
+
+
+@async_execution
+def run_promising(name: str, args: Any, kwargs: Any) -> Any:
+    """Run a Python function that promises its value; return the future of that."""
+    return _promised(run_function(name, args, kwargs), _same)
+
+
+def run_operator(name: str, args: Any, kwargs: Any) -> Any:
+    """Run an operator of torch; return its value."""
+    _taken()
+    try:
+        return _operator(name)(*args, **(kwargs or {}))
+    except Exception as error:
+        raise as_torch_error(error) from None
+
+
+def reference_came(reference: RRef[Any], is_script: bool, is_argument: bool) -> PyRRef:
+    """Return a reference that came within an argument of a call, or within a value."""
+    if is_argument:
+        _here.came.append(reference._fork)
+    return PyRRef._of(reference, is_script)
+
+
+def parcel_came(parcel: Parcel, is_argument: bool) -> Any:
+    """Return the value of a parcel that came so."""
+    if is_argument:
+        _here.came.extend(_forks(parcel))
+    return unpack(parcel)
+
+
+def _taken() -> list[Number | None]:
+    came = _here.came
+    if came:
+        _here.came = []
+    return came
+
+
+# By parcels.
 
 
 @async_execution
@@ -50,16 +126,24 @@ def _run_udf(parcel: Parcel, is_async: bool, finish: Callable[[Any], Any]) -> An
     internal = sys.modules["torch.distributed.rpc.internal"]
     with working(parcel[3]):
         function = unpack(parcel)
-        _wait_confirmed(parcel)
+        _wait_confirmed(_forks(parcel))
         value = internal._run_function(function)
-    if not is_async or isinstance(value, internal.RemoteException):
-        return finish(value)
-    return _later(value, finish)
+    return _promised(value, finish) if is_async else finish(value)
 
 
-def _wait_confirmed(parcel: Parcel) -> None:
-    """Wait until the references in a parcel are counted by their owners, as torch does."""
-    forks = [one._fork for one in (parcel[2] or {}).values() if one._fork is not None]
+def _promised(value: Any, finish: Callable[[Any], Any]) -> Any:
+    """Return the future of what a Python function promised; or what it raised, as a value."""
+    internal = sys.modules["torch.distributed.rpc.internal"]
+    return finish(value) if isinstance(value, internal.RemoteException) else _later(value, finish)
+
+
+def _forks(parcel: Parcel) -> list[Number | None]:
+    return [one._fork for one in (parcel[2] or {}).values()]
+
+
+def _wait_confirmed(came: list[Number | None]) -> None:
+    """Wait until these references are counted by their owners, as torch does; None for our own."""
+    forks = [fork for fork in came if fork is not None]
     if forks:
         make_way()
         limit = Deadline.after(CONFIRM_WITHIN_S)
@@ -103,6 +187,10 @@ def _run_script(name: str, parcel: Parcel, is_async: bool, finish: Callable[[Any
             value = function(*args, **kwargs)
     except Exception as error:
         raise as_torch_error(error) from None
+    if is_async and not isinstance(value, torch._C.Future):
+        raise RuntimeError(
+            f"Async functions must return an IValue of Future type, but got {type(value).__name__}"
+        )
     return _later(value, finish) if is_async else finish(value)
 
 

@@ -3,12 +3,11 @@
 torch pickles a value before it is known to whom it goes. Tensors and references are left out of the
 bytes: each is put into a table of the thread that pickles, and its place in the table is pickled in
 its stead. The three travel together, as a *parcel*, and core pickles the tables: tensors from where
-they lie, references as tickets for the worker that gets them.
+they lie (`tensors.py`), references as tickets for the worker that gets them.
 
 Guarantees
     WI-1  A reference in a parcel is found by a number that is never used twice by its thread: what
           an earlier value that could not be pickled has left behind takes nobody's place.
-    WI-2  A tensor arrives with its strides; of what it is a view of, nothing else is sent.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ import itertools
 import sys
 import threading
 from typing import Any, TypeAlias
-
-import torch
 
 from holdfast.torch_compat.contexts import CONTEXTS
 from holdfast.torch_compat.graph import Stamp, connect, stamp
@@ -62,9 +59,6 @@ def seal(data: bytes, tensors: list[Any], to: int = NOBODY) -> Parcel:
     """
     context = CONTEXTS.here()
     stamped = None if context is None else stamp(tensors, to, context)
-    for place, tensor in enumerate(tensors):
-        if _has_gaps(tensor):
-            tensors[place] = _Strided(tensor)
     leaving = _here.leaving
     if not leaving:
         return data, tensors, None, stamped
@@ -92,41 +86,6 @@ def unpack(parcel: Parcel) -> Any:
         return _internal().deserialize(data, tensors)
     finally:
         _here.arriving = outer
-
-
-def _has_gaps(tensor: Any) -> bool:
-    return bool(
-        tensor.layout is torch.strided
-        and not tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not tensor.is_quantized
-    )
-
-
-class _Strided:
-    """A tensor whose elements do not lie side by side: its strides travel with it (WI-2)."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        tensor = self._tensor.detach()
-        for axis, stride in enumerate(tensor.stride()):
-            if stride == 0:  # an element that counts many times is sent once
-                tensor = tensor.narrow(axis, 0, 1)
-        facts = (tuple(self._tensor.shape), tensor.stride(), self._tensor.requires_grad)
-        return _rebuild_strided, (tensor.contiguous(), *facts)
-
-
-def _rebuild_strided(
-    elements: Any, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool
-) -> Any:
-    room = torch.empty_strided(
-        elements.shape, strides, dtype=elements.dtype, device=elements.device
-    )
-    tensor = room.copy_(elements).expand(shape)
-    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _internal() -> Any:

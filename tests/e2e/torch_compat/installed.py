@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch._dynamo  # noqa: F401  # torch's logger imports it to tell of an error: once, here
+
 import holdfast.torch_compat
 from tests.e2e.torch_compat import agents
 

@@ -16,29 +16,46 @@ from typing import Any
 from tests.e2e.reporting import TIMEOUT_S
 from tests.e2e.torch_compat.agents import Node, new_run
 
-_context = multiprocessing.get_context("forkserver")
+FORKED = multiprocessing.get_context("forkserver")
+"""Makes processes that have torch, and in which torch's names are ours."""
+WITHIN_S = 3 * TIMEOUT_S
+"""Workers import torch, which takes long where others want the processors too."""
 
 
 @contextmanager
 def forking(folder: Path) -> Iterator[None]:
     """Have the process that forks agents; what it imports, they need not."""
     vars(multiprocessing.current_process())["_config"]["tempdir"] = str(folder)
-    _context.set_forkserver_preload(["tests.e2e.torch_compat.installed"])
+    FORKED.set_forkserver_preload(["tests.e2e.torch_compat.installed"])
     multiprocessing.forkserver.ensure_running()
     try:
+        _wait_for_torch()
         yield
     finally:
         vars(multiprocessing.forkserver)["_forkserver"]._stop()
         vars(multiprocessing.resource_tracker)["_resource_tracker"]._stop()
 
 
+def _wait_for_torch() -> None:
+    """Wait until the process that forks others has imported all: no test's time is for that."""
+    first = FORKED.Process(target=_nothing)
+    first.start()
+    first.join(WITHIN_S)
+    assert first.exitcode == 0
+    first.close()
+
+
+def _nothing() -> None:
+    pass
+
+
 class AgentProcess:
     """An agent that runs one node."""
 
     def __init__(self, node: Node, output: Path | None = None) -> None:
-        self._told, telling = _context.Pipe(duplex=False)
+        self._told, telling = FORKED.Pipe(duplex=False)
         with telling:
-            self.process = _context.Process(target=_run, args=(node, telling, output))
+            self.process = FORKED.Process(target=_run, args=(node, telling, output))
             self.process.start()
 
     def returned(self) -> dict[int, Any]:
@@ -55,7 +72,7 @@ class AgentProcess:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.join(TIMEOUT_S)
+        self.process.join(WITHIN_S)
 
     def close(self) -> None:
         self.kill()
@@ -63,9 +80,9 @@ class AgentProcess:
         self._told.close()
 
     def _ended(self) -> tuple[str, Any]:
-        assert self._told.poll(TIMEOUT_S), "it goes on and on"
+        assert self._told.poll(WITHIN_S), "it goes on and on"
         told: tuple[str, Any] = self._told.recv()
-        self.process.join(TIMEOUT_S)
+        self.process.join(WITHIN_S)
         assert self.process.exitcode == 0
         return told
 

@@ -37,6 +37,10 @@ def where(tensor: Any) -> str:
     return str(tensor.device)
 
 
+def stride_of(tensor: Any) -> Any:
+    return tensor.stride()
+
+
 def on_gpu() -> Any:
     return torch.ones(LARGE, device="cuda:0")
 
@@ -62,9 +66,12 @@ def echoes(rpc: Any) -> None:
         assert found.untyped_storage().nbytes() == mine.nbytes
     whole = torch.arange(4.0 * LARGE, device="cuda:0").view(4, LARGE)
     assert torch.equal(rpc.rpc_sync("worker1", plus_one, (whole[2],)), whole[2] + 1)
-    turned = rpc.rpc_sync("worker1", plus_one, (whole.T,))
-    assert torch.equal(turned, whole.T + 1)
-    assert turned.stride() == whole.T.stride()
+    for view in (whole.T, whole[:, ::2], whole[1:3, 5:], torch.ones(4, 1, device="cuda:0").T):
+        found = rpc.rpc_sync("worker1", plus_one, (view,))
+        assert torch.equal(found, view + 1)
+        assert found.stride() == view.stride()
+    many = torch.ones(1, device="cuda:0").expand(LARGE)
+    assert rpc.rpc_sync("worker1", stride_of, (many,)) == (0,)
     sparse = torch.eye(4, device="cuda:0").to_sparse()
     assert torch.equal(
         rpc.rpc_sync("worker1", torch.mul, (sparse, 2)).to_dense(), sparse.to_dense() * 2

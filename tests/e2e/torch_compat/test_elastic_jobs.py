@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from holdfast.rendezvous.port import HeldPort
 from tests.e2e import entrypoints
 from tests.e2e.jobs import Bell, Door
-from tests.e2e.rendezvous_nodes import BRIEF
+from tests.e2e.rendezvous_nodes import FOREVER
 from tests.e2e.torch_compat import workers
 from tests.e2e.torch_compat.agents import Node
 
@@ -47,10 +47,21 @@ def job(backend: str, etcd: str, log_dir: str) -> Iterator[Job]:
     held.close()
 
 
+@pytest.fixture
+def missed_soon(backend: str) -> dict[str, str]:
+    """The configuration of nodes that are to be missed when they are killed, and not before.
+
+    With c10d their connections end. Leases of etcd are for seconds: no machine is that slow.
+    """
+    if backend == "c10d":
+        return FOREVER
+    return {"keep_alive_interval": "0.5", "keep_alive_max_attempt": "12"}
+
+
 # Ranks.
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), (1, 2, 3)])
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 2)])  # each worker imports torch: few are enough
 def test_a_sum_over_nodes(job: Job, sizes: tuple[int, ...]) -> None:
     total = sum(sizes)
     nodes = [
@@ -163,18 +174,18 @@ def test_all_nodes_hear_of_a_failure(job: Job, tmp_path: Path) -> None:
 # Agents that are killed, or told to end.
 
 
-def test_a_killed_agent_is_replaced(job: Job, tmp_path: Path) -> None:
+def test_a_killed_agent_is_replaced(job: Job, tmp_path: Path, missed_soon: dict[str, str]) -> None:
     flag = tmp_path / "flag"
     with Bell(tmp_path / "bell") as bell:
 
         def start() -> Any:
             return job(
                 (2, 2),
-                entrypoint=entrypoints.sum_of_ranks_after,
+                entrypoint=workers.world_size_after,
                 args=(bell.path, str(flag)),
                 workers=2,
                 max_restarts=2,
-                rdzv=BRIEF,
+                rdzv=missed_soon,
             )
 
         stays, killed = start(), start()
@@ -182,27 +193,29 @@ def test_a_killed_agent_is_replaced(job: Job, tmp_path: Path) -> None:
         flag.touch()
         killed.kill()
         new = start()
-        assert stays.returned() | new.returned() == dict.fromkeys(range(4), 6)
+        assert stays.returned() | new.returned() == dict.fromkeys(range(4), 4)
 
 
-def test_the_others_go_on_without_a_killed_agent(job: Job, tmp_path: Path) -> None:
+def test_the_others_go_on_without_a_killed_agent(
+    job: Job, tmp_path: Path, missed_soon: dict[str, str]
+) -> None:
     flag = tmp_path / "flag"
     with Bell(tmp_path / "bell") as bell:
         stays, killed = (
             job(
                 (1, 2),
-                entrypoint=entrypoints.sum_of_ranks_after,
+                entrypoint=workers.world_size_after,
                 args=(bell.path, str(flag)),
                 workers=2,
                 max_restarts=2,
-                rdzv=BRIEF,
+                rdzv=missed_soon,
             )
             for _ in range(2)
         )
         bell.rung_by_all(4)
         flag.touch()
         killed.kill()
-        assert stays.returned() == {0: 1, 1: 1}
+        assert stays.returned() == {0: 2, 1: 2}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -214,7 +227,7 @@ def test_a_signal_ends_an_agent_and_not_the_run(
         stays, told = (
             job(
                 (1, 2),
-                entrypoint=entrypoints.sum_of_ranks_after,
+                entrypoint=workers.world_size_after,
                 args=(bell.path, str(flag)),
                 rdzv={"keep_alive_interval": 600},
             )
@@ -224,4 +237,4 @@ def test_a_signal_ends_an_agent_and_not_the_run(
         flag.touch()
         os.kill(told.process.pid, number)
         told.raised("SignalException")
-        assert stays.returned() == {0: 0}
+        assert stays.returned() == {0: 1}

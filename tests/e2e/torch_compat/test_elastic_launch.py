@@ -13,6 +13,7 @@ from unittest.mock import MagicMock, Mock, patch
 
 import pytest
 import torch.distributed.run
+from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -33,6 +34,7 @@ from tests.e2e.torch_compat.agents import new_run
 Config = Callable[..., LaunchConfig]
 
 RUN = "torch.distributed.launcher.api.LocalElasticAgent.run"
+AGENTS_RUN = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent.run"
 RECORD = "torch.distributed.elastic.events.record"
 GET_HANDLER = "torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler"
 
@@ -201,12 +203,21 @@ def test_what_recording_an_event_raises_goes_on(config: Config) -> None:
         elastic_launch(config(1), entrypoints.nothing)()
 
 
+def test_what_recording_the_event_of_a_mocked_agent_raises_goes_on(config: Config) -> None:
+    with (
+        patch(AGENTS_RUN) as run,
+        patch(RECORD, side_effect=OSError("full")),
+        pytest.raises(OSError, match="full"),
+    ):
+        elastic_launch(config(4, (1, 2)), sys.executable)("-u", "script.py")
+    run.assert_called_once()
+
+
 def test_an_error_of_the_agent_comes_back_as_it_was(config: Config) -> None:
     class Odd(Exception):
         pass
 
-    where = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent.run"
-    with patch(where, side_effect=Odd), patch(RECORD) as record, pytest.raises(Odd):
+    with patch(AGENTS_RUN, side_effect=Odd), patch(RECORD) as record, pytest.raises(Odd):
         elastic_launch(config(), entrypoints.nothing)()
     record.assert_called_once()
 
@@ -220,10 +231,14 @@ def test_an_agent_and_a_handler_of_ones_own(config: Config) -> None:
     with (
         patch("torch.distributed.launcher.api.LocalElasticAgent", return_value=agent) as made,
         patch(GET_HANDLER, return_value=handler),
+        patch(RECORD, wraps=events.record) as record,
     ):
         assert elastic_launch(config(), sys.executable)("-u", "script.py") == {}
     made.assert_called_once()
+    assert made.call_args.kwargs["spec"].rdzv_handler is handler
     handler.shutdown.assert_called_once()
+    record.assert_called_once()  # with what is no event
+    assert record.call_args.args[0] is agent.get_event_succeeded.return_value
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

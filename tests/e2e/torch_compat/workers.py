@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from tests.e2e import entrypoints
+
 
 def stay_longer_than_announced() -> None:
     """Announce by torch's timers what takes a moment, and never come back."""
@@ -15,11 +17,24 @@ def stay_longer_than_announced() -> None:
         signal.pause()
 
 
+def world_size_after(bell: str, flag: str) -> int:
+    """Return how many workers there are if the flag is there; else say so, and stay."""
+    if not os.path.exists(flag):
+        entrypoints.stay(bell)
+    return entrypoints.world_size()
+
+
+def die_once_on_rank_one() -> int:
+    """Return how often the workers were restarted."""
+    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if entrypoints.rank() == 1 and not restarts:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return restarts
+
+
 def call_worker(message: str) -> str:
     """Be the master, who calls the worker of another node."""
     from torch.distributed import rpc
-
-    from tests.e2e import entrypoints
 
     rpc.init_rpc("master", rank=entrypoints.rank(), world_size=entrypoints.world_size())
     answer = rpc.rpc_sync("worker", entrypoints.echo, args=(message,))
@@ -30,8 +45,6 @@ def call_worker(message: str) -> str:
 def be_called() -> None:
     """Be the worker that the master calls."""
     from torch.distributed import rpc
-
-    from tests.e2e import entrypoints
 
     rpc.init_rpc("worker", rank=entrypoints.rank(), world_size=entrypoints.world_size())
     rpc.shutdown()

@@ -16,6 +16,7 @@ from holdfast.process.logs import AttemptLogs, RunLogs
 from holdfast.process.spec import Function, Launch, Program
 from holdfast.process.streams import LogOptions
 from holdfast.rendezvous.handler import Round
+from holdfast.rendezvous.port import HeldPort
 from holdfast.store.memory import MemoryStore
 from tests.unit.agent.troupe import PlayedGroup, a_job
 
@@ -104,15 +105,11 @@ def test_what_functions_returned_comes_back_by_rank(store: MemoryStore, logs: Ru
 # The door.
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def test_only_node_0_opens_a_door_and_only_at_an_address_of_its_own(store: MemoryStore) -> None:
     job = a_job(door=True)
     assert open_door(job, membership(store).here) is None
-    first = membership(store, rank=0, master_port=free_port()).here
+    held = HeldPort("127.0.0.1")
+    first = membership(store, rank=0, master_port=held.port).here
     assert open_door(a_job(door=False), first) is None
     assert open_door(a_job(door=True, master_address="gpu-7"), first) is None
     assert open_door(a_job(door=True, master_port=1234), first) is None
@@ -120,6 +117,7 @@ def test_only_node_0_opens_a_door_and_only_at_an_address_of_its_own(store: Memor
     assert door is not None
     socket.create_connection(("127.0.0.1", first.master_port), timeout=10).close()
     door.close()
+    held.close()
 
 
 def test_a_door_whose_port_is_taken_is_left_to_rank_0(

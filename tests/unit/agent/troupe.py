@@ -62,15 +62,19 @@ class PlayedGroup:
         self.stuck: tuple[int, ...] = ()
         self.stops: list[tuple[Signals, float]] = []
         self.closed = 0
+        self.begun = threading.Event()
         self._report = report
         self._lock = threading.Lock()
         self._running: set[int] = set()
 
     def start(self) -> dict[int, int]:
-        if self.cannot_start is not None:
-            raise self.cannot_start
-        self._running = {launch.local_rank for launch in self.launches}
-        return self.pids()
+        try:
+            if self.cannot_start is not None:
+                raise self.cannot_start
+            self._running = {launch.local_rank for launch in self.launches}
+            return self.pids()
+        finally:
+            self.begun.set()
 
     def pids(self) -> dict[int, int]:
         return {local_rank: 1000 + local_rank for local_rank in sorted(self._running)}
@@ -132,7 +136,9 @@ class PlayedAgent:
 
     def next_group(self) -> PlayedGroup:
         """Wait for the workers of the next round."""
-        return self.groups.get(timeout=SOON_S)
+        group = self.groups.get(timeout=SOON_S)
+        assert group.begun.wait(SOON_S)  # or it would not do yet what it is told
+        return group
 
     def ended(self) -> Outcome:
         """Wait for the end."""

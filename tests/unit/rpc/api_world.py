@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from holdfast.rendezvous.port import HeldPort
 from holdfast.rpc import current
 from holdfast.rpc.api import shutdown
 
@@ -79,8 +79,11 @@ def workers() -> Iterator[list[Worker]]:
             worker.discard()
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+@contextmanager
+def free_port() -> Iterator[int]:
+    """Give a port that nobody else is given, and a server can listen on."""
+    held = HeldPort("127.0.0.1")
+    try:
+        yield held.port
+    finally:
+        held.close()

@@ -217,6 +217,38 @@ def test_a_coroutine_whose_caller_gave_up_is_cancelled(answerer: Answerer) -> No
     assert ran == ["began", "ended"]
 
 
+def test_a_coroutine_is_cancelled_though_that_was_heard_before_it_began(answerer: Answerer) -> None:
+    """AN-3: whoever reads what follows may overtake who begins it."""
+    later = Later()
+    for number in (1, 2):
+        assert answerer.handle(CALLER, Message(Kind.CANCEL, number), later) is None
+    assert read(answerer.handle(CALLER, call(1, add, 1, 2), later)) == 3
+    assert answerer.handle(CALLER, call(2, forever), later) is None
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        later.wait()
+
+
+def test_what_was_cancelled_does_not_pile_up(
+    answerer: Answerer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.rpc.answering.CANCELLED_MAX", 2)
+    for number in range(5):
+        answerer.handle(CALLER, Message(Kind.CANCEL, number), Later())
+    assert [number for _, number in answerer._cancelled] == [3, 4]
+
+
+def test_a_coroutine_that_begins_when_its_caller_is_gone_is_cancelled(answerer: Answerer) -> None:
+    def begin(caller: Greeting, request: object) -> Future[None]:
+        answerer.died(caller.incarnation)
+        return answerer._loop.run(forever())
+
+    later = Later()
+    answerer.add_handler(UNSERVED, begin)
+    assert answerer.handle(CALLER, Message(UNSERVED, 1, dump(5)[0]), later) is None
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        later.wait()
+
+
 def test_a_coroutine_whose_caller_is_gone_is_cancelled(answerer: Answerer) -> None:
     later, others = Later(), Later()
     other = Greeting("other", 2, "other life", "my life", Purpose.PIPE)

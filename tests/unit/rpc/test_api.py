@@ -29,6 +29,7 @@ from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import Op
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
+from tests.patience import with_more_time
 from tests.unit.rpc.api_worker import stay, who
 from tests.unit.rpc.api_world import Worker, free_port, workers
 
@@ -48,8 +49,8 @@ def calls_work() -> None:
 
 class TestMeeting:
     def test_at_an_address(self) -> None:
-        where = f"tcp://127.0.0.1:{free_port()}"
-        with workers() as started:
+        with workers() as started, free_port() as port:
+            where = f"tcp://127.0.0.1:{port}"
             started.append(Worker("w1", rank=1, world_size=2, init_method=where))
             assert init_rpc("w0", rank=0, world_size=2, init_method=where) == WorkerInfo("w0", 0)
             calls_work()
@@ -68,10 +69,10 @@ class TestMeeting:
             assert [started[0].hear(), started[0].hear()] == ["ready", []]
 
     def test_by_the_environment_as_torch_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-        for name, value in {**common, "RANK": "0"}.items():
-            monkeypatch.setenv(name, value)
-        with workers() as started:
+        with workers() as started, free_port() as port:
+            common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+            for name, value in {**common, "RANK": "0"}.items():
+                monkeypatch.setenv(name, value)
             started.append(Worker("w1", common | {"RANK": "1"}))
             init_rpc("w0")
             calls_work()
@@ -93,10 +94,14 @@ class TestMeeting:
         with serve_store() as server, open_store(server.endpoint) as store, workers() as started:
             common = {"HOLDFAST_STORE": server.endpoint}
             # Whoever gives a store meets those who do too, not those of the job's environment.
-            started.append(Worker("w1", common, rank=1, world_size=2, timeout=0.3))
-            with pytest.raises(TimeoutExpired, match="1 of 2 workers came in time: w0"):
-                init_rpc("w0", rank=0, world_size=2, store=store, timeout=0.3)
-            assert not current.is_agent_set()
+            started.append(Worker("w1", common, rank=1, world_size=2))
+
+            def wait_in_vain(seconds: float) -> None:
+                with pytest.raises(TimeoutExpired, match="1 of 2 workers came in time: w0"):
+                    init_rpc("w0", rank=0, world_size=2, store=store, timeout=seconds)
+                assert not current.is_agent_set()
+
+            with_more_time(wait_in_vain)
             init_rpc("w0", rank=0, world_size=1, store=store)
             assert rpc_sync(0, who) == ("w0", 0, os.getpid())
             assert shutdown() == ()
@@ -108,8 +113,13 @@ class TestMeeting:
             contact = Contact(WorkerInfo("w1", 1), "life", "machine", "", "")
             other.join(contact, Deadline.after(20.0))
             other.wait_for(1, Deadline.after(20.0))  # it sees itself, and says nothing
-            with pytest.raises(TimeoutExpired, match="not all have seen the others in time: w1"):
-                init_rpc("w0", rank=0, world_size=2, store=store, timeout=0.2)
+
+            def wait_in_vain(seconds: float) -> None:
+                said = "not all have seen the others in time: w1"
+                with pytest.raises(TimeoutExpired, match=said):
+                    init_rpc("w0", rank=0, world_size=2, store=store, timeout=seconds)
+
+            with_more_time(wait_in_vain)
         finally:
             other.close()
 

@@ -34,17 +34,13 @@ def test_errands_are_done_in_order_on_a_thread_of_their_own(errands: Errands) ->
 
 def test_what_is_put_off_does_not_hold_up_what_is_not(errands: Errands) -> None:
     done: list[str] = []
-    last = threading.Event()
-
-    def late() -> None:
-        done.append("late")
-        last.set()
-
-    errands.do(late, 0.05)
+    soon, late = threading.Event(), threading.Event()
     errands.do(lambda: done.append("never"), 1000.0)
-    errands.do(lambda: done.append("soon"))
-    assert last.wait(WITHIN_S)
-    assert done == ["soon", "late"]
+    errands.do(soon.set)
+    assert soon.wait(WITHIN_S)
+    errands.do(late.set, 0.05)
+    assert late.wait(WITHIN_S)
+    assert done == []
 
 
 def test_an_errand_may_give_another_one(errands: Errands) -> None:

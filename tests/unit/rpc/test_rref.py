@@ -219,6 +219,7 @@ def test_a_creation_that_could_not_be_sent_is_refused_everywhere(slow: Slow) -> 
 def test_a_creation_that_takes_too_long_is_refused_everywhere_and_made_all_the_same(
     three: list[Agent], may_end: threading.Event
 ) -> None:
+    three[0].call_async("w1", operator.add, (1, 2)).wait(WITHIN_S)  # so that it is sent at once
     rref = three[0].remote("w1", wait_for, (3,), timeout=0.05)
     assert not rref.confirmed_by_owner()
     with pytest.raises(CallTimedOut, match="RPC ran for more than set timeout"):

@@ -325,6 +325,25 @@ def test_hanging_up_on_one_caller_leaves_the_others(world: World) -> None:
     assert other.receive().call == 1
 
 
+def test_a_caller_that_has_no_pipe_any_more_is_told_of(world: World) -> None:
+    """Proves SR-5."""
+    heard: list[str] = []
+    world.server.left = lambda caller: heard.append(caller.incarnation)
+    pipe, other = world.open(Purpose.PIPE, "life"), world.open(Purpose.PIPE, "another")
+    direct = world.open(Purpose.DIRECT, "life")
+    direct.close()
+    until(lambda: len(world.server.links) == 2)
+    assert world.server.has_pipe("life")
+    assert heard == []
+    pipe.close()
+    until(lambda: heard == ["life"])
+    assert not world.server.has_pipe("life")
+    world.server.close()
+    assert raises(other.receive)
+    until(lambda: not world.server.links)
+    assert heard == ["life"]
+
+
 def test_closing_hangs_up_on_everybody(world: World) -> None:
     links = [world.open(purpose) for purpose in Purpose]
     stranger = world.connect()

@@ -52,7 +52,7 @@ def test_nothing():
 def test_each_kind_of_leak_is_an_error_of_its_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(LEAKING)
     result = run_apart(pytester)
-    for pid in re.findall(r"process: (\d+) sleep", result.stdout.str()):
+    for pid in re.findall(r"process: (\d+) ", result.stdout.str()):
         os.kill(int(pid), signal.SIGKILL)
     result.assert_outcomes(passed=6, errors=5)
     result.stdout.fnmatch_lines(

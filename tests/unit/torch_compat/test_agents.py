@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -58,6 +59,30 @@ def test_workers_leave_when_nothing_is_under_way() -> None:
         future = calls.invoke_rpc_builtin(b.get_worker_info(), "aten::add", -1, 1, 2)
         at_once(lambda: a.join(timeout=30), lambda: b.join(timeout=30))
         assert future.wait() == 3
+
+
+_may_return = threading.Event()
+
+
+def wait_for_it() -> None:
+    assert _may_return.wait(60)
+
+
+def test_who_leaves_waits_for_its_own_calls_as_long_as_they_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clock:
+        """Lets the call go on once somebody waits for it to end."""
+
+        def sleep(self, seconds: float) -> None:
+            _may_return.set()
+
+    monkeypatch.setattr(agents, "SYSTEM_CLOCK", Clock())
+    monkeypatch.setattr(agents, "LEAVE_WITHIN_S", 0.0)
+    with group("a") as (a,):
+        call = a.core.call_async("a", wait_for_it)
+        a.join()
+        assert call.done()
 
 
 def test_a_value_that_others_hold_is_a_leak() -> None:

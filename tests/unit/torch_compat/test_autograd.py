@@ -14,7 +14,7 @@ import torch
 from torch.autograd import Function
 
 from holdfast.rpc.future import Future
-from holdfast.torch_compat import autograd, calls
+from holdfast.torch_compat import agents, autograd, calls
 from holdfast.torch_compat.autograd import AUTOGRAD_NAMES, backward, get_gradients
 from holdfast.torch_compat.contexts import CONTEXTS
 from holdfast.torch_compat.engine import Pass
@@ -42,6 +42,11 @@ class Failing(Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         raise ValueError("no gradient of that")
+
+
+def myself() -> str:
+    """Return who this is, to those who are asked."""
+    return str(agents.current().core.contact.incarnation)
 
 
 def add(to: Any, a: Any, b: Any) -> Any:
@@ -116,10 +121,11 @@ def test_an_error_of_what_others_set_going_is_said_to_be_one() -> None:
 def test_a_pass_that_cannot_be_joined_any_more_says_so() -> None:
     with group("a"), context() as number:
         with pytest.raises(RuntimeError, match="Error on Node 0: Could not find send function"):
-            autograd.take_gradients(number, 5, 1, [], False)
+            autograd.take_gradients(myself(), number, 5, 1, [], False)
+        assert CONTEXTS.find(number).passes == {}
         autograd.end_pass(number, 6, "lost")
         with pytest.raises(RuntimeError, match="backward pass 6 is over"):
-            autograd.take_gradients(number, 6, 1, [], False)
+            autograd.take_gradients(myself(), number, 6, 1, [], False)
         autograd.end_pass(number + 1, 6, "lost")
 
 
@@ -131,9 +137,7 @@ def test_a_pass_that_fails_at_one_worker_is_ended_at_those_that_it_knows() -> No
         mine = CONTEXTS.find(number)
         theirs = Pass(mine, 4, False, lambda *_: Future())
         autograd._enter(theirs)
-        failing = Pass(mine, 4, False, lambda *_: Future())
-        failing.future.set_exception(RuntimeError("a worker is lost"))
-        autograd._tell(failing)
+        autograd._tell(mine, 4, "a worker is lost", set())
         with pytest.raises(RuntimeError, match="a worker is lost"):
             theirs.future.wait(WITHIN_S)
 
@@ -142,13 +146,35 @@ def test_who_has_a_pass_that_fails_tells_each_worker_that_it_knows() -> None:
     """Proves AG-2."""
     with group("a", "b") as (me, _), context() as number:
         mine = CONTEXTS.find(number)
-        mine.workers.update({0, 1})
+        mine.workers.update({0})
         failing = Pass(mine, 4, False, lambda *_: Future())
+        failing.asked.update({0, 1})
         before = int(me.core.metrics()["agent.client_calls"])
         backward(number, [torch.ones(2, requires_grad=True).sum()])
         autograd._enter(failing)
         failing.fail(RuntimeError("a worker is lost"))
         assert int(me.core.metrics()["agent.client_calls"]) == before + 2
+
+
+def test_who_hears_of_a_failed_pass_and_has_no_part_in_it_tells_on_once() -> None:
+    """Proves AG-2."""
+    with group("a", "b") as (me, _), context() as number:
+        CONTEXTS.find(number).workers.update({1})
+        before = int(me.core.metrics()["agent.client_calls"])
+        autograd.end_pass(number, 4, "a worker is lost")
+        assert int(me.core.metrics()["agent.client_calls"]) == before + 1
+        autograd.end_pass(number, 4, "a worker is lost")
+        assert int(me.core.metrics()["agent.client_calls"]) == before + 1
+
+
+def test_a_pass_does_not_begin_for_somebody_who_has_hung_up() -> None:
+    """Proves CX-5."""
+    with group("a", "b") as (_, other), context() as number:
+        leaf = torch.ones(2, requires_grad=True)
+        add(other.get_worker_info(), leaf, leaf)
+        (message, *_) = CONTEXTS.find(number)._send_functions()
+        with pytest.raises(RuntimeError, match="it had asked for a backward pass"):
+            autograd.take_gradients("an earlier life", number, 4, message, [leaf], False)
 
 
 def test_no_pass_begins_in_a_context_that_is_released() -> None:

@@ -117,7 +117,15 @@ def test_a_script_function_is_called_by_name() -> None:
             calls.invoke_rpc_torchscript("b", "nobody.knows", (), {}, -1, False).wait()
 
 
+def test_arguments_that_a_script_function_does_not_take_are_refused_here() -> None:
+    with group("a", "b"):
+        with pytest.raises(RuntimeError, match="expected at most 1 argument"):
+            calls.invoke_rpc_torchscript("b", TRIPLE, (3, 4), {}, -1, False)
+        with pytest.raises(RuntimeError, match="missing value for argument 'x'"):
+            calls.invoke_remote_torchscript("b", TRIPLE, -1, False)
+
+
 def test_a_timeout_is_the_calls_own_or_the_default() -> None:
-    assert calls._seconds(-1) is None
-    assert calls._seconds(0) == 0
-    assert calls._seconds(1.5) == 1.5
+    assert calls.seconds(-1) is None
+    assert calls.seconds(0) == 0
+    assert calls.seconds(1.5) == 1.5

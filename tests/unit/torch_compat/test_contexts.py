@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from holdfast.errors import UsageError
+from holdfast.errors import CallTimedOut, PeerLost, UsageError
+from holdfast.rpc.future import Future
+from holdfast.rpc.greeting import Greeting, Purpose
 from holdfast.rpc.messages import Kind
-from holdfast.torch_compat.contexts import CONTEXTS, Contexts, release
+from holdfast.torch_compat.contexts import CONTEXTS, Contexts, left, release, share
 
 
 def of_worker(number: int) -> Contexts:
@@ -20,11 +23,15 @@ def of_worker(number: int) -> Contexts:
 
 
 class Told:
-    """An agent that only remembers whom it told what; worker 9 is gone."""
+    """An agent that only remembers whom it told what; worker 9 is gone.
 
-    def __init__(self) -> None:
+    `answers` are what workers return, or what they fail with.
+    """
+
+    def __init__(self, answers: dict[int, Any] | None = None) -> None:
         self.told: list[Any] = []
         self.places = self.core = self
+        self._answers = answers or {}
 
     def find(self, worker: int) -> Any:
         if worker == 9:
@@ -34,6 +41,17 @@ class Told:
     def request(self, to: str, kind: Kind, value: Any, timeout: Any, retries: Any) -> None:
         assert retries is not None
         self.told.append((to, kind, value))
+
+    def call_async(self, to: int, function: Any, args: Any) -> Future[Any]:
+        self.find(to)
+        self.told.append((to, function, args))
+        future: Future[Any] = Future()
+        answer = self._answers[to]
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+        return future
 
 
 def test_numbers_begin_with_their_makers_and_are_used_once() -> None:
@@ -105,13 +123,18 @@ def test_what_is_there_is_counted_by_torchs_names() -> None:
     }
 
 
-def test_all_passes_can_be_ended() -> None:
+def test_passes_can_be_ended_all_or_those_of_one_who_asked() -> None:
     failed: list[str] = []
+
+    def failing(asker: str) -> Any:
+        return SimpleNamespace(asker=asker, fail=lambda error: failed.append(f"{asker}: {error}"))
+
     contexts = of_worker(0)
-    contexts.join(1).passes[5] = SimpleNamespace(fail=lambda error: failed.append(str(error)))
+    contexts.join(1).passes.update({5: failing("a"), 6: failing("b")})
     contexts.join(2)
-    contexts.end_passes("the end")
-    assert failed == ["the end"]
+    contexts.end_passes(RuntimeError("lost"), "a")
+    contexts.end_passes(RuntimeError("the end"))
+    assert failed == ["a: lost", "a: the end", "b: the end"]
 
 
 def test_who_releases_a_context_tells_those_that_have_it_once() -> None:
@@ -128,3 +151,82 @@ def test_who_releases_a_context_tells_those_that_have_it_once() -> None:
     assert context.is_released
     assert not release(agent, 77)
     assert len(agent.told) == 2
+
+
+# Who has hung up.
+
+LATER = 3 << 48
+"""A context that worker 3 has made, and worker 2 has brought here."""
+
+
+def hung_up(worker: int) -> Greeting:
+    return Greeting(f"worker{worker}", worker, f"life of {worker}", "me", Purpose.PIPE)
+
+
+@pytest.fixture
+def brought() -> Iterator[int]:
+    CONTEXTS.begin(0)
+    CONTEXTS.join(LATER, 2).workers.add(4)
+    yield LATER
+    CONTEXTS.take(LATER)
+
+
+@pytest.mark.parametrize("answer", [False, PeerLost("gone")])
+def test_a_context_that_nobody_would_release_is_released(brought: int, answer: object) -> None:
+    """Proves CX-4."""
+    agent = Told({3: answer})
+    left(agent, hung_up(2))
+    assert agent.told == [
+        (3, share, (brought, 0)),
+        ("life of 4", Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ, brought),
+    ]
+    with pytest.raises(RuntimeError, match="Could not find"):
+        CONTEXTS.find(brought)
+
+
+def test_a_context_whose_maker_has_left_the_group_is_released() -> None:
+    """Proves CX-4."""
+    CONTEXTS.begin(0)
+    context = CONTEXTS.join(9 << 48, 2)
+    left(Told(), hung_up(2))
+    assert context.is_released
+
+
+@pytest.mark.parametrize("answer", [True, CallTimedOut("it is slow")])
+def test_a_context_that_its_maker_has_stays(brought: int, answer: object) -> None:
+    """Proves CX-4."""
+    left(Told({3: answer}), hung_up(2))
+    assert CONTEXTS.find(brought).number == brought
+
+
+def test_only_contexts_that_he_has_brought_are_asked_about(brought: int) -> None:
+    """Proves CX-4."""
+    mine = CONTEXTS.join(7, 2)
+    agent = Told()
+    left(agent, hung_up(5))
+    assert agent.told == []
+    CONTEXTS.take(brought)
+    left(agent, hung_up(2))  # of one that this worker has made it knows itself
+    assert agent.told == []
+    assert CONTEXTS.take(7) is mine
+
+
+def test_passes_of_who_has_hung_up_fail(brought: int) -> None:
+    """Proves CX-5."""
+    failed: list[str] = []
+    one = SimpleNamespace(asker="life of 5", fail=lambda error: failed.append(str(error)))
+    CONTEXTS.find(brought).passes[1] = one
+    left(Told(), hung_up(6))
+    assert failed == []
+    left(Told(), hung_up(5))
+    assert failed == ["worker5: Connection closed by peer (it had asked for a backward pass)"]
+    CONTEXTS.find(brought).passes.clear()
+
+
+def test_a_maker_that_is_asked_tells_of_the_release(brought: int) -> None:
+    """Proves CX-4."""
+    assert share(brought, 8)
+    agent = Told()
+    release(agent, brought)
+    assert [to for to, _, _ in agent.told] == ["life of 4", "life of 8"]
+    assert not share(brought, 8)

@@ -111,6 +111,33 @@ def test_gradients_of_several_passes_are_added_up(context: DistAutogradContext) 
     assert context.gradients[a].tolist() == [6, 6]
 
 
+def test_the_hooks_of_a_leafs_node_run_once_though_it_does_not(
+    context: DistAutogradContext,
+) -> None:
+    """Proves EN-1."""
+    leaf = torch.ones(2, requires_grad=True)
+    loss = through(context, leaf * 3).sum() + leaf.sum()
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    seen: list[Any] = []
+
+    def after(made: Any, given: Any) -> None:
+        seen.append((made, [one.tolist() for one in given], leaf in context.gradients))
+
+    node.register_prehook(lambda given: (given[0] * 10,))
+    node.register_prehook(lambda given: seen.append(given[0].tolist()))
+    node.register_hook(after)
+    node.register_hook(after).remove()
+    one = new(context)
+    one.run(root(loss))
+    one.future.wait(WITHIN_S)
+    assert seen == [[40, 40], ((), [[40, 40]], True)]
+    assert context.gradients[leaf].tolist() == [40, 40]
+    leaf.grad = None
+    leaf.sum().backward()
+    assert leaf.grad.tolist() == [10, 10]  # nothing of ours is left at the node
+    assert len(seen) == 4
+
+
 def test_gradients_share_no_memory(context: DistAutogradContext) -> None:
     a, b = (torch.ones(2, requires_grad=True) for _ in "ab")
     one = new(context)
@@ -134,6 +161,7 @@ def test_a_pass_ends_when_those_who_got_gradients_are_done(context: DistAutograd
     one = new(context, send)
     one.run(root(tensors[0].sum()))
     assert not one.future.done()
+    assert one.asked == {5}
     answers[0].set_result(None)
     assert one.future.done()
     assert context.passes == {}
@@ -185,8 +213,11 @@ def test_a_callee_waits_for_gradients_no_longer_than_its_caller(
 
 
 def test_gradients_of_what_was_not_sent_are_refused(context: DistAutogradContext) -> None:
+    one = new(context)
     with pytest.raises(RuntimeError, match="Could not find send function.*: 99"):
-        new(context).come(99, [])
+        one.come(99, [])
+    assert one.future.done()
+    assert context.passes == {}
 
 
 def test_passes_of_a_context_run_one_after_the_other(context: DistAutogradContext) -> None:

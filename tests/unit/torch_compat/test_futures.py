@@ -43,17 +43,16 @@ def made(read: Callable[[Any], Any] = lambda value: value) -> tuple[Future[Any],
 
 def test_it_is_a_future_of_torch_with_what_was_read() -> None:
     call, future, later = made(lambda value: value + 1)
-    call.set_result(1)
     assert not future.done()
-    later.run()
+    call.set_result(1)
+    assert not later.kept
     assert isinstance(future, torch.futures.Future)
     assert future.wait() == future.value() == 2
 
 
 def test_what_reading_raises_is_the_answer() -> None:
-    call, future, later = made(lambda value: value["b"])
+    call, future, _ = made(lambda value: value["b"])
     call.set_result({"a": 1})
-    later.run()
     with pytest.raises(RuntimeError, match="KeyError: 'b'"):
         future.wait()
 
@@ -70,17 +69,36 @@ def test_who_waits_drives_the_call_and_needs_no_other_thread() -> None:
     assert not later.kept
 
 
-def test_what_follows_is_run_later_even_if_somebody_waits() -> None:
+def test_what_follows_is_run_later() -> None:
     call, future, later = made()
     seen: list[Any] = []
     future.add_done_callback(lambda done: seen.append(done.value()))
     following = future.then(lambda done: done.value() * 2)
-    future._is_waited_for = True
     call.set_result(3)
     assert not seen
+    assert not future.done()
     later.run()
     assert seen == [3]
     assert following.wait() == 6
+
+
+def test_what_follows_while_the_answer_is_read_runs_on_its_own_thread() -> None:
+    threads: list[threading.Thread] = []
+    ran_by: list[threading.Thread] = []
+
+    def read(value: Any) -> Any:
+        thread = threading.Thread(
+            target=lambda: future.then(lambda _: ran_by.append(threading.current_thread()))
+        )
+        threads.append(thread)
+        thread.start()
+        return value
+
+    call, future, later = made(read)
+    call.set_result(3)
+    threads[0].join(10)
+    assert not later.kept
+    assert ran_by == threads
 
 
 def test_all_of_them_are_there_when_the_last_one_is() -> None:

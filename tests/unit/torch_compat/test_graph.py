@@ -108,6 +108,7 @@ def test_torchs_own_backward_says_that_it_is_not_enough(context: DistAutogradCon
 def test_a_callee_works_in_the_callers_context() -> None:
     with working((4242, 5, 0, ())):
         assert CONTEXTS.current().number == 4242
+        assert CONTEXTS.current().sources == {5}
     assert CONTEXTS.here() is None
     assert CONTEXTS.take(4242) is not None
     with working(None):

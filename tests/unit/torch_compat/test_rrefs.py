@@ -27,6 +27,14 @@ def test_a_reference_to_a_value_of_ones_own() -> None:
             rref._get_future()
 
 
+def test_a_script_module_needs_its_interface() -> None:
+    module = torch.jit.ScriptModule()
+    with group("a"):
+        with pytest.raises(RuntimeError, match="must provide its ModuleInterface type hint"):
+            PyRRef(module)
+        assert PyRRef(module, object).local_value() is module
+
+
 def test_a_reference_to_a_value_of_somebody_else() -> None:
     with group("a", "b") as (_, b):
         rref = calls.invoke_remote_builtin(b.get_worker_info(), "aten::add", -1, torch.ones(2), 1)

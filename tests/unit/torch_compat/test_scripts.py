@@ -35,12 +35,12 @@ def call_another(x: Tensor) -> Tensor:
     return call_async(x)
 
 
-class Inner(torch.nn.Module):
+class Inner(torch.nn.Module):  # type: ignore[misc]  # it is torch's
     def forward(self, x: Tensor) -> Tensor:
         return rpc.rpc_sync("b", double, (x,), {})
 
 
-class Outer(torch.nn.Module):
+class Outer(torch.nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.inner = Inner()
@@ -48,7 +48,7 @@ class Outer(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)
 
-    @torch.jit.export
+    @torch.jit.export  # type: ignore[untyped-decorator]
     def another(self, x: Tensor) -> Tensor:
         return rpc.remote("b", double, (x,), {}).to_here()
 

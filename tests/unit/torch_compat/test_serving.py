@@ -71,5 +71,5 @@ def test_an_answer_may_come_later() -> None:
 def test_who_promises_an_answer_must_give_a_future() -> None:
     with pytest.raises(RuntimeError, match="must return a torch.futures.Future object.*builtins"):
         serving.run_udf(asked(double, 5), True)
-    with pytest.raises(RuntimeError, match="must return a torch.futures.Future object.*builtins"):
+    with pytest.raises(RuntimeError, match="must return an IValue of Future type, but got int"):
         serving.run_script(TRIPLE, pack(((3,), {})), True)

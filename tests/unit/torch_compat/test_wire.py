@@ -28,31 +28,6 @@ def test_a_value_with_tensors_arrives_whole() -> None:
     assert found["c"].is_leaf
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda big: big.narrow(1, 2, 2),
-        lambda big: big.t(),
-        lambda big: big[::3, 1],
-        lambda big: big[:1].expand(50, 100),
-    ],
-)
-def test_a_tensor_with_gaps_arrives_with_its_strides_and_nothing_around_it(make: Any) -> None:
-    """Proves WI-2."""
-    view = make(torch.rand(100, 100, dtype=torch.float64))
-    found, size = sent(seal(b"", [view]))
-    assert torch.equal(found[1][0], view)
-    assert found[1][0].stride() == view.stride()
-    assert size < view.numel() * 8 + 2000
-
-
-def test_a_tensor_with_gaps_that_requires_a_gradient_arrives_as_a_leaf_that_does() -> None:
-    view = torch.rand(4, 4, requires_grad=True).t()
-    found = sent(seal(b"", [view]))[0][1][0]
-    assert found.requires_grad
-    assert found.is_leaf
-
-
 def test_what_was_left_behind_takes_nobodys_place() -> None:
     """Proves WI-1."""
     lost = leave("of a value that could not be pickled")

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous import (
 from holdfast import env, ids
 from holdfast.agent.exchange import swap
 from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
-from holdfast.clock import Deadline
+from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import (
     Fenced,
     HoldfastError,
@@ -58,6 +58,8 @@ BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
 
 MEET_WITHIN_S = 60.0
 _SLICE_S = 1.0
+_CONNECT_S = 5.0
+_AGAIN_S = 0.05
 _DOOR = "torch"
 
 _log = logging.getLogger("holdfast.torch_compat")
@@ -193,14 +195,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
         self._here = here
         if here.rank == 0:
             self._open_door(here)
-        address = self._find_door(here)
-        store = TCPStore(
-            address.host,
-            address.port,
-            is_master=False,
-            timeout=timedelta(seconds=MEET_WITHIN_S),
-            wait_for_workers=False,
-        )
+        store = self._connect(self._find_door(here))
         master = RendezvousStoreInfo(here.master_address, here.master_port)
         return RendezvousInfo(store, here.rank, here.world_size, master)
 
@@ -238,6 +233,26 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
             shared, _, where = told.decode().partition(" ")
             self._shared = shared == "1"
             return parse_address(where, 0)
+        raise RoundOver
+
+    def _connect(self, door: Address) -> TCPStore:
+        """Connect to the round's store: whoever serves it may die before we do."""
+        deadline = Deadline.after(MEET_WITHIN_S)
+        while not self._is_over():
+            within = timedelta(seconds=deadline.sooner(_CONNECT_S).remaining() or 0.0)
+            try:
+                store = TCPStore(
+                    door.host, door.port, is_master=False, timeout=within, wait_for_workers=False
+                )
+            except DistError as error:
+                if deadline.passed():
+                    raise RendezvousConnectionError(
+                        f"run {self._run_id}: no connection to the round's store at {door}: {error}"
+                    ) from None
+                SYSTEM_CLOCK.sleep(_AGAIN_S)
+            else:
+                store.set_timeout(timedelta(seconds=MEET_WITHIN_S))
+                return store
         raise RoundOver
 
     def _round(self) -> Round:

@@ -163,14 +163,14 @@ def test_one_member_that_answers_is_enough(
 def test_nobody_there_is_said_with_the_step_and_the_address(unused: Address) -> None:
     with EtcdStore([unused]) as store:
         with pytest.raises(StoreUnavailable, match=f"cannot connect to {unused}") as caught:
-            store.get("k", timeout=0.1)
+            store.get("k", timeout=1.0)
         assert caught.value.step is Step.TCP
         assert caught.value.address == str(unused)
         assert not caught.value.maybe_applied
         with pytest.raises(StoreUnavailable):
-            store.watch("k", timeout=0.1)
+            store.watch("k", timeout=1.0)
         with pytest.raises(StoreUnavailable):
-            store.wait(["k"], timeout=0.1)
+            store.wait(["k"], timeout=1.0)
 
 
 def test_a_wait_goes_on_when_its_stream_ends(store: EtcdStore, proxy: Proxy, prefix: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from torch.distributed import Store
+from torch.distributed import DistNetworkError, Store, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -270,6 +270,47 @@ def test_a_round_that_ends_before_all_have_met_is_followed_by_the_next() -> None
     with pytest.raises(RoundOver):
         one.exchange("role", 1)
     one.leave()
+
+
+def nobody_at_home(rounds: Rounds, monkeypatch: pytest.MonkeyPatch, gone: str | None) -> Handler:
+    """Make a handler that finds no store where there should be one, and its round gone then."""
+    first = rounds.rounds[0]
+    first.store.set("torch", b"1 127.0.0.1:1", timeout=60)
+
+    def connect(host: str, port: int, **options: Any) -> TCPStore:
+        if port != 1:
+            return TCPStore(host, port, **options)
+        rounds.gone = gone
+        raise DistNetworkError("refused")
+
+    monkeypatch.setattr("holdfast.torch_compat.elastic.rendezvous.TCPStore", connect)
+    return Handler(rounds, "unit")
+
+
+def test_a_round_whose_store_dies_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves TH-2."""
+
+    class Lasting(Rounds):
+        def next_round(self, why: str = "", *, timeout: float | None = None) -> Round:
+            found = super().next_round(why)
+            self.gone = None
+            return found
+
+    rounds = Lasting(here(1), here(0))
+    one = nobody_at_home(rounds, monkeypatch, "its host died")
+    assert one.next_rendezvous().rank == 0
+    assert rounds.asked == ["", "its host died"]
+    one.leave()
+
+
+def test_a_store_that_is_not_there_while_its_round_lasts_is_torchs_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Proves TH-4."""
+    one = nobody_at_home(Rounds(here(1)), monkeypatch, None)
+    monkeypatch.setattr("holdfast.torch_compat.elastic.rendezvous.MEET_WITHIN_S", 0.05)
+    with pytest.raises(RendezvousConnectionError, match="no connection to the round's store"):
+        one.next_rendezvous()
 
 
 def test_who_does_not_speak_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,66 @@
+"""torch's RPC by torch itself, and by holdfast under torch's names, in one run.
+
+Both are called by the same lines of torch's API. They take turns, round by round.
+"""
+
+from __future__ import annotations
+
+from bench.rpc import Effort, medians, run
+from bench.rpc_caller import IN_FLIGHT
+from bench.rpc_report import Data
+from bench.rpc_subjects import SUBJECTS
+from bench.table import number, render
+
+__all__ = ["QUICK", "WHOLE", "torch_calls"]
+
+OURS, THEIRS = "facade", "torch"
+QUICK = Effort(rounds=1, seconds=0.05, megabytes=(1, 4), peers=0)
+WHOLE = Effort(rounds=5, seconds=0.5, megabytes=(1, 64), peers=0)
+AIM = 1 / 6
+
+
+def torch_calls(effort: Effort) -> tuple[str, object]:
+    """Measure both in turn; each figure is the median of the rounds."""
+    sizes = ",".join(map(str, effort.megabytes))
+    rounds: dict[str, list[dict[str, float]]] = {OURS: [], THEIRS: []}
+    for _ in range(effort.rounds):
+        for name, figures in rounds.items():
+            if SUBJECTS[name].installed():
+                figures.append(run("rpc_caller", name, str(effort.seconds), sizes))
+    data = {name: medians(figures) for name, figures in rounds.items()}
+    return _report(data, effort.megabytes), {"rounds": rounds, "medians": data}
+
+
+def _report(data: dict[str, Data], megabytes: tuple[int, ...]) -> str:
+    labels = {
+        "no-op p50": "nothing, p50, µs",
+        "no-op p99": "nothing, p99, µs",
+        "matrix p50": "2 by 2 matrix there and back, p50, µs",
+        "cpu caller": "nothing, the caller's processor, µs",
+        "cpu callee": "nothing, the callee's processor, µs",
+        "pipelined": f"calls a second, {IN_FLIGHT} in flight",
+        **{f"echo {size}": f"{size} MB there and back, ms" for size in megabytes},
+        **{f"cuda {size}": f"{size} MB from GPU to GPU and back, ms" for size in megabytes},
+    }
+    rows = []
+    for figure, label in labels.items():
+        ours, theirs = _get(data[OURS], figure), _get(data[THEIRS], figure)
+        if ours is None or theirs is None:
+            why = "no GPU" if figure.startswith("cuda") else "not measured"
+            rows.append([label, why, "", ""])
+        else:
+            rows.append([label, number(ours), number(theirs), number(ours / theirs)])
+    table = render("torch's RPC API", ["", "holdfast", "torch", "of torch's"], rows)
+    return f"{table}\n\n{_aim(data)}"
+
+
+def _aim(data: dict[str, Data]) -> str:
+    ours, theirs = (_get(data[name], "no-op p50") for name in (OURS, THEIRS))
+    if ours is None or theirs is None:
+        return "aim: not measured"
+    met = "met" if ours / theirs <= AIM else "not met"
+    return f"aim: nothing, p50, of torch's ≤ {number(AIM)}: {number(ours / theirs)}, {met}"
+
+
+def _get(figures: Data, label: str) -> float | None:
+    return None if isinstance(figures, str) else figures.get(label)

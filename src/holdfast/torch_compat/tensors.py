@@ -1,0 +1,88 @@
+"""How tensors are pickled in messages. Who imports this teaches it to core.
+
+A small tensor goes as numpy shows it: core's own way asks torch about more than that needs, and
+asking is most of what a small tensor costs.
+
+Guarantees
+    TN-1  A tensor arrives with its strides; of what it is a view of, nothing else is sent.
+    TN-2  A tensor that requires a gradient arrives as a leaf that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.rpc import serialize
+
+__all__ = ["reduce_strided", "reduce_tensor"]
+
+SMALL_BYTES = 4096
+"""Larger ones are sent from where they lie, by core's own way."""
+
+_NAMES = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype.str
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    )
+}
+"""What numpy calls torch's types."""
+
+
+def reduce_tensor(tensor: Any) -> Any:
+    """Reduce a tensor."""
+    name, grad = _NAMES.get(tensor.dtype), tensor.requires_grad
+    if name is None or not tensor.is_cpu or tensor.__dict__:
+        return _reduce_other(tensor)
+    try:
+        array = tensor.numpy(force=True) if grad else tensor.numpy()
+    except (RuntimeError, TypeError):  # it is sparse, say
+        return _reduce_other(tensor)
+    if not 0 < array.nbytes <= SMALL_BYTES or not array.flags.c_contiguous:
+        return _reduce_other(tensor)
+    return _rebuild, (array.tobytes(), name, array.shape, grad)
+
+
+def _rebuild(data: bytes, name: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    tensor = torch.from_numpy(np.ndarray(shape, name, bytearray(data)))
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _reduce_other(tensor: Any) -> Any:
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return serialize.reduce_tensor(tensor)
+    if not serialize.is_plain(tensor):
+        return serialize.reduce_tensor(tensor)
+    return reduce_strided(tensor, reduce_tensor)
+
+
+def reduce_strided(tensor: Any, reduce: Callable[[Any], Any]) -> Any:
+    """Reduce a tensor whose elements do not lie side by side: as one where they do (TN-1)."""
+    dense = tensor.detach()
+    for axis, stride in enumerate(tensor.stride()):
+        if stride == 0:  # an element that counts many times is sent once
+            dense = dense.narrow(axis, 0, 1)
+    facts = (tuple(tensor.shape), dense.stride(), tensor.requires_grad)
+    return _rebuild_strided, (*reduce(dense.contiguous()), *facts)
+
+
+def _rebuild_strided(
+    rebuild: Callable[..., Any],
+    parts: tuple[Any, ...],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    requires_grad: bool,
+) -> Any:
+    elements = rebuild(*parts)
+    room = torch.empty_strided(
+        elements.shape, strides, dtype=elements.dtype, device=elements.device
+    )
+    tensor = room.copy_(elements).expand(shape)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+serialize.teach(torch.Tensor, reduce_tensor)
