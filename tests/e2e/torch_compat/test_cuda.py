@@ -66,7 +66,7 @@ def echoes(rpc: Any) -> None:
         assert found.untyped_storage().nbytes() == mine.nbytes
     whole = torch.arange(4.0 * LARGE, device="cuda:0").view(4, LARGE)
     assert torch.equal(rpc.rpc_sync("worker1", plus_one, (whole[2],)), whole[2] + 1)
-    for view in (whole.T, whole[:, ::2], whole[1:3, 5:], torch.ones(4, 1, device="cuda:0").T):
+    for view in (whole.T, whole[:, ::2], whole[1:3, 5:]):
         found = rpc.rpc_sync("worker1", plus_one, (view,))
         assert torch.equal(found, view + 1)
         assert found.stride() == view.stride()
