@@ -1,7 +1,7 @@
 """Tensors on devices: where they arrive, and how they get there.
 
 A device map says which of a caller's devices is which of a callee's. Core knows of none of this: it
-is taught to ask here when it pickles a tensor, once there is an agent for whom that matters.
+is taught to ask here when it pickles a tensor, if there is an agent for whom that matters.
 
 Guarantees
     DV-1  A tensor arrives on the device that the caller's map names for its own: by the map towards
@@ -79,10 +79,10 @@ class Devices:
         self.back = back
         self._towards = towards
         self._places = places
-        self._agent = agent
         self._of[agent] = self
-        if towards or back or torch.cuda.is_available():
-            teach(torch.Tensor, _reduce)
+        self._matters = bool(towards or back or torch.cuda.is_available())
+        is_asked = any(one._matters for one in self._of.values())
+        teach(torch.Tensor, _reduce if is_asked else reduce_tensor)
 
     def where(self, name: str, device: torch.device, is_answer: bool) -> torch.device:
         """Return on which of a worker's devices a tensor arrives that is on one of ours (DV-1)."""
@@ -101,24 +101,23 @@ class Devices:
             )
         return found or _CPU
 
-    def reduce(self, tensor: Any, to: str, is_answer: bool) -> Any:
-        """Reduce a tensor for an incarnation of a worker."""
+    def reduce(self, tensor: Any, mine: Contact | None, to: str, is_answer: bool) -> Any:
+        """Reduce a tensor of ours for an incarnation of a worker."""
         contact = self._places.find_incarnation(to)
         target = self.where(contact.info.name, tensor.device, is_answer)
         if tensor.is_cuda:
             if is_plain(tensor) and not tensor.is_contiguous():
-                return reduce_strided(tensor, lambda dense: self.reduce(dense, to, is_answer))
+                return reduce_strided(tensor, lambda dense: self.reduce(dense, mine, to, is_answer))
             torch.cuda.synchronize(tensor.device)
-            place = self._place_there(contact, tensor)
+            place = self._place_there(tensor, mine, contact)
             if place is not None:
                 return _by_handle(tensor, place, str(target))
         elif target == _CPU:
             return reduce_tensor(tensor)
         return _through_host, (*reduce_tensor(tensor.cpu()), str(target))
 
-    def _place_there(self, contact: Contact, tensor: Any) -> int | None:
+    def _place_there(self, tensor: Any, mine: Contact | None, contact: Contact) -> int | None:
         """Return which of his GPUs ours is to another process that can read it there (DV-4)."""
-        mine = self._agent.contact
         if (
             mine is None
             or contact.machine != mine.machine
@@ -138,7 +137,8 @@ def _reduce(tensor: Any) -> Any:
     devices = None if packing is None else Devices._of.get(packing[0].agent)
     if packing is None or devices is None or tensor.layout is not torch.strided:
         return reduce_tensor(tensor)  # what is not strided is made of tensors that are
-    return devices.reduce(tensor, packing[1], packing[3])
+    holdings, to, _, is_answer = packing
+    return devices.reduce(tensor, holdings.agent.contact, to, is_answer)
 
 
 def _by_handle(tensor: Any, place: int, target: str) -> Any:

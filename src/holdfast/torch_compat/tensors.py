@@ -1,4 +1,4 @@
-"""How tensors are pickled in messages. Who imports this teaches it to core.
+"""How tensors are pickled in messages of agents by torch's names.
 
 A small tensor goes as numpy shows it: core's own way asks torch about more than that needs, and
 asking is most of what a small tensor costs.
@@ -83,6 +83,3 @@ def _rebuild_strided(
     )
     tensor = room.copy_(elements).expand(shape)
     return tensor.requires_grad_() if requires_grad else tensor
-
-
-serialize.teach(torch.Tensor, reduce_tensor)

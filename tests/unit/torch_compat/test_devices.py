@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch.distributed import rpc
 from holdfast.rpc import serialize
 from holdfast.torch_compat import calls
 from holdfast.torch_compat.devices import Devices, gradients_leave, visible
+from holdfast.torch_compat.tensors import reduce_tensor
 from tests.unit.torch_compat.group import group
 
 CPU, GPU0, GPU1, META = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1", "meta"))
@@ -21,15 +22,8 @@ class Core:
     """What is needed of an agent here: that one can be told from another."""
 
 
-@pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
-    yield
-    serialize._taught.clear()
-    serialize._cached = (0, 0, {})
-
-
-def devices(towards: Any, back: Any) -> Devices:
-    return Devices(Core(), None, towards, back)  # type: ignore[arg-type]
+def devices(towards: Any, back: Any, core: Core | None = None) -> Devices:
+    return Devices(core or Core(), None, towards, back)  # type: ignore[arg-type]
 
 
 def test_a_request_goes_by_the_map_and_an_answer_by_the_callers_map_backwards() -> None:
@@ -83,7 +77,7 @@ def doubled(x: Any) -> Any:
 def test_a_tensor_on_the_cpu_comes_and_goes_where_there_are_maps(tensor: Any) -> None:
     with group("a", "b", options=mapped(cpu="cpu")) as (_, other):
         to = other.get_worker_info()
-        assert torch.Tensor in serialize._taught
+        assert serialize._taught[torch.Tensor] is not reduce_tensor
         found = calls.invoke_rpc_builtin(to, "aten::mul", -1, tensor, 2).wait()
         assert torch.equal(found, tensor * 2)
 
@@ -105,10 +99,23 @@ def test_a_tensor_elsewhere_is_refused_before_it_is_sent() -> None:
         assert one.core.metrics()["agent.client_calls"] == before
 
 
-def test_core_is_taught_nothing_where_there_are_no_devices(monkeypatch: Any) -> None:
+def test_core_asks_nothing_more_of_a_tensor_where_there_are_no_devices(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Devices, "_of", WeakKeyDictionary())  # there may be agents that were
     devices({}, {})
-    assert serialize._taught == {}
+    assert serialize._taught[torch.Tensor] is reduce_tensor
+
+
+def test_core_asks_as_long_as_any_agent_has_devices(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Devices, "_of", WeakKeyDictionary())
+    agent = Core()
+    devices({"b": {CPU: CPU}}, {}, agent)
+    devices({}, {})
+    assert serialize._taught[torch.Tensor] is not reduce_tensor
+    del agent
+    devices({}, {})
+    assert serialize._taught[torch.Tensor] is reduce_tensor
 
 
 def test_without_a_gpu_none_is_visible(monkeypatch: Any) -> None:

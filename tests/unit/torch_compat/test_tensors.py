@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.rpc.serialize import dump, load
+from holdfast.rpc.serialize import dump, load, teach
 from holdfast.torch_compat.tensors import SMALL_BYTES, reduce_tensor
+
+
+@pytest.fixture(autouse=True)
+def _taught() -> None:
+    teach(torch.Tensor, reduce_tensor)
 
 
 def sent(value: Any) -> tuple[Any, int]:
