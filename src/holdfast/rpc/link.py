@@ -33,12 +33,13 @@ from holdfast.rpc.codec import (
     decode_small,
     encode_head,
 )
-from holdfast.rpc.eagerness import Eagerness
+from holdfast.rpc.eagerness import LOOKS, Eagerness
 from holdfast.rpc.messages import Buffer, Kind, Message
 
-__all__ = ["NEVER", "Link", "LinkClosed", "keep_from_children", "parts_of", "views_of"]
+__all__ = ["CORES", "NEVER", "Link", "LinkClosed", "keep_from_children", "parts_of", "views_of"]
 
 NEVER = float("inf")
+CORES = os.cpu_count() or 1
 
 _READ_BYTES = 64 * 1024
 _SMALL_BYTES = _READ_BYTES // 2  # what is smaller is read with what follows it
@@ -47,9 +48,6 @@ _VECTOR_MAX = 512  # Linux takes 1,024 pieces in one call
 _TIMEVAL = struct.Struct("@ll")
 _TIMEVAL_MAX_S = 1e9
 _CLOSE_ENOUGH_S = 0.002
-_LOOKS = 64  # about 100 µs
-_CAN_LOOK = (os.cpu_count() or 1) > 1  # on a single core nothing comes while one looks
-_OVER = "Connection closed by peer"
 _DONTWAIT = socket.MSG_DONTWAIT
 _REPLY, _FAILURE, _OFFER, _TAKEN = Kind.REPLY, Kind.FAILURE, Kind.OFFER, Kind.TAKEN
 
@@ -88,7 +86,7 @@ class Link:
         self._part: memoryview | None = None
         self._filled = 0
         self._fetched = self._void = False  # have buffers been fetched; had the peer let go of one
-        self._eager = Eagerness()
+        self._eager = Eagerness(CORES)
         self._reach = Reach(sock)
         self.handled = 0
         """How many messages of the peer have been handled; kept by who serves it."""
@@ -380,30 +378,27 @@ class Link:
 
     def _await(self) -> int:
         """Read what comes next, once it comes; return how much."""
-        eager = self._eager
-        if eager.now and _CAN_LOOK:
+        if self._eager.now:
             size = self._look()
-            eager.looked(size > 0)
+            self._eager.looked(size > 0)
             if size:
                 return size
         begun = self._clock.monotonic()
         size = self._receive_into(self._view, 0)
-        eager.slept(self._clock.monotonic() - begun)
+        self._eager.slept(self._clock.monotonic() - begun)
         return size
 
     def _look(self) -> int:
         """Read what comes within a moment; return how much, nothing for nothing."""
         receive, view = self._sock.recv_into, self._view
-        for _ in range(_LOOKS):
+        for _ in range(LOOKS):
             try:
                 size = receive(view, 0, _DONTWAIT)
             except BlockingIOError:
                 continue
             except OSError as error:
                 raise _closed(error) from None
-            if not size:
-                raise LinkClosed(_OVER)
-            return size
+            return size or self._receive_into(view, 0)  # which tells the end
         return 0
 
     def _receive_into(self, view: memoryview, flags: int) -> int:
@@ -412,7 +407,7 @@ class Link:
         except OSError as error:
             raise _closed(error) from None
         if not size:
-            raise LinkClosed(_OVER)
+            raise LinkClosed("Connection closed by peer")
         return size
 
     def _tell_limit(self) -> None:

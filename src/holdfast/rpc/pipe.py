@@ -32,7 +32,8 @@ from collections.abc import Callable
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import Overloaded, PeerViolation
-from holdfast.rpc.link import NEVER, Link, views_of
+from holdfast.rpc.eagerness import LOOKS, Eagerness
+from holdfast.rpc.link import CORES, NEVER, Link, views_of
 from holdfast.rpc.messages import Buffer, Message
 from holdfast.rpc.readers import ATTENDED_ROUNDS, TICK_S, Readers
 
@@ -69,6 +70,7 @@ class Pipe:
         self._calls_max = calls_max
         self._bytes_max = bytes_max
         self._poll = select.poll()
+        self._eager = Eagerness(CORES)
         # Guards what follows; never held while reading, sending or completing.
         self._lock = threading.Lock()
         self._open: dict[int, tuple[Reply, float, int]] = {}
@@ -126,13 +128,13 @@ class Pipe:
                 self._out_bytes += size
         if lost is not None:
             reply(lost)
-        elif len(self._out) >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES:
+            return
+        gathered = len(self._out) >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES
+        if gathered or (first and (not self._burst or self._readers.slow)):
             self.flush()
-        elif first:
-            if not self._burst or self._readers.slow:
-                self.flush()
+        if first:
             self._leave()
-        elif self._readers.slow:
+        elif not gathered and self._readers.slow:
             self._readers.wake()
 
     def _count_bytes(self) -> int:
@@ -283,13 +285,29 @@ class Pipe:
             if events != self._polled:
                 self._polled = events
                 self._poll.register(fd, events)
-            came = self._poll.poll(max(0.0, until - now) * 1000)
+            came = self._await(until - now)
             self.expire(self._clock.monotonic())
             if not came:
                 return
             if self._blocked:
                 self.flush()
         self._receive()
+
+    def _await(self, seconds: float) -> list[tuple[int, int]]:
+        """Wait until the link can be read, or written to, for a while; return how it can be."""
+        eager, poll = self._eager, self._poll.poll
+        if eager.now:
+            for _ in range(LOOKS):
+                came = poll(0)
+                if came:
+                    break
+            eager.looked(bool(came))
+            if came:
+                return came
+        begun = self._clock.monotonic()
+        came = poll(max(0.0, seconds) * 1000)
+        eager.slept(self._clock.monotonic() - begun)
+        return came
 
     def _receive(self) -> None:
         """Read and complete what is there."""

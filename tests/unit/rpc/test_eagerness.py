@@ -17,15 +17,22 @@ def waits_until_it_looks(eager: Eagerness) -> int:
 
 
 def test_eg1_nobody_looks_at_first_nor_after_long_waits() -> None:
-    eager = Eagerness()
+    eager = Eagerness(cores=2)
     for _ in range(10 * RARELY):
         assert not eager.now
         eager.slept(LONG_S)
     assert waits_until_it_looks(eager) > 1
 
 
+def test_eg1_with_a_single_core_nobody_ever_looks() -> None:
+    eager = Eagerness(cores=1)
+    for _ in range(10 * RARELY):
+        eager.slept(QUICK_S)
+    assert not eager.now
+
+
 def test_eg2_what_comes_to_nothing_is_tried_ever_more_rarely() -> None:
-    eager = Eagerness()
+    eager = Eagerness(cores=2)
     pauses = []
     for _ in range(10):
         pauses.append(waits_until_it_looks(eager))
@@ -36,7 +43,7 @@ def test_eg2_what_comes_to_nothing_is_tried_ever_more_rarely() -> None:
 
 
 def test_eg2_where_it_pays_it_is_done_every_time_and_soon_again_after_a_failure() -> None:
-    eager = Eagerness()
+    eager = Eagerness(cores=2)
     for _ in range(10):
         waits_until_it_looks(eager)
         eager.looked(with_success=False)

@@ -345,7 +345,7 @@ def test_who_has_looked_in_vain_sleeps_until_it_comes_or_the_limit_passes(
         within(0.02, there, there.receive)
     assert not there._eager.now
     there.set_limit(NEVER)
-    monkeypatch.setattr("holdfast.rpc.link._LOOKS", 0)  # it comes after the last look
+    monkeypatch.setattr("holdfast.rpc.link.LOOKS", 0)  # it comes after the last look
     there._eager.now = True
     sender = beside(lambda: here.send(message))
     assert same(there.receive(), message)

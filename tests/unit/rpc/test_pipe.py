@@ -213,6 +213,25 @@ def test_a_waiter_leaves_at_its_own_deadline(world: World) -> None:
     assert heard.wait().call == 1
 
 
+def test_who_looks_before_it_sleeps_reads_its_answer_and_leaves_at_its_deadline(
+    world: World,
+) -> None:
+    heard, never = Heard(), Heard()
+    eager = world.pipe._eager
+    eager.now = True
+    world.pipe.post(request(1), heard)
+    world.there.receive()
+    world.there.send(reply(1, b"tell"))
+    assert heard.driven(world.pipe).body == b"tell"
+    assert eager.now  # it was worth it
+    world.pipe.post(request(2), never)
+    world.pipe.drive(never.future.done, Deadline.after(0.05))
+    assert not never.future.done()
+    assert not eager.now
+    world.there.send(reply(2))
+    never.driven(world.pipe)
+
+
 def test_a_waiter_notices_what_is_completed_elsewhere(world: World) -> None:
     done = threading.Event()
     world.pipe.post(request(1), Heard())
@@ -423,6 +442,14 @@ def test_one_that_follows_many_is_sent_though_nobody_waits_and_nothing_moves(wor
         assert heard.wait().call == number
 
 
+def test_an_answer_to_a_large_request_is_read_though_nobody_waits(world: World) -> None:
+    heard = Heard()
+    server = beside(lambda: world.there.send(reply(world.there.receive().call)))
+    world.pipe.post(request(1, bytes(300_000)), heard)
+    assert heard.wait().call == 1
+    server.join()
+
+
 def test_bytes_are_counted_exactly_whoever_completes(world: World) -> None:
     size, times = 300_000, 20
     left = threading.Semaphore(0)
@@ -455,10 +482,11 @@ def test_an_interrupt_within_reading_ends_the_pipe(
     heard, other = Heard(), Heard()
     world.pipe.post(request(1), heard)
 
-    def interrupt() -> Message:
-        raise KeyboardInterrupt
+    def interrupt() -> Message | None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return None  # to the reader of last resort, whom no signal interrupts
 
-    world.readers.disarm(world.pipe)
     monkeypatch.setattr(world.raw, "advance", interrupt)
     world.there.send(reply(1))
     with pytest.raises(KeyboardInterrupt):
