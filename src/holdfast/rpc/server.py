@@ -270,18 +270,22 @@ class Server:
             caller = self._links.pop(link, None)
             if caller is not None:
                 self._handled += link.handled
+            is_gone = caller is not None and not self._has_pipe(caller.incarnation)
             left = None if self._closing else self.left
         link.close()
-        if caller is not None and left is not None and not self.has_pipe(caller.incarnation):
+        if caller is not None and is_gone and left is not None:
             left(caller)
 
     def has_pipe(self, incarnation: str) -> bool:
         """Say whether there is a pipe of this caller."""
         with self._lock:
-            return any(
-                by.incarnation == incarnation and by.purpose is Purpose.PIPE
-                for by in self._links.values()
-            )
+            return self._has_pipe(incarnation)
+
+    def _has_pipe(self, incarnation: str) -> bool:
+        return any(
+            by.incarnation == incarnation and by.purpose is Purpose.PIPE
+            for by in self._links.values()
+        )
 
 
 def _start(name: str, target: Callable[..., None], *args: object) -> bool:

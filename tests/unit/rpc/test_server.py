@@ -331,6 +331,7 @@ def test_a_caller_that_has_no_pipe_any_more_is_told_of(world: World) -> None:
     world.server.left = lambda caller: heard.append(caller.incarnation)
     pipe, other = world.open(Purpose.PIPE, "life"), world.open(Purpose.PIPE, "another")
     direct = world.open(Purpose.DIRECT, "life")
+    until(lambda: len(world.server.links) == 3)
     direct.close()
     until(lambda: len(world.server.links) == 2)
     assert world.server.has_pipe("life")
