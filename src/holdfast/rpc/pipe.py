@@ -134,7 +134,7 @@ class Pipe:
             self.flush()
         if first:
             self._leave()
-        elif not gathered and self._readers.slow:
+        elif self._readers.slow:  # who read the one before may have left meanwhile
             self._readers.wake()
 
     def _count_bytes(self) -> int:
