@@ -297,10 +297,7 @@ class Pipe:
         """Wait until the link can be read, or written to, for a while; return how it can be."""
         eager, poll = self._eager, self._poll.poll
         if eager.now:
-            for _ in range(LOOKS):
-                came = poll(0)
-                if came:
-                    break
+            came = next(filter(None, map(poll, [0] * LOOKS)), [])
             eager.looked(bool(came))
             if came:
                 return came
