@@ -77,8 +77,6 @@ from holdfast.store.ops import (
 
 __all__ = ["Node"]
 
-GOODBYE_S = 1.0
-
 
 class Node:
     """The machine of one node."""
@@ -218,8 +216,6 @@ class Node:
 
     def patience(self, now: float) -> float:
         """Return how long the operation that is wanted may take: nothing else is done meanwhile."""
-        if isinstance(self._busy, LeaseRevoke) and self._me.phase is Phase.LEFT:
-            return GOODBYE_S  # all is said: see `failed`
         limit = self._trouble.patience(now)
         return limit if self._join_by is None else min(limit, max(0.1, self._join_by - now))
 

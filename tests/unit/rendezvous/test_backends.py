@@ -28,7 +28,6 @@ from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
 from holdfast.store.etcd.server import EtcdServer
 from holdfast.store.open import open_store, serve_store
-from holdfast.store.ops import LeaseRevoke, Op
 
 SOON = 30.0
 Make = Callable[..., StoreRendezvous]
@@ -293,26 +292,6 @@ class TestTheHostLeaves:
             assert late.over() is None
             assert late.shutdown()
             assert leaving.result(SOON)
-
-    def test_who_has_said_that_it_leaves_ends_well_though_the_host_is_gone_by_then(
-        self, make: Make, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        host = make("c10d", "127.0.0.1:0", is_host="true")
-        late = make("c10d", host.endpoint.removeprefix("tcp://"), is_host="false")
-        together(host, late)
-        for node in (host, late):
-            node.finish()
-        perform = late._store._perform
-
-        def after_the_host(op: Op[Any], deadline: Deadline) -> Any:
-            if isinstance(op, LeaseRevoke):
-                assert leaving.result(SOON)
-            return perform(op, deadline)
-
-        monkeypatch.setattr(late._store, "_perform", after_the_host)
-        with ThreadPoolExecutor(1) as pool:
-            leaving = pool.submit(host.shutdown)
-            assert late.shutdown()
 
     def test_but_not_for_ever(self, make: Make) -> None:
         host = make("c10d", "127.0.0.1:0", is_host="true", close_timeout=0.3)

@@ -310,7 +310,6 @@ class TestFinish:
         b.node.leave(world.now)
         world.settle()
         assert announced(world, "b").phase is Phase.LEFT
-        assert b.node.patience(world.now) < RULES.lease_s  # that one does not wait any more
         b.held = b.hold = None
         b.node.failed(StoreUnavailable("the host is gone"), world.now)
         world.settle()
