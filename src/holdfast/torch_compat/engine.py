@@ -7,15 +7,15 @@ before what they depend on. They depend on nothing but recv functions that were 
 came back because of what was sent. The graph says so too (`graph.py`), so torch keeps that order.
 
 Guarantees
-    EN-1  Each node runs once in a pass, with the sum of all its gradients; so do its hooks. Those
+    BP-1  Each node runs once in a pass, with the sum of all its gradients; so do its hooks. Those
           of a leaf's node, which does not run, run before and after the gradient is kept.
-    EN-2  A gradient goes to the context and nowhere else: no `.grad` is touched, but for a while by
+    BP-2  A gradient goes to the context and nowhere else: no `.grad` is touched, but for a while by
           passes with DDP (DP-2).
-    EN-3  A pass ends when all of this worker's part is done and all workers to whom gradients
+    BP-3  A pass ends when all of this worker's part is done and all workers to whom gradients
           went have said that they are done, or with the first error. Then it ends once.
-    EN-4  A pass that fails wakes up what waits for its gradients, and sends none any more.
-    EN-5  One pass at a time runs in a context.
-    EN-6  A worker that runs its part because of a call waits for gradients as long as that call
+    BP-4  A pass that fails wakes up what waits for its gradients, and sends none any more.
+    BP-5  One pass at a time runs in a context.
+    BP-6  A worker that runs its part because of a call waits for gradients as long as that call
           may take: whoever was to give them may be lost, and the caller too.
 """
 
@@ -220,7 +220,7 @@ class Pass:
             self.context.turns.notify_all()
 
     def _leave(self) -> bool:
-        """Say whether it is now that it ends (EN-3)."""
+        """Say whether it is now that it ends (BP-3)."""
         with self.context.lock:
             self.context.over.add(self.number)
             return self.context.passes.pop(self.number, None) is not None

@@ -5,7 +5,7 @@ references into compiled functions; neither reaches us. What it compiles is plai
 that is run: the same functional optimizers, by the same steps.
 
 Guarantees
-    OP-1  torch's module is mended when it is imported, whoever imports it, and at once if it has
+    TO-1  torch's module is mended when it is imported, whoever imports it, and at once if it has
           been.
 """
 
@@ -39,7 +39,7 @@ def step_local_optimizer(local_optim_rref: Any, autograd_ctx_id: int) -> None:
 
 
 def mend_when_imported() -> None:
-    """Put these in place of what torch compiles (OP-1)."""
+    """Put these in place of what torch compiles (TO-1)."""
     module = sys.modules.get(NAME)
     if module is None:
         sys.meta_path.insert(0, _Finder())

@@ -55,7 +55,7 @@ class Worker:
 
 @pytest.mark.parametrize("victim", lost.NAMES)
 def test_a_pass_ends_everywhere_when_a_worker_is_killed(victim: str, tmp_path: Path) -> None:
-    """Proves AG-2, CX-4, CX-5."""
+    """Proves DA-2, CX-4, CX-5."""
     door = Door(tmp_path / "door")
     with ExitStack() as stack, Bell(tmp_path / "bell") as bell:
         workers = {}

@@ -130,7 +130,7 @@ def test_a_pass_that_cannot_be_joined_any_more_says_so() -> None:
 
 
 def test_a_pass_that_fails_at_one_worker_is_ended_at_those_that_it_knows() -> None:
-    """Proves AG-2."""
+    """Proves DA-2."""
     with group("a", "b") as (_, other), context() as number:
         leaf = torch.ones(2, requires_grad=True)
         add(other.get_worker_info(), leaf, leaf)
@@ -143,7 +143,7 @@ def test_a_pass_that_fails_at_one_worker_is_ended_at_those_that_it_knows() -> No
 
 
 def test_who_has_a_pass_that_fails_tells_each_worker_that_it_knows() -> None:
-    """Proves AG-2."""
+    """Proves DA-2."""
     with group("a", "b") as (me, _), context() as number:
         mine = CONTEXTS.find(number)
         mine.workers.update({0})
@@ -157,7 +157,7 @@ def test_who_has_a_pass_that_fails_tells_each_worker_that_it_knows() -> None:
 
 
 def test_who_hears_of_a_failed_pass_and_has_no_part_in_it_tells_on_once() -> None:
-    """Proves AG-2."""
+    """Proves DA-2."""
     with group("a", "b") as (me, _), context() as number:
         CONTEXTS.find(number).workers.update({1})
         before = int(me.core.metrics()["agent.client_calls"])

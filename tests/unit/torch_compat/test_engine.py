@@ -70,7 +70,7 @@ def run_aside(act: Callable[[], object]) -> tuple[threading.Thread, list[BaseExc
 def test_gradients_are_those_that_torch_finds_in_the_whole_graph(
     context: DistAutogradContext,
 ) -> None:
-    """Proves EN-1, EN-2."""
+    """Proves BP-1, BP-2."""
     a, b = (torch.rand(3, 3, requires_grad=True) for _ in "ab")
     hooked = []
 
@@ -114,7 +114,7 @@ def test_gradients_of_several_passes_are_added_up(context: DistAutogradContext) 
 def test_the_hooks_of_a_leafs_node_run_once_though_it_does_not(
     context: DistAutogradContext,
 ) -> None:
-    """Proves EN-1."""
+    """Proves BP-1."""
     leaf = torch.ones(2, requires_grad=True)
     loss = through(context, leaf * 3).sum() + leaf.sum()
     node = torch.autograd.graph.get_gradient_edge(leaf).node
@@ -147,7 +147,7 @@ def test_gradients_share_no_memory(context: DistAutogradContext) -> None:
 
 
 def test_a_pass_ends_when_those_who_got_gradients_are_done(context: DistAutogradContext) -> None:
-    """Proves EN-3."""
+    """Proves BP-3."""
     answers: list[Future[Any]] = []
 
     def send(one: Pass, message: int, worker: int, gradients: list[Any]) -> Future[Any]:
@@ -170,7 +170,7 @@ def test_a_pass_ends_when_those_who_got_gradients_are_done(context: DistAutograd
 
 
 def test_a_pass_fails_with_those_who_got_gradients(context: DistAutogradContext) -> None:
-    """Proves EN-3."""
+    """Proves BP-3."""
     answer: Future[Any] = Future()
     received = [torch.ones(2)]
     connect(received, (context.number, 5, 17, (0,)))
@@ -182,7 +182,7 @@ def test_a_pass_fails_with_those_who_got_gradients(context: DistAutogradContext)
 
 
 def test_a_pass_that_fails_waits_for_nothing_any_more(context: DistAutogradContext) -> None:
-    """Proves EN-4."""
+    """Proves BP-4."""
     sent: list[Any] = []
     received = [torch.ones(2)]
     connect(received, (context.number, 5, 17, (0,)))
@@ -201,7 +201,7 @@ def test_a_pass_that_fails_waits_for_nothing_any_more(context: DistAutogradConte
 def test_a_callee_waits_for_gradients_no_longer_than_its_caller(
     context: DistAutogradContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves EN-6."""
+    """Proves BP-6."""
     stamp([torch.ones(2, requires_grad=True)], 5, context)
     monkeypatch.setattr(engine, "deadline_here", SYSTEM_CLOCK.monotonic)
     one = new(context)
@@ -221,7 +221,7 @@ def test_gradients_of_what_was_not_sent_are_refused(context: DistAutogradContext
 
 
 def test_passes_of_a_context_run_one_after_the_other(context: DistAutogradContext) -> None:
-    """Proves EN-5."""
+    """Proves BP-5."""
     leaf = torch.ones(2, requires_grad=True)
     message = stamp([leaf], 5, context)[2]
     first, second, third = (new(context, retain=True) for _ in range(3))

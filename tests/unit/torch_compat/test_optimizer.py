@@ -39,6 +39,6 @@ rpc.shutdown()
 
 @pytest.mark.parametrize("begin", [LATER, BEFORE])
 def test_it_moves_what_has_gradients_and_no_more(begin: str, tmp_path: object) -> None:
-    """Proves OP-1."""
+    """Proves TO-1."""
     told = run("-W", "ignore", "-c", CACHE + begin + STEP, f"{tmp_path}/store")
     assert told.split() == ["holdfast.torch_compat.optimizer", "True"]

@@ -1,8 +1,8 @@
 """Which names of torch's elastic modules are ours, and how they become so.
 
 Guarantees
-    EN-1  Each name is replaced in the module that defines it and in every module that has taken it.
-    EN-2  A backend that a program has registered under a name of its own stays.
+    TE-1  Each name is replaced in the module that defines it and in every module that has taken it.
+    TE-2  A backend that a program has registered under a name of its own stays.
 """
 
 from __future__ import annotations
