@@ -38,7 +38,8 @@ STARTED = float(os.environ.get("DEMO_STARTED", time.monotonic()))
 
 
 def say(who: str, text: str) -> None:
-    print(f"{time.monotonic() - STARTED:5.2f} s  {who:<10}{text}", flush=True)
+    # With its end in one piece: several threads say something.
+    print(f"{time.monotonic() - STARTED:5.2f} s  {who:<10}{text}\n", end="", flush=True)
 
 
 # A worker: an ordinary function that finds out from its environment which one it is.
