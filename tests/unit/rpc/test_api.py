@@ -195,7 +195,7 @@ class TestMistakes:
     def test_nobody_of_that_name(self) -> None:
         init_rpc("w0", store=MemoryStore())
         try:
-            assert get_worker_info("w0").id == 0  # it is known here from now on
+            assert get_worker_info("w0").name == "w0"  # it is known here from now on
             for target in ("w7", 7, WorkerInfo("w7", 7), None):
                 with pytest.raises(UsageError, match="worker .*7|None.*: unknown; there are w0"):
                     rpc_sync(target, who)  # type: ignore[arg-type]
