@@ -6,7 +6,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -49,14 +49,30 @@ def _nothing() -> None:
     pass
 
 
-class AgentProcess:
+class Forked:
+    """A process of its own, which has the other end of a pipe as its last argument."""
+
+    def __init__(self, target: Callable[..., None], *args: object) -> None:
+        self._told, theirs = FORKED.Pipe()
+        with theirs:
+            self.process = FORKED.Process(target=target, args=(*args, theirs))
+            self.process.start()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(WITHIN_S)
+
+    def close(self) -> None:
+        self.kill()
+        self.process.close()
+        self._told.close()
+
+
+class AgentProcess(Forked):
     """An agent that runs one node."""
 
     def __init__(self, node: Node, output: Path | None = None) -> None:
-        self._told, telling = FORKED.Pipe(duplex=False)
-        with telling:
-            self.process = FORKED.Process(target=_run, args=(node, telling, output))
-            self.process.start()
+        super().__init__(_run, node, output)
 
     def returned(self) -> dict[int, Any]:
         """Wait for a good end; return what its workers have returned, by rank."""
@@ -70,15 +86,6 @@ class AgentProcess:
         assert kind == error, what
         return str(what)
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join(WITHIN_S)
-
-    def close(self) -> None:
-        self.kill()
-        self.process.close()
-        self._told.close()
-
     def _ended(self) -> tuple[str, Any]:
         assert self._told.poll(WITHIN_S), "it goes on and on"
         told: tuple[str, Any] = self._told.recv()
@@ -87,7 +94,7 @@ class AgentProcess:
         return told
 
 
-def _run(node: Node, telling: Connection, output: Path | None) -> None:
+def _run(node: Node, output: Path | None, telling: Connection) -> None:
     if output is not None:
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), 1)
     try:

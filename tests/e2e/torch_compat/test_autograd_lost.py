@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.jobs import Bell, Door
 from tests.e2e.torch_compat import lost
-from tests.e2e.torch_compat.processes import FORKED, WITHIN_S, forking
+from tests.e2e.torch_compat.processes import WITHIN_S, Forked, forking
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,15 +20,12 @@ def _forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-class Worker:
+class Worker(Forked):
     """A worker in a process of its own."""
 
     def __init__(self, name: str, *args: str) -> None:
+        super().__init__(lost.work, name, *args)
         self.name = name
-        self._told, theirs = FORKED.Pipe()
-        with theirs:
-            self.process = FORKED.Process(target=lost.work, args=(name, *args, theirs))
-            self.process.start()
 
     def says(self) -> Any:
         assert self._told.poll(WITHIN_S), f"{self.name} says nothing"
@@ -42,15 +39,6 @@ class Worker:
         self._told.send(())
         self.process.join(WITHIN_S)
         assert self.process.exitcode == 0
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join(WITHIN_S)
-
-    def close(self) -> None:
-        self.kill()
-        self.process.close()
-        self._told.close()
 
 
 @pytest.mark.parametrize("victim", lost.NAMES)
