@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -15,17 +16,30 @@ USAGE = "usage: python -m holdfast.torch_compat [-m module | script.py] args…"
 
 def main(args: list[str]) -> None:
     """Run a module or a script with these arguments."""
-    if not args or args == ["-m"]:
+    if not args or args == ["-m"] or (args[0].startswith("-") and args[0] != "-m"):
         sys.exit(USAGE)
+    if args[0] != "-m" and not os.path.exists(args[0]):
+        sys.exit(f"{args[0]}: no such file; {USAGE}")
     install()
     if args[0] == "-m":
         sys.argv = args[1:]
         sys.path[0] = os.getcwd()
+        if not _is_there(args[1]):
+            sys.exit(f"{args[1]}: no such module; {USAGE}")
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = args
     sys.path[0] = os.path.dirname(os.path.abspath(args[0]))
     runpy.run_path(args[0], run_name="__main__")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # what it is in is there, and needs something that is not
+        return False
 
 
 if __name__ == "__main__":

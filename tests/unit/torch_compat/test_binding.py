@@ -11,6 +11,7 @@ import pytest
 import holdfast
 from holdfast import env
 from holdfast.torch_compat import installed
+from holdfast.torch_compat.__main__ import USAGE
 from holdfast.torch_compat.binding import SITE, is_bound
 
 SOURCE = str(Path(holdfast.__file__).parents[1])
@@ -93,8 +94,19 @@ def test_a_script_and_a_module_run_with_it(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("args", [(), ("-m",)])
-def test_without_a_program_it_says_what_is_needed(args: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), ""),
+        (("-m",), ""),
+        (("--help",), ""),
+        (("nowhere.py",), "nowhere.py: no such file; "),
+        (("-m", "no.where"), "no.where: no such module; "),
+    ],
+)
+def test_without_a_program_it_says_what_is_needed_in_one_line(
+    args: tuple[str, ...], said: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "holdfast.torch_compat", *args],
         env={**env.variables(), "PYTHONPATH": SOURCE},
@@ -104,7 +116,7 @@ def test_without_a_program_it_says_what_is_needed(args: tuple[str, ...]) -> None
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("usage: python -m holdfast.torch_compat [-m module | script.py]")
+    assert done.stderr == f"{said}{USAGE}\n"
 
 
 def test_asking_binds_nothing() -> None:
