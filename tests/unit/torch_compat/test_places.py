@@ -21,7 +21,7 @@ def soon() -> Deadline:
 
 
 def contact(name: str, number: int) -> Contact:
-    return Contact(WorkerInfo(name, number), f"life-of-{name}", "machine", "\0socket", "")
+    return Contact(WorkerInfo(name, number), f"life-of-{name}-{number}", "machine", "\0socket", "")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_all_of_a_fixed_group_know_each_other(store: Any) -> None:
     for one in entered(store, "a", "b", "c"):
         assert [each.info.name for each in one.everybody()] == ["a", "b", "c"]
         assert one.find("b") == one.find(1) == one.find(WorkerInfo("b", 1)) == contact("b", 1)
-        assert one.find_incarnation("life-of-c") == contact("c", 2)
+        assert one.find_incarnation("life-of-c-2") == contact("c", 2)
 
 
 @pytest.mark.parametrize("unknown", ["x", 7])
@@ -61,7 +61,7 @@ def test_a_life_that_we_have_not_met_is_looked_for_in_the_store(store: Any) -> N
     first, second = Places(store, None), Places(store, None)
     first.enter(contact("a", 0))
     second.enter(contact("b", 1))
-    assert first.find_incarnation("life-of-b") == contact("b", 1)
+    assert first.find_incarnation("life-of-b-1") == contact("b", 1)
     with pytest.raises(PeerLost, match="nobody knows it"):
         first.find_incarnation("life-of-x")
 
@@ -87,7 +87,7 @@ def test_workers_come_and_go(store: Any) -> None:
     assert first.went("b") == contact("b", 1)
     assert first.went("b") is None
     with pytest.raises(PeerLost):
-        first.find_incarnation("life-of-b")
+        first.find_incarnation("life-of-b-1")
     third = Places(store, None)
     third.enter(contact("c", 2))
     assert [each.info.name for each in third.everybody()] == ["a", "c"]
