@@ -446,5 +446,5 @@ class Agent:
 
 def _sentence(failure: Failure) -> str:
     first_line = failure.message.strip().partition("\n")[0]
-    what = f": {first_line}" if first_line and first_line != str(failure.exit) else ""
+    what = f": {first_line}" if first_line and failure.has_words else ""
     return f"rank {failure.rank} on {failure.host} failed ({failure.exit}){what}"

@@ -117,10 +117,11 @@ def _tells(traceback: str, message: str) -> bool:
 
 def _line(failure: Failure, first: Failure) -> str:
     """Return one line on a failure that came later."""
-    what = "" if failure.message == str(failure.exit) else f": {_first_line(failure.message)}"
+    what = f": {_first_line(failure.message)}" if failure.has_words else ""
     because = " (it lost a peer)" if lost_a_peer(failure) else ""
+    later_s = max(0.0, failure.when - first.when)  # the first may have been noticed after it
     return (
-        f"{failure.when - first.when:+.3f} s  rank {failure.rank} on {failure.host},"
+        f"{later_s:+.3f} s  rank {failure.rank} on {failure.host},"
         f" pid {failure.pid}: {failure.exit}{what}{because}"
     )
 

@@ -13,8 +13,11 @@ where `timestamp` is in whole seconds since 1970. `moment` (the same with its fr
 `host` and `rank` are ours, and others ignore them. Everything but the inner `message` may be
 missing.
 
-The order of failures is that of their moments and nothing else: no guess at what caused what. A
-worker that died because its peer was gone comes after that peer, since it died later.
+The order of failures is that of their moments: a worker that died because its peer was gone comes
+after that peer, since it died later. A death without words (SIGKILL, `os._exit`) is known from when
+it was noticed only, which can be after a peer has raised because of it; so the one exception: a
+first failure whose own words are that a peer was gone gives way to a death without words that was
+noticed less than NOTICED_LATE_S after it.
 
 Nobody trusts a worker or a peer: sizes and depths are capped, and `message`, `traceback`, `stack`
 and `hint` of a Failure hold no character that could move a terminal's cursor.
@@ -75,6 +78,8 @@ _PEER_COUNTS = {"rank": 0, "local_rank": 0, "pid": 0, "exit": -(1 << 31)}
 
 CLOCKS_AGREE_S = 1.0
 """Clocks of two hosts that differ by less, as far as one can see, are taken for synchronised."""
+NOTICED_LATE_S = 1.0
+"""A death that was noticed later than this after a failure is not taken for its cause."""
 _SECONDS_MAX = 1e11  # a time beyond it counts something else than seconds
 
 # Characters that do more than stand there: controls, reordering marks, halves of characters.
@@ -138,6 +143,11 @@ class Failure:
     def when(self) -> float:
         """The moment by which failures are put in order."""
         return self.at if self.moment is None else self.moment
+
+    @property
+    def has_words(self) -> bool:
+        """Say whether more is known than how the process ended."""
+        return self.message != str(self.exit)
 
     def to_json(self, now: float) -> dict[str, Any]:
         """Return what another node is told; `now` is the time on the clock that made `at`.
@@ -213,7 +223,14 @@ class ErrorReport:
 
 def first_cause(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """Put failures in the order in which they happened: the first is the cause of the end."""
-    return tuple(sorted(failures, key=lambda failure: (failure.when, failure.rank)))
+    ordered = sorted(failures, key=lambda failure: (failure.when, failure.rank))
+    if ordered and lost_a_peer(ordered[0]):
+        told_at = ordered[0].when
+        for place, failure in enumerate(ordered):
+            if not failure.has_words and failure.when - told_at < NOTICED_LATE_S:
+                ordered.insert(0, ordered.pop(place))
+                break
+    return tuple(ordered)
 
 
 def lost_a_peer(failure: WorkerFailure) -> bool:

@@ -93,6 +93,7 @@ class WorkerGroup:
         self._workers: dict[int, _Worker] = {}
         self._escalation = Escalation(())
         self._asked_at: float | None = None  # on the clock of the error files
+        self._ended_before: set[int] = set()  # pids of those that had ended when a stop began
         self._started = False
         self._waiter: threading.Thread | None = None
         self._wake: tuple[int, int] | None = None
@@ -136,6 +137,10 @@ class WorkerGroup:
         with self._lock:
             if self._asked_at is None:
                 self._asked_at = self._clock.wall()
+                now = Deadline.after(0, self._clock)
+                self._ended_before = {
+                    pid for pid, worker in self._workers.items() if _wait_for(worker.process, now)
+                }
             self._perform(self._escalation.stop(number, grace_s, self._clock.monotonic()))
             if self._wake is not None:
                 with contextlib.suppress(BlockingIOError):  # it has been woken often enough
@@ -252,7 +257,7 @@ class WorkerGroup:
                 return False
             del self._workers[pid]
             self._escalation.exited(pid)
-            asked_at = self._asked_at
+            asked_at = None if pid in self._ended_before else self._asked_at
         failure = None if exit_.ok else self._failure_of(worker.launch, pid, exit_)
         if failure is not None and asked_at is not None:
             failure = _before(failure, asked_at)

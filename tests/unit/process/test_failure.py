@@ -382,6 +382,29 @@ def test_the_order_is_that_of_the_moments_and_then_of_the_ranks() -> None:
     assert first_cause([]) == ()
 
 
+LOST = "RuntimeError: Connection closed by peer"
+
+
+@pytest.mark.parametrize(
+    ("raised", "noticed_after_s", "first"),
+    [
+        (LOST, 0.9, 1),  # the kill was noticed after what it led to
+        (LOST, 1.1, 0),  # too late to be taken for the cause
+        ("ValueError: no", 0.001, 0),  # its words tell of no loss: it came first
+    ],
+)
+def test_a_death_without_words_comes_before_who_tells_of_a_lost_peer(
+    raised: str, noticed_after_s: float, first: int
+) -> None:
+    told = failure(rank=0, at=NOW, exit=Exit(1), message=raised)
+    also_told = failure(rank=2, at=NOW + 0.0005, exit=Exit(1), message=LOST)
+    killed = failure(rank=1, at=NOW + noticed_after_s, exit=Exit(-9), message=str(Exit(-9)))
+    ordered = first_cause([told, also_told, killed])
+    assert ordered[0].rank == first
+    assert sorted(one.rank for one in ordered) == [0, 1, 2]
+    assert [one.rank for one in ordered if one.rank != 1] == [0, 2]
+
+
 @pytest.mark.parametrize(
     ("message", "lost"),
     [

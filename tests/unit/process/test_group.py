@@ -382,6 +382,31 @@ def test_who_was_asked_to_end_has_failed_only_if_it_had_before(
     assert (event.failure and event.failure.exit) == told
 
 
+def test_who_had_ended_before_a_stop_has_failed_though_it_is_noticed_later(bench: Bench) -> None:
+    may_go_on = threading.Event()
+
+    def examine_slowly(launch: Launch, pid: int, exit_: Exit) -> Failure:
+        assert may_go_on.wait(30)
+        return replace(examine(launch, pid, exit_), at=math.inf)  # noticed after everything
+
+    group = bench.group(FOREVER, FOREVER, FOREVER, examine=examine_slowly)
+    group.start()
+    said = dict(bench.hear(3))
+    fd = os.pidfd_open(said[1])
+    os.kill(said[0], signal.SIGKILL)
+    os.kill(said[1], signal.SIGKILL)
+    assert wait_for_end(fd)
+    os.close(fd)
+    group.stop(signal.SIGTERM, 1000.0)
+    may_go_on.set()
+    exits = {event.local_rank: event for event in (bench.next_exit() for _ in range(3))}
+    assert exits[1].exit.code == -signal.SIGKILL
+    assert not exits[1].asked
+    assert exits[1].failure is not None
+    assert exits[2].asked
+    assert exits[2].failure is None
+
+
 @pytest.mark.parametrize("interval_s", [None, 0.01])
 def test_the_waiter_sleeps_while_nothing_happens(bench: Bench, interval_s: float | None) -> None:
     """A busy loop would show in the switches of the waiter's thread, as an interval does."""
