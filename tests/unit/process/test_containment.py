@@ -171,11 +171,12 @@ def test_a_worker_that_is_gone_without_a_trace(containment: Containment) -> None
 
 def test_a_sweep_kills_daemons_and_nobody_else(containment: Containment) -> None:
     with (
-        running(parent(detached=True, then=""), containment.environment) as (_, daemon),
+        running(parent(detached=True, then=""), containment.environment) as (process, daemon),
         held(daemon) as ended,
         Containment() as other,
         running(SLEEP, other.environment) as (stranger, _),
     ):
+        assert process.wait(10) == 0  # or it is swept, too
         assert containment.sweep() == (daemon,)
         assert ended()
         assert containment.sweep() == ()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.process import spawn
 from holdfast.process.returns import read_return
 from holdfast.process.spawn import Starter
 from holdfast.process.spec import Function, Launch, Module, Program, Script
@@ -300,7 +301,10 @@ def test_a_standby_dies_with_its_agent(folder: Path, text: str) -> None:
     await_end(pid)
 
 
-def test_replacements_wait_before_they_import(folder: Path) -> None:
+def test_replacements_wait_before_they_import(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spawn, "REFILL_DELAY_S", 1000.0)  # however slow the worker is
     (folder / "tell.py").write_text("print('done')")
     (folder / "marks.py").write_text("import os; open(f'mark{os.getpid()}', 'w')")
     script = Script("tell.py")

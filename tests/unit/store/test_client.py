@@ -142,7 +142,7 @@ def test_calls_end_at_their_deadline_while_nothing_passes(
     with new_client(proxy.address) as store:
         proxy.stall()
         with pytest.raises(TimeoutExpired) as written:
-            store.add("n", timeout=0.05)
+            store.add("n", timeout=0.5)  # long enough for it to leave
         assert written.value.maybe_applied
         with pytest.raises(TimeoutExpired) as read:
             store.get("n", timeout=0.05)
@@ -576,7 +576,7 @@ def test_a_stopped_server_costs_time_and_nothing_else(
         patient = pool.submit(store.add, "n", timeout=LONG_S)
         until(lambda: len(store._session._writes) == 1)
         with pytest.raises(TimeoutExpired) as caught:
-            store.add("n", timeout=0.05)
+            store.add("n", timeout=0.5)  # long enough for it to leave
         assert caught.value.maybe_applied
         with pytest.raises(TimeoutExpired):
             store.wait(["k"], timeout=0.05)

@@ -27,6 +27,7 @@ from holdfast.store.file import FileStore
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.ops import AnyOp, Change
 from holdfast.testing.clock import ManualClock
+from tests.patience import with_more_time
 from tests.unit.store.test_keyspace import OPS
 
 TIMEOUT_S = 30.0
@@ -395,18 +396,21 @@ def test_close_ends_the_waiting_for_a_lock(path: Path) -> None:
 
 
 def test_a_wait_names_the_missing_even_if_the_lock_is_taken_at_its_end(path: Path) -> None:
-    with FileStore(path) as store, ThreadPoolExecutor() as pool:
-        store.set("here", b"")
-        with store.watch("never") as watch:
-            waiting = pool.submit(store.wait, ["here", "gone"], timeout=0.2)
-            watching = pool.submit(watch.next, 0.2)
-            with pytest.raises(TimeoutExpired):
-                store.wait(["gone"], timeout=0.05)  # by then the others have looked once
-            with locked(path):
-                for ended, missing in ((waiting, "gone"), (watching, "never")):
-                    error = ended.exception(TIMEOUT_S)
-                    assert isinstance(error, TimeoutExpired)
-                    assert error.waiting_for == (missing,)
+    def wait_in_vain(seconds: float) -> None:
+        with FileStore(path) as store, ThreadPoolExecutor(2) as pool:
+            store.set("here", b"")
+            with store.watch("never") as watch:
+                waiting = pool.submit(store.wait, ["here", "gone"], timeout=seconds)
+                watching = pool.submit(watch.next, seconds)
+                with pytest.raises(TimeoutExpired):
+                    store.wait(["gone"], timeout=seconds / 4)  # by then the others have looked
+                with locked(path):
+                    for ended, missing in ((waiting, "gone"), (watching, "never")):
+                        error = ended.exception(TIMEOUT_S)
+                        assert isinstance(error, TimeoutExpired)
+                        assert error.waiting_for == (missing,)
+
+    with_more_time(wait_in_vain)
 
 
 # Leases.
