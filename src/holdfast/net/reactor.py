@@ -246,8 +246,9 @@ class Reactor:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread.start()  # which may fail: only what runs can be waited for
+        self._thread = thread
 
     def listen(self, address: Address, make: Callable[[Connection], Handler]) -> Address:
         """Bind exactly this address and serve it; return the bound one (port 0 picks one).

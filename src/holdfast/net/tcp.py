@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from typing import TypeAlias
 
 from holdfast.clock import Deadline
@@ -70,12 +71,17 @@ def _look_up(address: Address, flags: int) -> list[_Where]:
     return [(family, where) for family, _, _, _, where in found]
 
 
-def open_socket(address: Address, deadline: Deadline) -> socket.socket:
-    """Resolve and connect. Unavailable names the step that failed and the address tried."""
+def open_socket(
+    address: Address, deadline: Deadline, made: Callable[[socket.socket], object] | None = None
+) -> socket.socket:
+    """Resolve and connect. Unavailable names the step that failed and the address tried.
+
+    `made` hears of each socket before it is connected; shutting that down ends the attempt.
+    """
     why = ""
     for family, where in resolve(address, deadline):
         try:
-            return _open_one(family, where, deadline.sooner(TCP_WITHIN_S))
+            return _open_one(family, where, deadline.sooner(TCP_WITHIN_S), made)
         except (TimeoutError, BlockingIOError):
             why = "no answer in time"
         except OSError as error:
@@ -84,10 +90,15 @@ def open_socket(address: Address, deadline: Deadline) -> socket.socket:
 
 
 def _open_one(
-    family: socket.AddressFamily, where: _SocketAddress, limit: Deadline
+    family: socket.AddressFamily,
+    where: _SocketAddress,
+    limit: Deadline,
+    made: Callable[[socket.socket], object] | None,
 ) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if made is not None:
+            made(sock)
         sock.settimeout(limit.remaining())
         sock.connect(where)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

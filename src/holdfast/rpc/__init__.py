@@ -19,6 +19,7 @@ Layout, in reading order (◦ = pure)
     callables.py        functions by name
     serialize.py        values as bytes
     big.py              large buffers on one machine
+    forks.py            sockets of this process alone
     link.py             one connection
     way.py              making way before blocking
     future.py           a value to come

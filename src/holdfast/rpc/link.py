@@ -7,18 +7,14 @@ at all where the reader can fetch them (big.py).
 Two ways to use one: `send` and `receive` block, until the limit that `set_limit` sets; `send_some`
 and `advance` never do, and go on where they stopped. A link whose blocking call timed out, or that
 failed in any way, is closed, since nobody knows what is still on its way.
-
-Guarantees
-    LK-1  A process that is forked has no part in the sockets of RPC: the end of ours is noticed
-          though the child lives, and nothing that it does can reach our peers.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
-import weakref
 from collections import deque
 from collections.abc import Sequence
 
@@ -34,9 +30,10 @@ from holdfast.rpc.codec import (
     encode_head,
 )
 from holdfast.rpc.eagerness import LOOKS, Eagerness
+from holdfast.rpc.forks import keep_from_children
 from holdfast.rpc.messages import Buffer, Kind, Message
 
-__all__ = ["CORES", "NEVER", "Link", "LinkClosed", "keep_from_children", "parts_of", "views_of"]
+__all__ = ["CORES", "NEVER", "Link", "LinkClosed", "parts_of", "views_of"]
 
 NEVER = float("inf")
 CORES = os.cpu_count() or 1
@@ -197,14 +194,22 @@ class Link:
     def send_parts(self, parts: Sequence[Buffer]) -> None:
         """Send what `put` has gathered, or what `send_some` has left. Blocks."""
         views = views_of(parts)
+        while not self.send_some(views):
+            self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        """Wait until the system takes more; TimeoutError at the limit.
+
+        Not by a `sendmsg` that blocks: on a Unix socket its time counts anew for each piece.
+        """
+        left_s = self._limit - self._clock.monotonic()
+        poll = select.poll()
         try:
-            while True:
-                _take_off(views, self._sock.sendmsg(views[:_VECTOR_MAX]))
-                if not views:
-                    return
-                self._tell_limit()
-        except OSError as error:
-            raise _closed(error) from None
+            poll.register(self._sock, select.POLLOUT)
+        except ValueError:  # it has been closed here
+            raise LinkClosed("Connection closed by peer") from None
+        poll.poll(None if self._limit == NEVER else max(0.0, 1000 * left_s))
+        self._tell_limit()
 
     # In.
 
@@ -482,19 +487,3 @@ def _closed(error: OSError) -> OSError:
     if isinstance(error, (BrokenPipeError, ConnectionResetError)):
         return LinkClosed("Connection reset by peer")
     return LinkClosed(f"Connection closed by peer ({error.strerror or error})")
-
-
-_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-def keep_from_children(sock: socket.socket) -> None:
-    """Let no process that is forked have part in a socket (LK-1)."""
-    _sockets.add(sock)
-
-
-def _after_fork() -> None:
-    for sock in tuple(_sockets):
-        sock.close()  # our copy, and nothing more: what it stands for is the parent's
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -84,10 +84,11 @@ class Opening:
     def expire(self, now: float) -> bool:
         """Tell those whose time is up; say whether to ask again."""
         with self._over:
-            late = [reply for _, reply, at in self._waiting if at <= now]
+            late = [entry for entry in self._waiting if entry[2] <= now]
             self._waiting = [entry for entry in self._waiting if entry[2] > now]
+            self._bytes -= sum(message.size() for message, _, _ in late)
             going = not self.over
-        for reply in late:
+        for _, reply, _ in late:
             tell(reply, TimeoutError())
         return going
 

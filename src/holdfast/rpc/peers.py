@@ -15,9 +15,11 @@ Guarantees
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -28,6 +30,7 @@ from holdfast.net.address import Address
 from holdfast.net.auth import Key
 from holdfast.net.reactor import tune
 from holdfast.net.tcp import open_socket, shake_hands
+from holdfast.rpc.forks import keep_from_children
 from holdfast.rpc.future import Driver
 from holdfast.rpc.greeting import Greeting, Purpose, decode_answer
 from holdfast.rpc.link import NEVER, Link, LinkClosed
@@ -93,6 +96,8 @@ class Peer:
         self._idle: list[Link] = []
         self._lock = threading.Lock()
         self._links: set[Link] = set()
+        self._to_open = 0  # links that are being opened …
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # … and theirs, or older
         self._pipe: Pipe | None = None
         self._pipe_link: Link | None = None
         self._opening: Opening | None = None
@@ -190,6 +195,7 @@ class Peer:
                 return self._lost
             self._lost = lost
             links, self._links = list(self._links), set()
+            sockets = list(self._sockets)
             pipe, opening = self._pipe, self._opening
         self._idle.clear()
         if pipe is not None:
@@ -198,6 +204,9 @@ class Peer:
             opening.close(lost)
         for link in links:
             link.close()
+        for sock in sockets:  # of links that are being opened: who does that hears of it
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
         return lost
 
     def _gone(self, error: OSError) -> PeerLost:
@@ -279,15 +288,23 @@ class Peer:
 
     def _open(self, purpose: Purpose, at: float) -> Link:
         """Open a connection, prove who we are, and say what it is for."""
-        if self._lost is not None:
-            raise self._lost.anew()
         deadline = Deadline(None if at == NEVER else at, self._clock).sooner(OPEN_WITHIN_S)
         contact, me = self.contact, self._me
-        if len(self._links) >= LINKS_MAX:
-            raise Overloaded(f"{contact.info}: {LINKS_MAX} calls to it are under way, the most")
         greeting = Greeting(me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose)
-        link = self._be_welcomed(greeting, deadline, at)
         with self._lock:
+            if self._lost is not None:
+                raise self._lost.anew()
+            if len(self._links) + self._to_open >= LINKS_MAX:
+                raise Overloaded(f"{contact.info}: {LINKS_MAX} calls to it are under way, the most")
+            self._to_open += 1
+        try:
+            link = self._be_welcomed(greeting, deadline, at)
+        except BaseException:
+            with self._lock:
+                self._to_open -= 1
+            raise
+        with self._lock:
+            self._to_open -= 1
             if self._lost is None:
                 self._links.add(link)
                 return link
@@ -338,8 +355,9 @@ class Peer:
         if contact.unix and contact.machine == self._me.machine:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
+                self._made(sock)
                 sock.setblocking(False)
-                _connect_unix(sock, contact.unix, deadline)
+                self._connect_unix(sock, deadline)
             except BaseException:
                 sock.close()
                 raise
@@ -348,13 +366,34 @@ class Peer:
             if not port:
                 raise Unavailable("it listens for workers of its own host only")
             address = Address(host.strip("[]"), int(port))
-            sock = open_socket(address, deadline)
+            sock = open_socket(address, deadline, self._made)
             tune(sock)
         try:
             return Link(sock, shake_hands(sock, self._key, address, deadline), self._clock)
         except BaseException:
             sock.close()
             raise
+
+    def _made(self, sock: socket.socket) -> None:
+        """Take care of a new socket: a process that is forked has no part in it, nor has a loss."""
+        keep_from_children(sock)
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost.anew()
+            self._sockets.add(sock)
+
+    def _connect_unix(self, sock: socket.socket, deadline: Deadline) -> None:
+        """Connect; waits where too many others do, as the system does not if it has a timeout."""
+        while self._lost is None:
+            try:
+                sock.connect(self.contact.unix)
+            except BlockingIOError:
+                if deadline.passed():
+                    raise TimeoutError from None
+                SYSTEM_CLOCK.sleep(0.005)
+            else:
+                return
+        raise self._lost.anew()
 
 
 def _is_cut_off(error: Exception) -> bool:
@@ -365,19 +404,6 @@ def _is_cut_off(error: Exception) -> bool:
     if isinstance(error, Unavailable):
         return error.step is Step.HANDSHAKE
     return isinstance(error, LinkClosed)
-
-
-def _connect_unix(sock: socket.socket, path: str, deadline: Deadline) -> None:
-    """Connect; waits where too many others do, since the system does not when it has a timeout."""
-    while True:
-        try:
-            sock.connect(path)
-        except BlockingIOError:
-            if deadline.passed():
-                raise TimeoutError from None
-            SYSTEM_CLOCK.sleep(0.005)
-        else:
-            return
 
 
 def machine_id() -> str:

@@ -31,15 +31,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
+from holdfast.errors import HoldfastError, Overloaded, PeerViolation, Refused, Step
 from holdfast.ids import CauseId
 from holdfast.net.address import Address
 from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
 from holdfast.net.reactor import tune
 from holdfast.observe.events import ConnectionRefused
 from holdfast.observe.sinks import LogSink
+from holdfast.rpc.forks import keep_from_children
 from holdfast.rpc.greeting import Greeting, Purpose, decode_greeting, encode_answer
-from holdfast.rpc.link import NEVER, Link, LinkClosed, keep_from_children
+from holdfast.rpc.link import NEVER, Link, LinkClosed
 from holdfast.rpc.messages import Message
 from holdfast.rpc.outlet import Outlet
 from holdfast.rpc.way import sit
@@ -109,7 +110,8 @@ class Server:
         sock.listen(512)
         keep_from_children(sock)
         self._listeners.append(sock)
-        _start(f"{self._name}-accept", self._accept, sock)
+        if not _start(f"{self._name}-accept", self._accept, sock):
+            raise Overloaded("there is no thread to be had that could accept connections")
 
     def hang_up(self, incarnation: str) -> None:
         """End the connections of one caller."""
@@ -147,15 +149,19 @@ class Server:
         self._watch.close()
 
     def _accept(self, listener: socket.socket) -> None:
+        told = False
         while True:
             try:
                 sock, _ = listener.accept()
             except OSError as error:
                 if self._closing:
                     return
-                _log.warning("a connection could not be accepted: %s", error)
+                if not told:  # once: strangers that wait must not fill the log
+                    _log.warning("a connection could not be accepted: %s", error)
+                told = True
                 SYSTEM_CLOCK.sleep(ACCEPT_AGAIN_S)  # as long as descriptors are short, say
                 continue
+            told = False
             keep_from_children(sock)
             with self._lock:
                 refused = self._closing
@@ -439,9 +445,10 @@ class _Watch:
         quiet = 0
         while not self._closing:
             if quiet > _QUIET_TICKS:
-                self.asleep = True
+                # In this order: nobody wakes it before it says that it sleeps, so that clearing
+                # undoes nothing but what `close` has set. Whoever came before that is seen to run.
                 self._awake.clear()
-                # After clearing, which may have undone what `close` has set.
+                self.asleep = True
                 if not self._closing and not any(owner.running for owner in list(self._owners)):
                     self._awake.wait()
                 self.asleep = False

@@ -347,6 +347,20 @@ def test_a_reactor_that_never_started_can_be_closed() -> None:
         socket.create_connection(server.address)
 
 
+def test_a_reactor_that_got_no_thread_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    server = Server()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            server.reactor.start()
+    server.reactor.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(server.address)
+
+
 def test_a_reactor_can_be_closed_from_its_own_thread(server: Server) -> None:
     sock, handler = server.connect()
     with sock:

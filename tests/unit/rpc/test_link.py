@@ -15,7 +15,6 @@ from holdfast.errors import PeerViolation, UsageError
 from holdfast.rpc.codec import BUFFERS_MAX, HEADER, encode_head
 from holdfast.rpc.link import NEVER, Link, LinkClosed, parts_of, views_of
 from holdfast.rpc.messages import Buffer, Kind, Message
-from tests.unit.rpc.world import forked
 
 Ends = tuple[Link, Link, socket.socket, socket.socket]
 
@@ -227,6 +226,34 @@ def test_a_limit_ends_sending_to_somebody_who_does_not_read(ends: Ends) -> None:
             within(0.05, here, lambda message=message: send_forever(here, message))  # type: ignore[misc]
 
 
+def test_a_limit_ends_sending_to_somebody_who_reads_slowly(ends: Ends) -> None:
+    here, _, _, there = ends
+    over = threading.Event()
+
+    def read_slowly() -> None:
+        while not over.wait(0.005):
+            there.recv(65536)
+
+    reader = beside(read_slowly)
+    with pytest.raises(TimeoutError):
+        within(0.1, here, lambda: here.send(Message(Kind.REPLY, 1, bytes(1 << 26))))
+    over.set()
+    here.shut()  # the reader may be waiting for more
+    reader.join()
+
+
+def test_who_sends_hears_that_the_link_is_closed_here(ends: Ends) -> None:
+    here, _, one, _ = ends
+    message = Message(Kind.REPLY, 1, b"", [bytes(5_000_000)])
+    views = views_of(message.buffers)
+    assert not here.send_some(views)
+    one.close()
+    with pytest.raises(LinkClosed):
+        here._wait_for_room()
+    with pytest.raises(LinkClosed):
+        here.send_parts(views)
+
+
 def test_the_end_of_the_connection_is_told(ends: Ends) -> None:
     here, there, raw, _ = ends
     raw.sendall(flat(Message(Kind.REPLY, 1, b"abc"))[:-1])
@@ -308,19 +335,6 @@ def test_as_many_buffers_as_can_be(ends: Ends) -> None:
     assert there.receive().buffers == [bytearray(b"ab")] * BUFFERS_MAX
     sender.join()
     assert encode_head(message)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_lk1_the_end_is_noticed_though_a_forked_child_lives(ends: Ends) -> None:
-    here, there, *_ = ends
-    with forked(here.close):
-        here.send(Message(Kind.REPLY, 1))  # what the child has closed is not ours
-        assert there.receive().call == 1
-    with forked(lambda: None):
-        here._sock.close()  # as the end of our process does
-        there.set_limit(SYSTEM_CLOCK.monotonic() + 20.0)
-        with pytest.raises(LinkClosed):
-            there.receive()
 
 
 def test_who_looks_before_it_sleeps_gets_what_is_there_and_hears_of_the_end(ends: Ends) -> None:

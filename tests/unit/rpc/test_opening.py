@@ -172,6 +172,15 @@ def test_more_than_may_wait_is_refused(world: World, monkeypatch: pytest.MonkeyP
         world.opening.post(ask(3), Heard(), NEVER)
 
 
+def test_op3_what_has_expired_takes_no_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening_module, "BYTES_MAX", 10)
+    late = Heard()
+    world.opening.post(ask(1, bytes(10)), late, SYSTEM_CLOCK.monotonic() + 0.01)
+    assert isinstance(late.wait(), TimeoutError)
+    assert world.opening.post(ask(2, b"x"), Heard(), NEVER)
+    assert world.opening.post(ask(3, b"x"), Heard(), NEVER)
+
+
 def test_what_the_pipe_refuses_is_told(world: World) -> None:
     tight = Pipe(world.pipe._link, world.readers, lambda error: PeerLost(str(error)), calls_max=1)
     first, second = Heard(), Heard()

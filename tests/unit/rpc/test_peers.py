@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -23,6 +24,7 @@ from holdfast.rpc.peers import Contact, Peer, machine_id
 from holdfast.rpc.readers import Readers
 from holdfast.rpc.server import Later, Server
 from tests.patience import with_more_time
+from tests.unit.rpc.world import forked
 
 KEY = derive_key(b"a secret that only two know", "rpc")
 ME = Contact(WorkerInfo("me", 0), "my life", "machine", "", "")
@@ -128,6 +130,23 @@ def beside(act: Callable[[], object]) -> threading.Thread:
     return thread
 
 
+@contextlib.contextmanager
+def silent(machine: str, backlog: int = 8) -> Iterator[tuple[socket.socket, str, str]]:
+    """A peer that lets others connect and says nothing, and its places: `unix` and `tcp`."""
+    here = machine == ME.machine
+    with socket.socket(socket.AF_UNIX if here else socket.AF_INET) as sock:
+        where = f"\0holdfast-test-{os.urandom(8).hex()}"
+        sock.bind(where if here else ("127.0.0.1", 0))
+        sock.listen(backlog)
+        yield sock, where, "" if here else f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+def raised(kind: type[BaseException], act: Callable[[], object]) -> BaseException:
+    with pytest.raises(kind) as caught:
+        act()
+    return caught.value
+
+
 def soon() -> float:
     return SYSTEM_CLOCK.monotonic() + SOON
 
@@ -185,6 +204,21 @@ def test_more_calls_at_once_than_may_be_are_refused(
     for caller in callers:
         caller.join()
     assert world.peer.exchange(ask(10)).call == 10
+
+
+def test_pe3_links_that_are_being_opened_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "LINKS_MAX", 1)
+    with silent("machine") as (listener, unix, tcp):
+        peer = world.make(unix=unix, tcp=tcp)
+        caller = beside(lambda: raised(PeerLost, lambda: peer.exchange(ask(1))))
+        with listener.accept()[0] as accepted:
+            assert accepted.recv(1)
+            with pytest.raises(Overloaded, match="1 calls to it are under way"):
+                peer.exchange(ask(2))
+        peer.lose("the test is over")
+        caller.join(SOON)
 
 
 def test_a_call_whose_time_is_up_gives_its_link_up(world: World) -> None:
@@ -273,6 +307,74 @@ def test_giving_a_peer_up_is_told_to_all_who_wait(world: World) -> None:
         with pytest.raises(PeerLost, match="it is gone"):
             act()
     assert not world.peer._links
+
+
+@pytest.mark.parametrize("machine", ["machine", "another machine"])
+def test_pe1_who_is_opening_a_connection_hears_that_the_peer_is_given_up(
+    world: World, machine: str
+) -> None:
+    with silent(machine) as (listener, unix, tcp):
+        peer = world.make(machine=machine, unix=unix, tcp=tcp)
+        ends: list[object] = []
+
+        def call() -> None:
+            try:
+                peer.exchange(ask(1))
+            except PeerLost as error:
+                ends.append(str(error))
+
+        caller = beside(call)
+        with listener.accept()[0] as accepted:
+            assert accepted.recv(1)  # it waits for the handshake now
+            lost = peer.lose("given up")
+            caller.join(SOON)
+    assert ends == [str(lost)]
+
+
+def test_pe1_who_waits_to_connect_hears_that_the_peer_is_given_up(world: World) -> None:
+    with silent("machine", backlog=0) as (listener, unix, tcp), contextlib.ExitStack() as others:
+        while True:  # until no more get to the end of the queue
+            other = others.enter_context(socket.socket(socket.AF_UNIX))
+            other.setblocking(False)
+            if other.connect_ex(listener.getsockname()):
+                break
+        peer = world.make(unix=unix, tcp=tcp)
+        slept = threading.Event()
+
+        class Slow(type(SYSTEM_CLOCK)):  # type: ignore[misc]
+            def sleep(self, seconds: float) -> None:
+                slept.set()
+                super().sleep(seconds)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(peers_module, "SYSTEM_CLOCK", Slow())
+            ends: list[BaseException] = []
+            caller = beside(lambda: ends.append(raised(PeerLost, lambda: peer.exchange(ask(1)))))
+            assert slept.wait(SOON)
+            lost = peer.lose("given up")
+            caller.join(SOON)
+    assert [str(end) for end in ends] == [str(lost)]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("machine", ["machine", "another machine"])
+def test_fk1_a_child_forked_while_a_connection_is_opened_has_no_part_in_it(
+    world: World, machine: str
+) -> None:
+    with silent(machine) as (listener, unix, tcp):
+        peer = world.make(machine=machine, unix=unix, tcp=tcp)
+        caller = beside(lambda: raised(PeerLost, lambda: peer.exchange(ask(1))))
+        with listener.accept()[0] as accepted:
+            assert accepted.recv(1)
+            (sock,) = peer._sockets
+
+            def look() -> None:
+                assert sock.fileno() < 0
+
+            with forked(look):
+                assert sock.fileno() >= 0
+        peer.lose("the test is over")
+        caller.join(SOON)
 
 
 def test_giving_up_while_links_are_opened_leaves_none_open(world: World) -> None:

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import HoldfastError, PeerLost
+from holdfast.errors import HoldfastError, Overloaded, PeerLost
 from holdfast.net.address import Address
 from holdfast.net.auth import Key, derive_key
 from holdfast.net.tcp import shake_hands
@@ -300,6 +300,16 @@ def test_without_a_thread_to_be_had_a_call_goes_on_where_it_is(
     assert world.open(Purpose.DIRECT)
 
 
+def test_without_a_thread_that_accepts_there_is_no_listening(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(socket.socket(socket.AF_UNIX)) as sock:
+        sock.bind(f"{world.where}-2")
+        monkeypatch.setattr(server_module, "_start", lambda *args: False)
+        with pytest.raises(Overloaded, match="no thread to be had"):
+            world.server.listen(sock)
+
+
 def test_a_pipe_works_without_a_thread_that_watches_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,7 +489,31 @@ def test_accepting_goes_on_after_an_error(
     sock.bind(world.where)
     world.server.listen(sock)
     assert world.open(Purpose.DIRECT)
-    assert caplog.text.count("Too many open files") == 2
+    assert caplog.text.count("Too many open files") == 1  # however many wait
+
+
+def test_sr3_a_watch_that_sleeps_can_be_woken_whoever_came_when_it_fell_asleep() -> None:
+    watch = server_module._Watch("test")
+    could_be_woken: list[bool] = []
+
+    class Late(threading.Event):
+        """A quick call comes while the watch falls asleep."""
+
+        def clear(self) -> None:
+            if watch.asleep:
+                watch.wake()
+            super().clear()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            could_be_woken.append(watch.asleep)
+            watch.close()
+            return True
+
+    watch._awake, watch.asleep = Late(), False
+    thread = threading.Thread(target=watch._run, daemon=True)
+    thread.start()
+    thread.join(SOON)
+    assert could_be_woken == [True]
 
 
 def test_a_watch_that_is_about_to_sleep_notices_its_end() -> None:
