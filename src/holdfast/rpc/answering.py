@@ -3,7 +3,8 @@
 Guarantees
     AN-1  Every request is answered once on the connection that brought it, if that is still there.
     AN-2  A request that may come again runs at most once for each incarnation of its caller.
-    AN-3  A coroutine whose caller has given up, or is gone, is cancelled.
+    AN-3  A coroutine whose caller has given up, or is gone, is cancelled; not one that makes the
+          value of a reference, which others may hold.
     AN-4  Nothing is run for a caller that has been given up: what it retries would run twice.
 """
 
@@ -126,11 +127,14 @@ class Answerer:
         if message.kind >= _REPLY:  # and no request
             self._note(caller, message)
             return None
-        if caller.incarnation in self._dead:
-            return self._failure(message, PeerLost("Connection closed by peer (it was given up)"))
         if not message.once:
+            if caller.incarnation in self._dead:
+                return self._failure(message, _given_up())
             return self._perform(caller, message, later)
         with self._lock:
+            # With the lock: what is known of his calls goes when he is given up.
+            if caller.incarnation in self._dead:
+                return self._failure(message, _given_up())
             verdict, kept = self._receipts.arrived(caller.incarnation, message.call, later)
         match verdict:
             case Verdict.RUN:
@@ -167,7 +171,8 @@ class Answerer:
         match message.kind:
             case Kind.ACKNOWLEDGE:
                 with self._lock:
-                    self._receipts.acknowledged(caller.incarnation, message)
+                    if caller.incarnation not in self._dead:
+                        self._receipts.acknowledged(caller.incarnation, message)
             case Kind.CANCEL:
                 key = (caller.incarnation, message.call)
                 with self._lock:
@@ -276,6 +281,10 @@ class Answerer:
     def _failure(self, message: Message, error: BaseException) -> Message:
         body, buffers = dump_error(error, str(self._info))
         return Message(Kind.FAILURE, message.call, body, buffers)
+
+
+def _given_up() -> PeerLost:
+    return PeerLost("Connection closed by peer (it was given up)")
 
 
 def _send(later: Later, answer: Message) -> None:

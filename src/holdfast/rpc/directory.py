@@ -20,7 +20,8 @@ Guarantees
     DI-4  When `meet` returns, every other worker of the world has seen the whole world too.
     DI-5  `finish` ends at its deadline and `close` at its time, and GRACE_S later at the latest,
           whatever the store does.
-    DI-6  Who was known here and is gone is told by PeerLost, until another one has his name.
+    DI-6  Who was known here and is gone is told by PeerLost, until another one has his name; of
+          very many, the latest OVER_MAX.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, PeerLost, PeerViolation, TimeoutExpired, UsageError
@@ -58,6 +60,8 @@ class Directory:
     """The workers of a job. `join` makes this process one of them; `close` takes it out.
 
     A worker that is silent for `keep_alive_s` is lost, and counts as lost even if it wakes up.
+    `lost` hears of each on a thread of its own, so it may block: whoever waited for that worker may
+    want to call another one.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Directory:
         self._keeper: LeaseKeeper | None = None
         self._watch: Watch | None = None
         self._reader: threading.Thread | None = None
+        self._tellers: set[threading.Thread] = set()
         # Replaced whole when something changes, so that looking needs no lock.
         self._names: dict[str, Contact] = {}
         self._ids: dict[int, Contact] = {}
@@ -217,8 +222,10 @@ class Directory:
         if keeper is not None:
             keeper.close(deadline.remaining())
         reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.join(deadline.remaining())
+        tellers = self._tellers - {threading.current_thread()}
+        for thread in (reader, *tellers):
+            if thread is not None:
+                thread.join(deadline.remaining())
 
     # Looking for who is not known.
 
@@ -338,6 +345,7 @@ class Directory:
             names[name] = contact
         elif old is not None:
             gone[name] = old
+            _trim(gone)
         lost = old is not None and (contact is None or contact.incarnation != old.incarnation)
         with self._changed:
             self._names, self._gone = names, gone
@@ -347,12 +355,32 @@ class Directory:
                 self._note_over(old.incarnation)
             self._changed.notify_all()
         if old is not None and lost:
-            self._lost(old)
+            self._tell_lost(old)
+
+    def _tell_lost(self, contact: Contact) -> None:
+        def tell() -> None:
+            try:
+                self._lost(contact)
+            finally:
+                self._tellers.discard(threading.current_thread())
+
+        thread = threading.Thread(target=tell, name="holdfast-rpc-loss", daemon=True)
+        self._tellers.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:
+            tell()  # there is no thread to be had: better here than not at all
+            self._tellers.discard(thread)
 
     def _note_over(self, incarnation: str) -> None:
         self._over[incarnation] = None
-        while len(self._over) > OVER_MAX:
-            del self._over[next(iter(self._over))]
+        _trim(self._over)
+
+
+def _trim(known: dict[str, Any]) -> None:
+    """Forget the oldest of too many."""
+    while len(known) > OVER_MAX:
+        del known[next(iter(known))]
 
 
 def _silent(

@@ -214,7 +214,7 @@ class Insisting:
 
 
 def note(peer: Peer, message: Message) -> None:
-    """Send what is not answered; nobody is told of its failure. Blocks: an errand."""
+    """Send what is not answered; nobody is told of its failure."""
     try:
         peer.note(message)
     except (OSError, HoldfastError) as error:
@@ -323,9 +323,7 @@ class Request:
         why = str(failure) if isinstance(failure, Exception) else "it was refused"
         _log.debug("%s to %s: try %d failed: %s", self._message.kind.name, self._to, tried, why)
         now = desk.clock.monotonic()
-        if self._stopped:
-            self.end(CallCancelled("it is not sent again"))
-        elif now >= self._at:
+        if now >= self._at:
             self._time_out("")
         elif peer is not None and peer.lost is not None:
             self.end(peer.lost)  # another incarnation must not run it: it may have run
@@ -335,9 +333,14 @@ class Request:
             self._time_out(f": try {tried} failed ({why}), and another one would come too late")
         else:
             with desk.changed:
-                self._due, self._driver = now + delay, None
-                desk.changed.notify_all()
-            desk.errands.do(partial(self.again, tried), delay)
+                stopped = self._stopped
+                if not stopped:
+                    self._due, self._driver = now + delay, None
+                    desk.changed.notify_all()
+            if stopped:
+                self.end(CallCancelled("it is not sent again"))
+            else:
+                desk.errands.do(partial(self.again, tried), delay)
 
     # The end.
 

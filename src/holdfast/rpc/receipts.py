@@ -43,7 +43,7 @@ class Verdict(StrEnum):
     WAIT = "wait"
     """It runs already: the asker will hear the answer."""
     ANSWERED = "answered"
-    """The asker has been given the answer that was kept."""
+    """It has run: the asker is to be given the answer that was kept."""
     FORGOTTEN = "forgotten"
     """The caller has said that it has the answer: this is an old request, for nobody."""
     FULL = "full"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -379,6 +379,29 @@ def test_who_was_given_up_is_not_heard_again(answerer: Answerer) -> None:
     new = Greeting("you", 1, "a new life", "my life", Purpose.PIPE)
     answerer.greeted(new)
     assert read(answerer.handle(new, call(1, add, 1, 2), later)) == 3
+
+
+def test_an2_who_is_given_up_just_now_has_nothing_run_again(answerer: Answerer) -> None:
+    answerer.handle(CALLER, call(1, add, 1, 2, once=True), Later())
+    lock = answerer._lock
+
+    class Late:
+        """A lock that is had only after the caller has been given up."""
+
+        def __enter__(self) -> None:
+            answerer._lock = lock
+            answerer.died(CALLER.incarnation)
+            lock.acquire()
+
+        def __exit__(self, *exc: object) -> None:
+            lock.release()
+
+    answerer._lock = cast("threading.Lock", Late())
+    with pytest.raises(PeerLost, match="given up"):
+        read(answerer.handle(CALLER, call(1, add, 1, 2, once=True), Later()))
+    assert ran == [(1, 2)]
+    answerer.handle(CALLER, acknowledgement(2), Later())
+    assert not answerer._receipts._callers  # nothing is kept of him
 
 
 def test_who_was_given_up_before_we_came_is_not_heard(answerer: Answerer) -> None:

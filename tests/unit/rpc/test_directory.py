@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -357,6 +358,61 @@ def test_who_leaves_is_lost_once(world: World) -> None:
     until(lambda: world.lost)
     leaves.close()  # twice is once
     assert world.lost == [contact("b", 1)]
+
+
+def test_who_hears_of_a_loss_may_wait_for_others(world: World) -> None:
+    """Others come, and are lost, while somebody still deals with the first loss."""
+    may_end, told = threading.Event(), queue.SimpleQueue[str]()
+
+    def lost(contact: Contact) -> None:
+        told.put(contact.info.name)
+        assert may_end.wait(SOON_S)
+
+    stays = Directory(world.store, lost=lost)
+    try:
+        stays.join(contact("a", 0), Deadline.after(SOON_S))
+        leaves, leaves_too = world.join("b", 1), world.join("c", 2)
+        stays.wait_for(3, Deadline.after(SOON_S))
+        leaves.close()
+        assert told.get(timeout=SOON_S) == "b"
+        leaves_too.close()
+        assert told.get(timeout=SOON_S) == "c"
+        world.join("d", 3)
+        assert stays.find("d") == contact("d", 3)
+    finally:
+        may_end.set()
+        stays.close()
+    assert not stays._tellers
+
+
+def test_without_a_thread_to_be_had_a_loss_is_told_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays, leaves = world.join("a", 0), world.join("b", 1)
+    stays.wait_for(2, Deadline.after(SOON_S))
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "holdfast-rpc-loss":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    leaves.close()
+    until(lambda: world.lost == [contact("b", 1)] and not stays._tellers)
+
+
+def test_di6_only_the_latest_of_very_many_that_are_gone_are_known(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.rpc.directory.OVER_MAX", 2)
+    stays = world.join("a", 0)
+    for number, name in enumerate(("b", "c", "d"), 1):
+        leaves = world.join(name, number)
+        stays.wait_for(2, Deadline.after(SOON_S))
+        leaves.close()
+        until(lambda: len(stays.everybody()) == 1)
+    assert list(stays._gone) == ["c", "d"]
 
 
 def test_who_was_there_and_is_gone_is_lost_and_not_unknown(world: World) -> None:

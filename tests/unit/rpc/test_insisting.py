@@ -478,6 +478,19 @@ def test_what_is_stopped_is_not_sent_again(world: World) -> None:
     assert len(world.two.notes) == 2
 
 
+def test_what_is_stopped_while_a_try_fails_is_not_sent_again(world: World) -> None:
+    class Stops(RetryPolicy):
+        def delay(self, tried: int) -> float | None:
+            request.stop()
+            return RetryPolicy.delay(self, tried)
+
+    request = world.post(Stops())
+    world.sends.fail()
+    assert [type(outcome) for outcome in world.heard] == [CallCancelled]
+    world.later.pass_time(100.0)
+    assert len(world.sends.sent) == 1
+
+
 def test_a_try_that_was_under_way_when_it_was_stopped_is_still_heard(world: World) -> None:
     request = world.post()
     request.stop()
