@@ -159,11 +159,7 @@ class Proxy:
     def cut(self) -> None:
         """Close every connection; return when it is done."""
 
-        def close_all() -> None:
-            for sock in list(self._pairs):
-                self._close(sock)
-
-        self._do(close_all)
+        self._do(self._close_all)
 
     def refuse(self, refusing: bool) -> None:
         """Cut, and hang up on every new connection, until told otherwise."""
@@ -179,9 +175,12 @@ class Proxy:
         self._open.set()
 
     def close(self) -> None:
-        self._over = True
+        def end() -> None:
+            self._close_all()
+            self._over = True  # by the thread itself: it ends after this, and not before
+
         self.go()
-        self.cut()
+        self._do(end)
         self._thread.join()
         self._selector.close()
         for sock in (self._listener, self._wake_in, self._wake_out):
@@ -200,13 +199,17 @@ class Proxy:
 
     def _do(self, command: Callable[[], None]) -> None:
         done = threading.Event()
-        self._commands.put(command)
-        self._commands.put(done.set)
+
+        def act() -> None:
+            command()
+            done.set()
+
+        self._commands.put(act)
         self._wake_in.send(b"\0")
         assert done.wait(LONG_S)
 
     def _run(self) -> None:
-        while not self._over or not self._commands.empty():
+        while not self._over:
             for key, _ in self._selector.select():
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
@@ -251,6 +254,10 @@ class Proxy:
                     self._budgets[sock] -= len(data)
                 return
         self._close(sock)
+
+    def _close_all(self) -> None:
+        for sock in list(self._pairs):
+            self._close(sock)
 
     def _close(self, sock: socket.socket) -> None:
         if sock in self._pairs:
