@@ -85,6 +85,14 @@ def serving(address: Address = LOOPBACK, clock: ManualClock | None = None) -> It
         server.reactor.close()
 
 
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """Give a port at which nobody listens on 127.0.0.1, whatever other processes do."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]
+
+
 def echo(sock: socket.socket, data: bytes = b"hello") -> None:
     """Check that the connection is served."""
     sock.sendall(data)

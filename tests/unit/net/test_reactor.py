@@ -27,6 +27,7 @@ from tests.unit.net.reactor_server import (
     Server,
     drain,
     echo,
+    held_port,
     read,
     serving,
 )
@@ -659,13 +660,13 @@ def test_an_address_that_is_not_ours_is_one_clear_line(host: str, why: str) -> N
 
 
 def test_exactly_the_given_address_is_bound() -> None:
-    with serving(Address("127.0.0.2", 0)) as server:
+    with held_port() as port, serving(Address("127.0.0.2", port)) as server:
         sock, _ = server.connect()
         with sock:
             echo(sock)
         for host in ("127.0.0.1", "127.0.0.3"):
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((host, server.address.port))
+                socket.create_connection((host, port))
 
 
 def test_ipv6_loopback_is_that_alone() -> None:
@@ -674,14 +675,14 @@ def test_ipv6_loopback_is_that_alone() -> None:
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")
     probe.close()
-    with serving(Address("::1", 0)) as server:
-        assert str(server.address) == f"[::1]:{server.address.port}"
+    with held_port() as port, serving(Address("::1", port)) as server:
+        assert str(server.address) == f"[::1]:{port}"
         sock, handler = server.connect()
         with sock:
             echo(sock)
             assert handler.connection.peer == f"[::1]:{sock.getsockname()[1]}"
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", server.address.port))
+            socket.create_connection(("127.0.0.1", port))
 
 
 def test_an_idle_socket_shows_signs_of_life() -> None:

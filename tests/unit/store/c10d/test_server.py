@@ -25,6 +25,7 @@ from holdfast.store.c10d import server as c10d_server
 from holdfast.store.c10d.server import C10dDoor
 from holdfast.store.c10d.space import ITEM_BYTES
 from holdfast.store.c10d.wire import READY, encode_bytes, encode_i64, encode_request
+from tests.unit.net.reactor_server import held_port
 from tests.unit.store.c10d.peers import HELLO, LOOPBACK, WITHIN_S, Peer, QueueSink
 from tests.unit.store.c10d.vectors import VECTORS
 
@@ -158,11 +159,11 @@ def test_a_loopback_door_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_exactly_the_given_address_is_bound() -> None:
-    with C10dDoor(Address("127.0.0.2", 0)) as door:
+    with held_port() as port, C10dDoor(Address("127.0.0.2", port)) as door:
         with Peer(door.address) as peer:
             peer.sync()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", door.address.port), WITHIN_S)
+            socket.create_connection(("127.0.0.1", port), WITHIN_S)
 
 
 # Bad peers.
