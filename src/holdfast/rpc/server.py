@@ -43,7 +43,7 @@ from holdfast.rpc.greeting import Greeting, Purpose, decode_greeting, encode_ans
 from holdfast.rpc.link import NEVER, Link, LinkClosed
 from holdfast.rpc.messages import Message
 from holdfast.rpc.outlet import Outlet
-from holdfast.rpc.way import sit
+from holdfast.rpc.way import rise, sit
 
 __all__ = ["Handler", "Later", "Server"]
 
@@ -380,7 +380,7 @@ class _PipeOwner:
         except Exception:
             _log.exception("a connection of %s ended", self._caller.name)
         finally:
-            sit(None)
+            rise(None)
             with self._lock:
                 last = self._owner is token
             if last:

@@ -1,27 +1,46 @@
-"""Making way: a thread that is about to block lets another one do its other work."""
+"""Making way: a thread that is about to block lets another one do its other work.
+
+What a thread would keep others from while it blocks it says by `sit`, and until when by `rise`.
+Whatever waits for something of ours calls `make_way` first: then it gives up all of it.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeAlias
 
-__all__ = ["make_way", "sit"]
+__all__ = ["Seat", "make_way", "rise", "sit"]
+
+
+Seat: TypeAlias = tuple[Callable[[], None], "Seat"] | None
+"""How to give up what a thread has, and what it had before that; None for nothing."""
 
 
 class _Here(threading.local):
-    give_up: Callable[[], None] | None = None
+    seat: Seat = None
 
 
 _here = _Here()
 
 
-def sit(give_up: Callable[[], None] | None) -> None:
-    """Say what this thread must give up before it blocks; None for nothing."""
-    _here.give_up = give_up
+def sit(give_up: Callable[[], None]) -> Seat:
+    """Say what else this thread must give up before it blocks; return what `rise` is told."""
+    before = _here.seat
+    _here.seat = (give_up, before)
+    return before
+
+
+def rise(before: Seat) -> None:
+    """Have no more to give up than before."""
+    _here.seat = before
 
 
 def make_way() -> None:
     """Give up what others need: this thread is about to block."""
-    give_up = _here.give_up
-    if give_up is not None:
-        give_up()
+    seat = _here.seat
+    if seat is not None:
+        _here.seat = None  # what it takes on while it waits is not the same any more
+        while seat is not None:
+            give_up, seat = seat
+            give_up()
