@@ -153,6 +153,11 @@ def _meeting(flags: _Flags, warnings: list[str]) -> dict[str, Any]:
         for dest in filter(flags.is_given, ("node_rank", "master_addr", "master_port")):
             name = f"--{dest.replace('_', '-')}"
             warnings.append(f"{name} is ignored: it is for the backend static, not for {backend}")
+        if backend == "c10d" and most > 1 and not endpoint:
+            endpoint = "localhost:29400"
+            warnings.append(
+                f"--rdzv-endpoint is not given: only nodes of this machine meet, at {endpoint}"
+            )
     return {
         "min_nodes": fewest,
         "max_nodes": most,

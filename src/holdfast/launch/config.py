@@ -48,13 +48,14 @@ class LaunchConfig:
     role: str = "default"
     rdzv_backend: str = "c10d"
     rdzv_endpoint: str = ""
+    """Where nodes meet, the same text on each; one node alone needs none."""
     rdzv_configs: Mapping[str, str | float | None] = field(default_factory=dict)
     rdzv_timeout: float | None = None
     """How long to wait for a round; None for what `rdzv_configs` says, or 600."""
     max_restarts: int = 3
     restart_window_s: float | None = None
     monitor_interval: float = 0.1
-    """At most so long after it happened an end is noticed, whatever the kernel can tell."""
+    """At most so long after a worker began to end that is noticed; its end is noticed at once."""
     start_method: str = "spawn"
     """How the processes of functions begin."""
     logs: LogOptions = field(default_factory=LogOptions)
@@ -101,8 +102,18 @@ class LaunchConfig:
                 _check_type(name, getattr(self, name), Path)
         # What others judge: they are asked once, here, and then again when they are needed.
         _ = (self.signals, self.budget, self.rendezvous(self.run_id or _UNSET_RUN_ID))
+        self._check_meeting()
         # Ours from now on: whoever gave it may go on and change his own.
         object.__setattr__(self, "rdzv_configs", dict(self.rdzv_configs))
+
+    def _check_meeting(self) -> None:
+        """Refuse nodes that could not find each other: the built-in store would be on loopback."""
+        built_in = self.rdzv_backend in ("c10d", "static")
+        if built_in and self.max_nodes > 1 and not self.rdzv_endpoint:
+            raise UsageError(
+                f"rdzv_endpoint '': up to {self.max_nodes} nodes need one place to meet; "
+                "give host:port, the same on each"
+            )
 
     def _check_master(self) -> None:
         if self.master_addr is not None:

@@ -9,8 +9,9 @@
     etcd      etcd's v3 API           etcd-v2   etcd's v2 keys API
     file      a file that all nodes see: one host
 
-The only node of a run at port 0 of its own machine hosts nothing unless told to: nobody else could
-know where, so it meets itself in memory. Only the store that is used gets imported.
+The only node of a run at port 0 of its own machine, or without an endpoint, hosts nothing unless
+told to: nobody else could know where, so it meets itself in memory. Only the store that is used
+gets imported.
 
 What was said is judged before anything is opened, and what was opened is closed again if the node
 cannot take part: a mistake costs one line, and leaves nothing behind.
@@ -73,18 +74,18 @@ def _create_c10d(parameters: RendezvousParameters) -> Rendezvous:
         return _create_file(parameters)
     if kind != "tcp":
         raise UsageError(f"rendezvous store_type {kind!r:.40}: must be tcp or file")
-    address = parse_address(parameters.endpoint or "localhost", C10D_PORT)
     is_host = parameters.flag("is_host")
+    alone = parameters.max_nodes == 1 and is_host is None
+    nowhere = "localhost:0" if alone else "localhost"
+    address = parse_address(parameters.endpoint or nowhere, C10D_PORT)
     if address.port == 0 and not is_host and (is_host is False or parameters.max_nodes > 1):
         raise UsageError(
             f"rendezvous endpoint {address}: port 0 is for a node that hosts (is_host=true), or "
             "for a single one"
         )
 
-    alone = parameters.max_nodes == 1 and address.port == 0 and is_loopback(address.host)
-
     def meet(undo: ExitStack) -> _Place:
-        if alone and is_host is None:
+        if alone and address.port == 0 and is_loopback(address.host):
             return _Place(MemoryStore(), None)
         return _built_in(parameters, address, is_host, undo)
 

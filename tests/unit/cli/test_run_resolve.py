@@ -221,6 +221,11 @@ def test_devices_that_the_variables_leave() -> None:
             {"PET_MASTER_ADDR": "h"},
             ["--node-rank is ignored", "--master-addr is ignored", "--master-port is ignored"],
         ),
+        (
+            "--rdzv-backend c10d --nnodes 1:2",
+            {},
+            ["--rdzv-endpoint is not given: only nodes of this machine meet, at localhost:29400"],
+        ),
     ],
 )
 def test_warnings(words: str, variables: dict[str, str], warnings: list[str]) -> None:

@@ -16,12 +16,13 @@ from holdfast.launch.config import LaunchConfig, parse_signals
 
 
 def config(**fields: Any) -> LaunchConfig:
-    return LaunchConfig(**{"min_nodes": 1, "max_nodes": 2, "nproc_per_node": 4, **fields})
+    nodes = {"min_nodes": 1, "max_nodes": 2, "rdzv_endpoint": "node0:29400"}
+    return LaunchConfig(**{**nodes, "nproc_per_node": 4, **fields})
 
 
 def test_three_numbers_are_enough() -> None:
-    found = LaunchConfig(1, 2, 4)
-    assert (found.min_nodes, found.max_nodes, found.nproc_per_node) == (1, 2, 4)
+    found = LaunchConfig(1, 1, 4)
+    assert (found.min_nodes, found.max_nodes, found.nproc_per_node) == (1, 1, 4)
     assert found.budget == RestartBudget(3)
     assert found.signals == (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
     assert (found.shutdown_timeout, found.exit_barrier_timeout) == (30.0, 300.0)
@@ -76,7 +77,7 @@ def test_a_window_of_restarts() -> None:
         {"master_addr": "node-0.job", "local_addr": "10.0.0.1"},
         {"warm": ("torch", "my.module"), "numa_binding": "core-complex"},
         {"secret_file": Path("s"), "report_file": Path("r"), "event_log_handler": "console"},
-        {"rdzv_backend": "of-a-package", "rdzv_configs": {"its": "own"}},
+        {"rdzv_backend": "of-a-package", "rdzv_configs": {"its": "own"}, "rdzv_endpoint": ""},
         {"start_method": "forkserver", "signals_to_handle": "", "shutdown_timeout": 0},
     ],
 )
@@ -101,6 +102,14 @@ def test_right_values(fields: dict[str, Any]) -> None:
         ({"role": 7}, "role 7: must be 1 to 128 printable characters"),
         ({"rdzv_backend": ""}, "rendezvous backend ''"),
         ({"rdzv_endpoint": 7}, "rendezvous endpoint 7: must be a str"),
+        (
+            {"rdzv_endpoint": ""},
+            "rdzv_endpoint '': up to 2 nodes need one place to meet; give host:port, the same on",
+        ),
+        (
+            {"rdzv_endpoint": "", "rdzv_backend": "static", "min_nodes": 2},
+            "rdzv_endpoint '': up to 2 nodes need one place to meet",
+        ),
         ({"rdzv_configs": "a=b"}, "rdzv_configs 'a=b': must be a Mapping, not str"),
         ({"rdzv_configs": {"last_cal_timeout": 1}}, "did you mean 'last_call_timeout'?"),
         ({"rdzv_timeout": -1}, "rdzv_timeout -1: must be zero or more seconds"),

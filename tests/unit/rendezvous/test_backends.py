@@ -125,8 +125,11 @@ class TestC10d:
         other = make("c10d", host.endpoint.removeprefix("tcp://"), is_host="false")
         together(host, other)
 
-    def test_a_single_node_that_nobody_could_find_serves_nothing(self, make: Make) -> None:
-        node = make("c10d", "localhost:0", 1)
+    @pytest.mark.parametrize("endpoint", ["localhost:0", ""])
+    def test_a_single_node_that_nobody_could_find_serves_nothing(
+        self, make: Make, endpoint: str
+    ) -> None:
+        node = make("c10d", endpoint, 1)
         assert node.endpoint == "memory://"
         assert together(node)[0].world_size == 1
 
