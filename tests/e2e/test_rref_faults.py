@@ -27,8 +27,8 @@ PLAN = """
     seed {}
     drop PYTHON_CALL p=0.05
     drop reply PYTHON_CALL p=0.05
-    reset running PYTHON_CALL p=0.02
-    corrupt reply PYTHON_CALL p=0.02
+    reset running PYTHON_CALL p=0.04
+    corrupt reply PYTHON_CALL p=0.04
     delay PYTHON_CALL p=0.1 seconds=0.4
     duplicate PYTHON_CALL p=0.05
     reorder PYTHON_CALL p=0.05
