@@ -26,7 +26,7 @@ help:
 	@echo "make lint          ruff, the layers and the documents"
 	@echo "make format        let ruff lay out the code"
 	@echo "make types         mypy, strict"
-	@echo "make sim SEEDS=n   n simulated stores, clusters, jobs and RRefs, fresh seeds"
+	@echo "make sim SEEDS=n   n simulated stores, clusters, jobs, RRefs and calls, fresh seeds"
 	@echo "make chaos KILLS=n n workers of real jobs are killed, and agents too"
 	@echo "make soak CALLS=n  n calls between eight workers under faults, each accounted for"
 	@echo "make conformance   torch's own RPC tests, with torch and with ours (half an hour)"
@@ -69,6 +69,7 @@ sim: .venv/.test
 	$(BIN)/python -m holdfast.testing.cluster --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
 	$(BIN)/python -m holdfast.testing.agentsim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
 	$(BIN)/python -m holdfast.testing.rrefsim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
+	$(BIN)/python -m holdfast.testing.oncesim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
 
 # How many workers `make chaos` kills; for ten of them, three agents.
 KILLS ?= 200

@@ -29,6 +29,8 @@ In reading order:
     rrefplan.py    what a seed decides for them
     rrefworker.py  one simulated worker that makes, passes on and drops them
     rrefsim.py     their counting between simulated workers, judged over many seeds
+    onceworker.py  one simulated worker that makes calls, repeats them, and runs those of others
+    oncesim.py     repeated calls that run once, judged over many seeds
     rpcworld.py    a test in several real workers, or beside them, with faults if wanted
     rpcfixture.py  the pytest plugin that gives tests such workers, and nothing else
     rpcsoak.py     many calls under faults, audited: each runs once, none is mixed up
