@@ -17,7 +17,9 @@ __all__ = ["read_return"]
 def read_return(launch: Launch) -> Any:
     """Return what the function of a worker that ended well has returned.
 
-    None for what is no function. PeerViolation if the value is not there or cannot be read.
+    None for what is no function, and for a function that did not come to return anything, since
+    it ended its process: `sys.exit()` and `os._exit(0)` are good ends. PeerViolation if the value
+    cannot be read.
     """
     if not isinstance(launch.entrypoint, Function):
         return None
@@ -28,8 +30,10 @@ def read_return(launch: Launch) -> Any:
     whose = f"what {entrypoint_name(launch.entrypoint)} returned on rank {launch.rank}"
     try:
         data = launch.result_file.read_bytes()
+    except FileNotFoundError:
+        return None
     except OSError as error:
-        raise PeerViolation(f"{whose} is missing: {error.strerror}: {error.filename}") from None
+        raise PeerViolation(f"{whose} cannot be read: {error.strerror}") from None
     try:
         return pickle.loads(data)  # noqa: S301
     except HoldfastError:

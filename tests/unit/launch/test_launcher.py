@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import stat
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,17 @@ def wait_to_be_told() -> None:
 
 def test_results_come_back_by_rank() -> None:
     assert elastic_launch(config(2), ten_more)(10) == {0: 10, 1: 11}
+
+
+def leave_if_first() -> int:
+    rank = int(os.environ["RANK"])
+    if rank == 0:
+        sys.exit()
+    return rank
+
+
+def test_a_worker_that_leaves_well_has_returned_nothing_and_others_are_heard() -> None:
+    assert elastic_launch(config(2), leave_if_first)() == {0: None, 1: 1}
 
 
 def test_a_command_has_no_results(tmp_path: Path) -> None:

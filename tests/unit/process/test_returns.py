@@ -26,9 +26,14 @@ def test_what_is_no_function_returned_nothing(tmp_path: Path) -> None:
     assert read_return(launch_of(tmp_path, Script("x.py"))) is None
 
 
-def test_a_missing_value_is_told(tmp_path: Path) -> None:
+def test_a_function_that_ended_its_process_returned_nothing(tmp_path: Path) -> None:
+    assert read_return(launch_of(tmp_path, Function(nothing))) is None
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     launch = launch_of(tmp_path, Function(nothing), rank=3)
-    with pytest.raises(PeerViolation, match="what nothing returned on rank 3 is missing: No such"):
+    launch.result_file.mkdir()
+    with pytest.raises(PeerViolation, match="what nothing returned on rank 3 cannot be read: Is a"):
         read_return(launch)
 
 

@@ -105,7 +105,7 @@ class TestFunctions:
         assert "in fail" in ended.stderr
 
     @pytest.mark.parametrize(
-        ("code", "status", "stderr"), [(3, 3, ""), (None, 0, ""), ("bye", 1, "bye\n")]
+        ("code", "status", "stderr"), [(3, 3, ""), (None, 0, ""), (0, 0, ""), ("bye", 1, "bye\n")]
     )
     def test_they_may_leave(
         self,
@@ -119,6 +119,15 @@ class TestFunctions:
         ended = run(starter, launch_of(tmp_path, Function(leave, (code,), method)))
         assert (ended.exit.code, ended.stderr) == (status, stderr)
         assert (ended.error is not None) == isinstance(code, str)
+        if ended.exit.ok:
+            assert read_return(ended.launch) is None
+
+    def test_they_may_end_their_process_at_once(
+        self, starter: Starter, tmp_path: Path, method: StartMethod
+    ) -> None:
+        ended = run(starter, launch_of(tmp_path, Function(os._exit, (0,), method)))
+        assert ended.exit.ok, ended.stderr
+        assert read_return(ended.launch) is None
 
     def test_an_interrupt_ends_them_by_its_signal(
         self, starter: Starter, tmp_path: Path, method: StartMethod
