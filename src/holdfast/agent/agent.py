@@ -145,6 +145,7 @@ class ElasticAgent:
         self._ended = False
         self._outcome: Outcome | None = None
         self._shown: tuple[State, str] | None = None
+        self._shown_at = 0.0
         self._turned_at = clock.monotonic()
 
     def status(self) -> Status:
@@ -152,12 +153,21 @@ class ElasticAgent:
         machine, outcome = self._machine, self._outcome
         return Status(
             machine.state,
-            machine.reason,
+            self._reason(),
             machine.place,
             self._membership,
             self._turned_at,
             outcome.ending if outcome is not None else None,
         )
+
+    def _reason(self) -> str:
+        """Return why it does that; where nodes gather, what they wait for comes first."""
+        machine = self._machine
+        place, reason = machine.place, machine.reason
+        progress = self._rendezvous.progress() if machine.state is State.JOINING else None
+        if progress is None or progress.number <= (place.round if place else 0):
+            return reason  # nobody has told of the next round yet
+        return f"{progress.reason}; {reason}" if place else progress.reason
 
     def pids(self) -> dict[int, int]:
         """Return the processes of the workers that run, by local rank. From any thread."""
@@ -256,10 +266,17 @@ class ElasticAgent:
         while effects := self._machine.take_effects():
             for effect in effects:
                 self._perform_one(effect)
-        told = (self._machine.state, self._machine.reason)
-        if told != self._shown:
-            self._shown = told
-            self._show(self.status())
+        self._show_if_new()
+
+    def _show_if_new(self) -> None:
+        status = self.status()
+        told = (status.state, status.reason)
+        gathering = self._shown is not None and self._shown[0] is status.state is State.JOINING
+        # Who gathers quickly need not be told step by step: every turn looks again.
+        if told == self._shown or (gathering and self._now() < self._shown_at + TURN_EVERY_S):
+            return
+        self._shown, self._shown_at = told, self._now()
+        self._show(status)
 
     def _perform_one(self, effect: Effect) -> None:
         match effect:

@@ -25,10 +25,10 @@ import random
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from holdfast.clock import Deadline
-from holdfast.errors import HoldfastError, StoreUnavailable, UsageError
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.errors import HoldfastError, StoreUnavailable, TimeoutExpired, UsageError
 from holdfast.ids import NodeId, new_token
 from holdfast.net.address import Address, is_loopback, parse_address
 from holdfast.net.towards import address_towards
@@ -50,8 +50,11 @@ MASTER_PORT = 29500
 ETCD_PORT = 2379
 RUN_KEY = "run"
 """Where a store that a node hosts says whose it is: it serves one run."""
+TELL_AFTER_S = 5.0
+"""How long a store is waited for in silence; then twice as long, and so on."""
 
 _log = logging.getLogger("holdfast.rendezvous")
+_T = TypeVar("_T")
 
 Creator = Callable[[RendezvousParameters], Rendezvous]
 """Make a rendezvous. Blocks for as long as the run's store cannot be reached, but no longer than
@@ -177,15 +180,17 @@ def _built_in(
         _log.info("run %s: the store is hosted here, at %s", run, address)
     else:
         _log.info("run %s: waiting up to %g s for the store at %s", run, parameters.join_s, address)
-    try:
-        store = undo.enter_context(
-            open_store(f"tcp://{address}", secret=secret, timeout=parameters.join_s)
-        )
-    except StoreUnavailable as error:
-        if not not_here:
-            raise
-        text = f"{error} ({not_here})"
-        raise StoreUnavailable(text, step=error.step, address=error.address) from None
+
+    def connect(limit: Deadline) -> Store:
+        try:
+            return open_store(f"tcp://{address}", secret=secret, timeout=limit.remaining())
+        except StoreUnavailable as error:
+            if not not_here:
+                raise
+            text = f"{error} ({not_here})"
+            raise StoreUnavailable(text, step=error.step, address=error.address) from None
+
+    store = undo.enter_context(_insist(connect, parameters))
     _check_run(store, address, parameters, claim=server is not None)
     return _Place(store, address, server)
 
@@ -254,12 +259,38 @@ def _opened(
     from holdfast.store.open import open_store
 
     store = undo.enter_context(open_store(url))
+    key = Keys(parameters.run).round
     try:
-        store.get(Keys(parameters.run).round, timeout=parameters.join_s)
+        _insist(lambda limit: store.get(key, timeout=limit.remaining()), parameters)
     except StoreUnavailable as error:
         text = f"rendezvous endpoint {parameters.endpoint!r:.200} ({parameters.backend}): {error}"
         raise StoreUnavailable(text, step=error.step, address=error.address) from None
     return _Place(store, towards)
+
+
+def _insist(
+    attempt: Callable[[Deadline], _T],
+    parameters: RendezvousParameters,
+    clock: Clock = SYSTEM_CLOCK,
+) -> _T:
+    """Try for as long as a node waits for the store, and say now and then what is in the way."""
+    deadline = Deadline.after(parameters.join_s, clock)
+    patience_s = TELL_AFTER_S
+    while (deadline.remaining() or 0.0) > 2 * patience_s:
+        limit = deadline.sooner(patience_s)
+        try:
+            return attempt(limit)
+        except (StoreUnavailable, TimeoutExpired) as error:
+            if not limit.passed():
+                raise  # no time would mend it
+            _log.warning(
+                "run %s: %s; waiting up to %.0f s more",
+                parameters.run_id,
+                error,
+                deadline.remaining(),
+            )
+        patience_s *= 2  # a slow way gets through in the end
+    return attempt(deadline)
 
 
 def _take_part(

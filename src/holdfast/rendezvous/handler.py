@@ -107,6 +107,10 @@ class Rendezvous(ABC):
         tell does nothing here, so look now and then all the same.
         """
 
+    def progress(self) -> Progress | None:
+        """Return what the run waits for, as last heard: for people. None if it cannot be told."""
+        return None
+
     @abstractmethod
     def count_failure(self, *, timeout: float | None = 30.0) -> Failures:
         """Count a failure of the round that this node works in; return the job's failures.
@@ -267,7 +271,6 @@ class StoreRendezvous(Rendezvous):
         self._session.subscribe(listener)
 
     def progress(self) -> Progress | None:
-        """Return what the run waits for, as last heard: for people."""
         return self._session.progress
 
     def count_failure(self, *, timeout: float | None = 30.0) -> Failures:

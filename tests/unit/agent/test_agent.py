@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.agent import agent
 from holdfast.agent.exchange import meet_at_exit
 from holdfast.agent.machine import State, Terms
 from holdfast.agent.outcome import Ending
@@ -79,6 +80,26 @@ def test_its_state_can_be_seen_while_it_works(troupe: Troupe) -> None:
     assert status.membership is not None
     group.done()
     one.ended()
+
+
+def test_who_waits_for_others_says_for_how_many(
+    troupe: Troupe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "TURN_EVERY_S", 0.01)
+    a = troupe.add("a", TWO)
+    while (status := a.shown.get(timeout=SOON_S)).reason != "have 1 of 2: waiting for 1 more":
+        assert status.state is State.JOINING
+    b = troupe.add("b", TWO)
+    a.next_group()
+    b.next_group()
+    while (status := a.shown.get(timeout=SOON_S)).state is not State.RUNNING:
+        pass
+    assert status.reason == "node 0 of 2 in round 1"
+    b.agent._signalled(SIGTERM)
+    while not (status := a.shown.get(timeout=SOON_S)).reason.startswith("have 1 of 2: "):
+        pass
+    assert status.state is State.JOINING
+    assert status.reason.partition("; ")[2] == "round 1 is over: b is gone"
 
 
 def test_a_failure_restarts_the_workers_of_all_nodes_in_one_new_round(troupe: Troupe) -> None:

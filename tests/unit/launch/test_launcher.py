@@ -53,6 +53,15 @@ def test_results_come_back_by_rank() -> None:
     assert elastic_launch(config(2), ten_more)(10) == {0: 10, 1: 11}
 
 
+def test_where_nodes_meet_is_shown_before_anybody_is_looked_for() -> None:
+    shown: list[Status] = []
+    static = config(rdzv_backend="static", rdzv_endpoint="127.0.0.1:4000")
+    run_job(static, Function(ten_more, (0,)), show=shown.append)
+    assert shown[0].state is State.JOINING
+    assert shown[0].reason == "looking for the rendezvous at 127.0.0.1:4000"
+    assert shown[1].reason == "waiting for a round"
+
+
 def leave_if_first() -> int:
     rank = int(os.environ["RANK"])
     if rank == 0:

@@ -5,10 +5,13 @@ Every test is checked for threads, sockets and files that it leaves: a mistake l
 
 from __future__ import annotations
 
+import logging
+import queue
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,13 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.net.address import Address
+from holdfast.rendezvous import backends
 from holdfast.rendezvous.handler import Round, StoreRendezvous
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
 from holdfast.store.etcd.server import EtcdServer
 from holdfast.store.open import open_store, serve_store
+from holdfast.testing.clock import ManualClock
 
 SOON = 30.0
 Make = Callable[..., StoreRendezvous]
@@ -94,6 +99,34 @@ def refused(parameters: RendezvousParameters, kind: type[HoldfastError] = UsageE
     return text
 
 
+class TestPatience:
+    def test_a_store_is_waited_for_to_the_end_and_told_of_ever_less_often(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        clock = ManualClock()
+        given: list[float | None] = []
+
+        def attempt(limit: Deadline) -> None:
+            given.append(limit.remaining())
+            clock.advance(limit.remaining() or 0.0)
+            raise StoreUnavailable("nobody is there")
+
+        with pytest.raises(StoreUnavailable, match="^nobody is there$"):
+            backends._insist(attempt, params("etcd", "h", join_timeout=100), clock)
+        assert given == [5.0, 10.0, 20.0, 65.0]
+        assert caplog.messages == [
+            f"run job: nobody is there; waiting up to {left} s more" for left in (95, 85, 65)
+        ]
+
+    def test_what_no_time_mends_is_raised_at_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        def attempt(limit: Deadline) -> None:
+            raise StoreUnavailable("no such folder")
+
+        with pytest.raises(StoreUnavailable, match="^no such folder$"):
+            backends._insist(attempt, params("file", "/x"), ManualClock())
+        assert caplog.messages == []
+
+
 class TestC10d:
     def test_of_nodes_that_start_at_once_exactly_one_hosts(self, make: Make, port: int) -> None:
         with ThreadPoolExecutor(6) as pool:
@@ -111,6 +144,25 @@ class TestC10d:
             host = make("c10d", endpoint, is_host=True)
             other = later.result(SOON)
         assert (hosts(host), hosts(other)) == (True, False)
+        together(host, other)
+
+    def test_who_waits_long_for_the_host_says_so_and_comes_in(
+        self, make: Make, port: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(backends, "TELL_AFTER_S", 0.05)
+        told: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        handler, log = QueueHandler(told), logging.getLogger("holdfast.rendezvous")
+        log.addHandler(handler)
+        endpoint = f"127.0.0.1:{port}"
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                later = pool.submit(make, "c10d", endpoint, is_host="false")
+                text = told.get(timeout=SOON).getMessage()
+                host = make("c10d", endpoint, is_host=True)
+                other = later.result(SOON)
+        finally:
+            log.removeHandler(handler)
+        assert text.startswith(f"run job: no store at tcp://{endpoint} in time: ")
         together(host, other)
 
     def test_a_node_that_is_not_the_host_never_binds(self, port: int) -> None:
