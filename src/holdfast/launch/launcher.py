@@ -27,7 +27,7 @@ from holdfast.agent.attempt import Report
 from holdfast.agent.environment import common_environment
 from holdfast.agent.exchange import meet_at_exit
 from holdfast.agent.job import Job
-from holdfast.agent.machine import Terms
+from holdfast.agent.machine import State, Terms
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.roles import NodeInfo
 from holdfast.clock import SYSTEM_CLOCK
@@ -134,7 +134,7 @@ class _Launch:
             )
             stack.callback(starter.close)
             self._watch_timers(job, stack)
-            rendezvous = create_rendezvous(config.rendezvous(self._run_id))
+            rendezvous = self._meet(show)
             stack.callback(rendezvous.shutdown)
 
             def make_group(
@@ -155,6 +155,15 @@ class _Launch:
                 metrics=self._metrics,
             )
             return self._supervise(self._agent, rendezvous)
+
+    def _meet(self, show: Callable[[Status], None]) -> Rendezvous:
+        """Find the place where nodes meet; it may be a while until it is there."""
+        endpoint = self._config.rdzv_endpoint
+        if endpoint and not endpoint.endswith(":0"):  # that is here
+            looking = f"looking for the rendezvous at {endpoint}"
+            now = SYSTEM_CLOCK.monotonic()
+            show(Status(State.JOINING, looking, place=None, membership=None, turned_at=now))
+        return create_rendezvous(self._config.rendezvous(self._run_id))
 
     def _supervise(self, agent: ElasticAgent, rendezvous: Rendezvous) -> Outcome:
         try:
