@@ -18,10 +18,12 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError
 from holdfast.observe.events import Event
-from holdfast.rendezvous import session
+from holdfast.rendezvous import backends, session
 from holdfast.rendezvous.handler import Rendezvous, Round
+from holdfast.rendezvous.model import Keys
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
 from holdfast.store import client
@@ -124,8 +126,20 @@ def terminated(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def report_waiting() -> None:
+    """Let a host report that it has left, and waits for the others from now on."""
+    wait_alone = backends._Release._wait_alone
+
+    def waiting(self: backends._Release, keys: Keys, deadline: Deadline) -> bool:
+        report("waiting")
+        return wait_alone(self, keys, deadline)
+
+    backends._Release._wait_alone = waiting  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Be a node."""
+    report_waiting()
     signal.signal(signal.SIGTERM, terminated)
     wish = json.loads(sys.argv[1])
     client.RECONNECT_WITHIN_S = wish.pop("reconnect_within_s", client.RECONNECT_WITHIN_S)

@@ -223,7 +223,8 @@ def test_sigterm_while_the_host_waits_for_others(nodes: Nodes) -> None:
     a = nodes.start(2, reconnect_within_s="0.5")
     next_round([host, a], 1)
     host.order("leave")
-    a.hear("RoundEnded", round=1)  # the host has left the run, and waits for `a`
+    a.hear("RoundEnded", round=1)
+    host.hear("waiting")  # for `a`; it has left the run
     host.process.send_signal(signal.SIGTERM)
     assert host.hear("left")["leaks"] == []
     assert host.process.wait(TIMEOUT_S) == TERMINATED
