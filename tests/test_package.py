@@ -27,7 +27,8 @@ def names_for_type_checkers() -> dict[str, str]:
 
 
 def test_all_the_lazy_names_and_the_type_checkers_imports_agree() -> None:
-    assert names_for_type_checkers() == holdfast._HOMES
+    modules = dict.fromkeys(holdfast._MODULES, "holdfast")
+    assert names_for_type_checkers() == holdfast._HOMES | modules
     assert set(holdfast.__all__) == {*holdfast._HOMES, "__version__"}
     assert holdfast.__all__ == sorted(holdfast.__all__)
 
@@ -37,6 +38,13 @@ def test_each_name_is_the_one_of_its_home(name: str) -> None:
     home = importlib.import_module(holdfast._HOMES[name])
     assert getattr(holdfast, name) is getattr(home, name)
     assert name in home.__all__
+
+
+@pytest.mark.parametrize("name", holdfast._MODULES)
+def test_a_module_needs_no_import_of_its_own(name: str) -> None:
+    code = f"import holdfast; print(holdfast.{name}.__name__, '{name}' in dir(holdfast))"
+    shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert shown == f"holdfast.{name} True\n"
 
 
 def test_a_star_import_and_dir_give_all() -> None:

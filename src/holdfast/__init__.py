@@ -19,7 +19,8 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     torch_compat/  torch's names for all this; the only part that imports torch
     testing/     what tests of distributed programs need; nothing above imports it
 
-The names below are imported when they are first used, so `import holdfast` costs next to nothing.
+The names below, and the modules `errors` and `rpc`, are imported when they are first used, so
+`import holdfast` costs next to nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +28,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.errors import HoldfastError, WorkersFailed
+    from holdfast import errors as errors
+    from holdfast import rpc as rpc
+    from holdfast.errors import (
+        HoldfastError,
+        RendezvousLost,
+        RendezvousTimedOut,
+        Signalled,
+        WorkersFailed,
+        WorkersStuck,
+    )
     from holdfast.launch.config import LaunchConfig
     from holdfast.launch.launcher import elastic_launch
     from holdfast.process.errorfile import record
+    from holdfast.process.streams import LogOptions
     from holdfast.process.watchdog import expires
     from holdfast.rendezvous.handler import Rendezvous, Round
     from holdfast.rendezvous.parameters import RendezvousParameters
@@ -47,13 +58,18 @@ __all__ = [
     "HoldfastError",
     "LaunchConfig",
     "LeaseKeeper",
+    "LogOptions",
     "PrefixStore",
     "Rendezvous",
+    "RendezvousLost",
     "RendezvousParameters",
+    "RendezvousTimedOut",
     "Round",
+    "Signalled",
     "Store",
     "Watch",
     "WorkersFailed",
+    "WorkersStuck",
     "__version__",
     "all_gather",
     "barrier",
@@ -69,13 +85,18 @@ _HOMES = {
     "HoldfastError": "holdfast.errors",
     "LaunchConfig": "holdfast.launch.config",
     "LeaseKeeper": "holdfast.store.lease",
+    "LogOptions": "holdfast.process.streams",
     "PrefixStore": "holdfast.store.prefix",
     "Rendezvous": "holdfast.rendezvous.handler",
+    "RendezvousLost": "holdfast.errors",
     "RendezvousParameters": "holdfast.rendezvous.parameters",
+    "RendezvousTimedOut": "holdfast.errors",
     "Round": "holdfast.rendezvous.handler",
+    "Signalled": "holdfast.errors",
     "Store": "holdfast.store.store",
     "Watch": "holdfast.store.store",
     "WorkersFailed": "holdfast.errors",
+    "WorkersStuck": "holdfast.errors",
     "all_gather": "holdfast.store.gather",
     "barrier": "holdfast.store.gather",
     "create_rendezvous": "holdfast.rendezvous.registry",
@@ -85,19 +106,22 @@ _HOMES = {
     "record": "holdfast.process.errorfile",
     "serve_store": "holdfast.store.open",
 }
+_MODULES = ("errors", "rpc")
 
 
 if not TYPE_CHECKING:  # or type checkers would believe in any name
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name not in _HOMES and name not in _MODULES:
             raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
         import importlib
 
+        if name in _MODULES:
+            return importlib.import_module(f"holdfast.{name}")
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value  # so that this is asked once
         return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, *_MODULES})

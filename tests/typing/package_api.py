@@ -9,7 +9,6 @@ from typing import Any, assert_type
 import holdfast
 from holdfast.errors import LeaseLost
 from holdfast.net.secret import Secret, new_secret
-from holdfast.process.streams import LogOptions
 from holdfast.store.ops import Change, Lease
 from holdfast.store.server import StoreServer
 from holdfast.store.store import Store
@@ -82,7 +81,7 @@ def configuring() -> holdfast.LaunchConfig:
         restart_window_s=60,
         warm=("torch",),
         secret_file=Path("job.secret"),
-        logs=LogOptions(log_dir=Path("logs")),
+        logs=holdfast.LogOptions(log_dir=Path("logs")),
     )
 
 
@@ -95,7 +94,13 @@ def launching(config: holdfast.LaunchConfig) -> int:
         assert_type(error.failures[0].traceback, str)
         assert_type(error.failures[0].exit.code, int)
         return error.exit_code
-    return 0
+    except holdfast.Signalled as error:
+        return error.exit_code
+    except holdfast.WorkersStuck as error:
+        return error.pids[0]
+    except (holdfast.RendezvousTimedOut, holdfast.RendezvousLost, holdfast.errors.Refused):
+        return 1
+    return holdfast.rpc.get_worker_info().id
 
 
 def mistakes(store: holdfast.Store) -> None:
