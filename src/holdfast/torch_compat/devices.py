@@ -74,15 +74,17 @@ class Devices:
     """
 
     _of: ClassVar[WeakKeyDictionary[Agent, Devices]] = WeakKeyDictionary()
+    _lock: ClassVar[threading.Lock] = threading.Lock()  # agents may be made at the same time
 
     def __init__(self, agent: Agent, places: Any, towards: Maps, back: Maps) -> None:
         self.back = back
         self._towards = towards
         self._places = places
-        self._of[agent] = self
         self._matters = bool(towards or back or torch.cuda.is_available())
-        is_asked = any(one._matters for one in self._of.values())
-        teach(torch.Tensor, _reduce if is_asked else reduce_tensor)
+        with self._lock:
+            self._of[agent] = self
+            is_asked = any(one._matters for one in self._of.values())
+            teach(torch.Tensor, _reduce if is_asked else reduce_tensor)
 
     def where(self, name: str, device: torch.device, is_answer: bool) -> torch.device:
         """Return on which of a worker's devices a tensor arrives that is on one of ours (DV-1)."""

@@ -118,6 +118,41 @@ def test_core_asks_as_long_as_any_agent_has_devices(monkeypatch: Any) -> None:
     assert serialize._taught[torch.Tensor] is reduce_tensor
 
 
+def test_one_that_is_not_complete_is_seen_by_no_other(monkeypatch: Any) -> None:
+    kept = [Core(), Core()]
+    asked: list[int] = []
+
+    def is_available() -> bool:
+        asked.append(1)
+        if len(asked) == 1:  # another one is made meanwhile
+            devices({}, {}, kept[1])
+        return False
+
+    monkeypatch.setattr(Devices, "_of", WeakKeyDictionary())
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    devices({}, {}, kept[0])
+    assert len(asked) == len(Devices._of) == 2
+
+
+def test_they_are_entered_and_walked_by_one_at_a_time(monkeypatch: Any) -> None:
+    walked: list[int] = []
+
+    class Guarded(WeakKeyDictionary[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            assert Devices._lock.locked()
+            super().__setitem__(key, value)
+
+        def values(self) -> Any:
+            assert Devices._lock.locked()
+            walked.append(len(self))
+            return super().values()
+
+    monkeypatch.setattr(Devices, "_of", Guarded())
+    agent = Core()
+    devices({}, {}, agent)
+    assert walked == [1]
+
+
 def test_without_a_gpu_none_is_visible(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert visible() == []
