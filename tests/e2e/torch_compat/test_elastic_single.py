@@ -127,10 +127,10 @@ def test_without_timers_a_worker_hears_of_none(single: Single) -> None:
 def test_health_is_answered_while_workers_run(
     single: Single, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = HeldPort("127.0.0.1")
-    held.close()
+    held = HeldPort("127.0.0.1")  # until the end: the server can bind it all the same
     monkeypatch.setenv(TORCHELASTIC_HEALTH_CHECK_PORT, str(held.port))
     assert single(entrypoints.ask_for_health).returned() == {0: (str(held.port), 200)}
+    held.close()
 
 
 def test_without_a_health_port_a_worker_hears_of_none(single: Single) -> None:

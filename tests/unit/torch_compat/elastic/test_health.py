@@ -18,8 +18,7 @@ def ask(port: int) -> int:
 
 
 def test_it_lives_while_the_last_sign_of_life_is_recent() -> None:
-    held = HeldPort("127.0.0.1")
-    held.close()
+    held = HeldPort("127.0.0.1")  # until the end: the server can bind it all the same
     last = [SYSTEM_CLOCK.wall()]
     server = create_healthcheck_server(lambda: int(last[0]), held.port, 300)
     server.start()
@@ -35,3 +34,4 @@ def test_it_lives_while_the_last_sign_of_life_is_recent() -> None:
         server.stop()
     with pytest.raises(urllib.error.URLError):
         ask(held.port)
+    held.close()

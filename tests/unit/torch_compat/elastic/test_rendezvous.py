@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -50,6 +50,16 @@ def handler(**fields: Any) -> Iterator[Handler]:
         made.shutdown()
 
 
+@contextmanager
+def held() -> Iterator[str]:
+    """Have an address that nobody else gets: who serves there can bind it all the same."""
+    port = HeldPort("127.0.0.1")
+    try:
+        yield f"127.0.0.1:{port.port}"
+    finally:
+        port.close()
+
+
 # A round.
 
 
@@ -69,8 +79,9 @@ def test_a_round_has_ranks_and_a_store_of_torchs_kind() -> None:
 
 
 def test_of_two_that_should_host_one_does() -> None:
-    both = {"min_nodes": 2, "max_nodes": 2, "is_host": True, **_free(), "timeout": 60}
-    with handler(**both) as one, handler(**both) as other:
+    both: dict[str, Any] = {"min_nodes": 2, "max_nodes": 2, "is_host": True, "timeout": 60}
+    with held() as endpoint, ExitStack() as stack:
+        one, other = (stack.enter_context(handler(endpoint=endpoint, **both)) for _ in "ab")
         with ThreadPoolExecutor(1) as pool:
             there = pool.submit(other.next_rendezvous)
             info = one.next_rendezvous()
@@ -160,21 +171,18 @@ def test_a_run_that_cannot_be_closed_is_left(caplog: pytest.LogCaptureFixture) -
 
 
 def test_too_few_nodes_are_torchs_timeout() -> None:
-    missing = pytest.raises(RendezvousTimeoutError, match="waiting for 1 more")
-    with handler(max_nodes=2, min_nodes=2, **_free()) as one, missing:
-        one.next_rendezvous()
-
-
-def _free() -> dict[str, Any]:
-    held = HeldPort("127.0.0.1")
-    held.close()
-    return {"endpoint": f"127.0.0.1:{held.port}", "timeout": 0.2, "close_timeout": 1}
+    missing = pytest.raises(RendezvousTimeoutError, match="no round within")
+    with held() as endpoint:
+        both = {"endpoint": endpoint, "min_nodes": 2, "max_nodes": 2}
+        with handler(**both, timeout=0.2, close_timeout=1) as one, missing:
+            one.next_rendezvous()
 
 
 def test_a_store_that_is_not_there_is_torchs_error() -> None:
-    free = _free()
-    with pytest.raises(RendezvousConnectionError, match="etcd"):
-        create_handler(parameters(backend="etcd", **free))
+    with held() as endpoint:
+        nowhere = parameters(backend="etcd", endpoint=endpoint, timeout=0.2, close_timeout=1)
+        with pytest.raises(RendezvousConnectionError, match="etcd"):
+            create_handler(nowhere)
 
 
 def test_other_errors_are_torchs_too() -> None:
