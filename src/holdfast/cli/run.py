@@ -20,6 +20,7 @@ from holdfast.cli.output import complain, say
 from holdfast.cli.run_flags import add_flags, read_flags
 from holdfast.errors import WorkersFailed
 from holdfast.observe.live import Live, is_for_us
+from holdfast.observe.patient import patient_stderr
 from holdfast.process.signals import SignalEvents
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ def add_command(commands: Commands) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
+    with patient_stderr(sys.stderr):  # a job does not stop because nobody reads what it says
+        return _run_or_show(given)
+
+
+def _run_or_show(given: argparse.Namespace) -> int:
     from holdfast.cli.run_resolve import describe, resolve
 
     variables = env.variables()
