@@ -17,7 +17,7 @@ from holdfast.process.failure import WorkerExited
 from holdfast.process.logs import AttemptLogs, Place, RunLogs
 from holdfast.process.numa import cpus_for
 from holdfast.process.returns import read_return
-from holdfast.process.spec import Entrypoint, Function, GroupEnded, Launch
+from holdfast.process.spec import Function, GroupEnded, Launch, for_local_rank
 from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Round
 from holdfast.store.c10d.server import C10dDoor
@@ -155,7 +155,7 @@ class Attempt:
     def _launch(self, ranks: WorkerRanks, facts: RoundFacts) -> Launch:
         job, local_rank = self._job, ranks.local_rank
         launch = Launch(
-            entrypoint=_with_local_rank(job.entrypoint, local_rank),
+            entrypoint=for_local_rank(job.entrypoint, local_rank),
             local_rank=local_rank,
             rank=ranks.rank,
             role=ranks.role,
@@ -170,11 +170,3 @@ class Attempt:
         )
         environment = worker_environment(job.environment, ranks, facts, launch.error_file)
         return replace(launch, environment=environment)
-
-
-def _with_local_rank(entrypoint: Entrypoint, local_rank: int) -> Entrypoint:
-    """Put the local rank where the arguments have `${local_rank}`."""
-    if isinstance(entrypoint, Function):
-        return entrypoint
-    args = tuple(arg.replace("${local_rank}", str(local_rank)) for arg in entrypoint.args)
-    return replace(entrypoint, args=args)

@@ -22,6 +22,7 @@ and share the rest.
     payload    the descriptor of the pickled function
     inherited  the descriptors that the function's arguments refer to
     path       what a standby searches first for what it imports
+    becomes    the kind of what a standby will be
     modules    what a standby imports
     delay      how long a standby waits before it imports, unless its order comes
     orders     the socket from which a standby hears what it shall be
@@ -400,7 +401,9 @@ def stand_by(order: Mapping[str, str]) -> dict[str, str]:
     """Import, wait for the order that says which worker this is, and be as if just started."""
     import socket
 
-    first = [] if sys.flags.safe_path else order["path"].split("\0")
+    first = order["path"].split("\0")
+    if sys.flags.safe_path and order["becomes"] != "function":  # whose path is the agent's
+        first = []
     sys.path[:0] = first
     arguments, sys.argv = sys.argv, sys.argv[1:]
     before = dict(os.environ)

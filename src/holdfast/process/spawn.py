@@ -11,7 +11,6 @@ import importlib.util
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -37,7 +36,7 @@ from holdfast.process.spec import (
     StartMethod,
     entrypoint_name,
 )
-from holdfast.process.warm import REFILL_DELAY_S, Standbys
+from holdfast.process.warm import REFILL_DELAY_S, Standbys, function_command
 from holdfast.process.zygote import Zygote, serve
 
 __all__ = ["Starter", "WorkerProcess", "check_entrypoint"]
@@ -161,9 +160,7 @@ class Starter:
     ) -> WorkerProcess:
         with tempfile.TemporaryFile(dir=launch.folder) as payload:
             inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
-            flags = vars(subprocess)["_args_from_interpreter_flags"]()
-            name = entrypoint_name(function)
-            command = [sys.executable, "-u", *flags, child.SCRIPT, name]
+            command = function_command(function)
             descriptors = (payload.fileno(), *inherited)
             return self._open(command, launch, order, stdout, stderr, descriptors)
 

@@ -10,7 +10,7 @@ from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 from signal import Signals
-from typing import Any, TypeAlias, assert_never
+from typing import Any, TypeAlias, TypeVar, assert_never
 
 from holdfast.records import dataclass
 
@@ -74,6 +74,8 @@ class Program:
 
 
 Entrypoint: TypeAlias = Function | Script | Module | Program
+_Entrypoint = TypeVar("_Entrypoint", bound=Entrypoint)
+_LOCAL_RANK = "${local_rank}"
 
 
 def entrypoint_name(entrypoint: Entrypoint) -> str:
@@ -89,10 +91,12 @@ def entrypoint_name(entrypoint: Entrypoint) -> str:
             assert_never(entrypoint)
 
 
-def for_local_rank(entrypoint: Entrypoint, local_rank: int) -> Entrypoint:
+def for_local_rank(entrypoint: _Entrypoint, local_rank: int) -> _Entrypoint:
     """Return the entry point of one worker: `${local_rank}` in its arguments is its number."""
     args = tuple(
-        arg.replace("${local_rank}", str(local_rank)) if isinstance(arg, str) else arg
+        arg.replace(_LOCAL_RANK, str(local_rank))
+        if isinstance(arg, str) and _LOCAL_RANK in arg
+        else arg  # as it is, also if its class is one of the user's strings
         for arg in entrypoint.args
     )
     return replace(entrypoint, args=args)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,17 @@ from collections.abc import Mapping, Sequence
 from holdfast.process import child
 from holdfast.process.containment import outlive_group
 from holdfast.process.handle import WorkerProcess, end, open_process
-from holdfast.process.spec import Function, Launch, Module, Script, StartMethod, entrypoint_name
+from holdfast.process.spec import (
+    Function,
+    Launch,
+    Module,
+    Script,
+    StartMethod,
+    entrypoint_name,
+    for_local_rank,
+)
 
-__all__ = ["REFILL_DELAY_S", "Standby", "Standbys"]
+__all__ = ["REFILL_DELAY_S", "Standby", "Standbys", "function_command"]
 
 REFILL_DELAY_S = 2.0
 
@@ -64,7 +73,7 @@ class Standby:
 
 
 class Standbys:
-    """As many standbys as there are workers, for one entry point. Used by one thread.
+    """A standby for each worker, by local rank, for one entry point. Used by one thread.
 
     They end with the thread that made them. `environment` is what all the workers have in common,
     and what the imports may read, such as OMP_NUM_THREADS.
@@ -82,35 +91,35 @@ class Standbys:
         self._entrypoint = entrypoint
         self._count = count
         self._environment = dict(environment)
-        self._waiting: list[Standby] = []
+        self._waiting: dict[int, Standby] = {}  # by local rank, which the arguments may name
 
     def fill(self, delay_s: float = 0.0) -> None:
         """Start as many as are missing; they begin to import after this time.
 
         Where there is no room for them, workers start cold: that is told, and fails nothing.
         """
-        while len(self._waiting) < self._count:
+        for local_rank in set(range(self._count)) - self._waiting.keys():
             try:
-                self._waiting.append(self._start(delay_s))
+                self._waiting[local_rank] = self._start(local_rank, delay_s)
             except OSError as error:
                 _log.warning("no worker can be kept warm: %s", error.strerror or error)
                 return
 
     def take(self, launch: Launch) -> Standby | None:
-        """Return one that can become this worker, or None."""
-        return self._waiting.pop(0) if self._waiting and self._fits(launch) else None
+        """Return the one that can become this worker, or None."""
+        return self._waiting.pop(launch.local_rank, None) if self._fits(launch) else None
 
     def close(self) -> None:
         """End all of them. Idempotent."""
         while self._waiting:
-            self._waiting.pop().close()
+            self._waiting.popitem()[1].close()
 
     def _fits(self, launch: Launch) -> bool:
         """Say whether a standby of ours could not be told from this worker."""
         match launch.entrypoint, self._entrypoint:
             case Function(start_method=StartMethod.SPAWN), Function():
                 pass  # it is sent, with its arguments
-            case Script() | Module(), mine if launch.entrypoint == mine:
+            case Script() | Module() as its, ours if its == for_local_rank(ours, launch.local_rank):
                 pass
             case _:
                 return False
@@ -120,8 +129,9 @@ class Standbys:
             and fixed <= self._environment.keys()
         )
 
-    def _start(self, delay_s: float) -> Standby:
-        command, first = _command(self._entrypoint)
+    def _start(self, local_rank: int, delay_s: float) -> Standby:
+        entrypoint = for_local_rank(self._entrypoint, local_rank)
+        command, first = _command(entrypoint)
         ours, theirs = socket.socketpair()
         order = {
             "kind": "standby",
@@ -129,6 +139,7 @@ class Standbys:
             "orders": str(theirs.fileno()),
             "modules": ",".join(self._modules),
             "path": "\0".join(first),
+            "becomes": type(entrypoint).__name__.lower(),
             "delay": str(delay_s),
         }
         environment = {**self._environment, child.ORDER: child.write_order(order)}
@@ -152,4 +163,10 @@ def _command(entrypoint: Script | Module | Function) -> tuple[list[str], list[st
         case Module(name, args, python):
             return [python or sys.executable, "-u", child.SCRIPT, name, *args], child.here()
         case Function():
-            return [sys.executable, "-u", child.SCRIPT, entrypoint_name(entrypoint)], sys.path
+            return function_command(entrypoint), sys.path
+
+
+def function_command(function: Function) -> list[str]:
+    """Return how to start a process for a function: with the options of this interpreter."""
+    flags = vars(subprocess)["_args_from_interpreter_flags"]()
+    return [sys.executable, "-u", *flags, child.SCRIPT, entrypoint_name(function)]

@@ -492,7 +492,7 @@ def test_a_standby_becomes_a_worker_of_any_group(bench: Bench, tmp_path: Path) -
     try:
         for _ in range(2):
             standbys.fill()
-            waiting = [standby.process.pid for standby in standbys._waiting]
+            waiting = [standby.process.pid for standby in standbys._waiting.values()]
             group = bench.group(Script(str(script)), starter=starter)
             group.start()
             event = bench.next_exit()

@@ -15,6 +15,7 @@ from holdfast.process.spec import (
     Module,
     Program,
     Script,
+    StartMethod,
     entrypoint_name,
     for_local_rank,
 )
@@ -45,8 +46,10 @@ def test_names(entrypoint: Entrypoint, name: str) -> None:
 def test_arguments_may_name_the_local_rank() -> None:
     script = Script("t.py", ("--out=${local_rank}/${local_rank}.txt", "$local_rank", "$$"), "py")
     assert for_local_rank(script, 3) == Script("t.py", ("--out=3/3.txt", "$local_rank", "$$"), "py")
-    function = Function(print, (1, "${local_rank}", None))
-    assert for_local_rank(function, 0) == Function(print, (1, "0", None))
+    function = Function(print, (1, "${local_rank}", None, StartMethod.FORK))
+    found = for_local_rank(function, 0)
+    assert found == Function(print, (1, "0", None, StartMethod.FORK))
+    assert type(found.args[3]) is StartMethod
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 from holdfast.process import spawn
 from holdfast.process.returns import read_return
 from holdfast.process.spawn import Starter
-from holdfast.process.spec import Function, Launch, Module, Program, Script
+from holdfast.process.spec import Function, Launch, Module, Program, Script, for_local_rank
 from holdfast.process.warm import Standbys
 from tests.unit.process.workers import TIMEOUT_S, Running, await_end, launch_of, run
 
@@ -136,6 +136,37 @@ def test_every_worker_has_a_standby_of_its_own(folder: Path) -> None:
             assert len(numbers) == 3
 
 
+def test_arguments_that_name_the_local_rank_are_those_of_each_standby(folder: Path) -> None:
+    (folder / "tell.py").write_text("import os, slow, sys; print(sys.argv, slow.IMPORTED_BY)")
+    script = Script("tell.py", ("--gpu=${local_rank}",))
+    with warm(script, count=2) as starter:
+        for rank in (1, 0, 1):
+            worker = Running(starter, launch(folder, for_local_rank(script, rank), rank=rank))
+            told = f"{['tell.py', f'--gpu={rank}']} {worker.process.pid}\n"
+            assert worker.end().stdout == told
+
+
+OPTIONS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import holdfast
+def look():
+    return sys.flags.optimize, sys.flags.safe_path, sys.warnoptions, "early" in sys.modules
+if __name__ == "__main__":
+    config = holdfast.LaunchConfig(1, 1, 1, warm=("early",), max_restarts=0)
+    print(holdfast.elastic_launch(config, look)() == {0: (1, True, ["error"], True)})
+"""
+
+
+def test_a_warm_function_has_the_options_of_its_interpreter(folder: Path) -> None:
+    (folder / "main.py").write_text(OPTIONS)
+    (folder / "more").mkdir()
+    (folder / "more" / "early.py").touch()
+    command = [sys.executable, "-O", "-P", "-W", "error", "main.py", str(folder / "more")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_the_random_state_of_workers_differs(folder: Path) -> None:
     (folder / "draw.py").write_text(
         "import numpy.random as r, random\nprint(r.random(), random.random())"
@@ -185,9 +216,9 @@ def test_what_imports_set_in_the_environment_stays(folder: Path) -> None:
     )
     (folder / "tell.py").write_text("import os, sets; print(sorted(os.environ.items()))")
     script = Script("tell.py")
-    cold = run(Starter(), launch(folder, script, rank=3))
+    cold = run(Starter(), launch(folder, script))
     with warm(script, "sets") as starter:
-        assert run(starter, launch(folder, script, rank=3)).stdout == cold.stdout
+        assert run(starter, launch(folder, script)).stdout == cold.stdout
 
 
 def test_what_imports_print_is_printed_by_the_worker(folder: Path) -> None:
@@ -225,7 +256,7 @@ def test_an_order_that_comes_during_the_import_is_carried_out_after_it(folder: P
 
 
 def await_death(standbys: Standbys) -> None:
-    (standby,) = standbys._waiting
+    (standby,) = standbys._waiting.values()
     assert select.select([standby.process.fileno()], [], [], TIMEOUT_S)[0]
 
 
