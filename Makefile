@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cover lint format types docs sim chaos soak conformance bench bench-rivals bench-rendezvous clean
+.PHONY: help demo torch test cover lint format types docs sim chaos soak conformance bench bench-rivals bench-rendezvous clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -21,6 +21,7 @@ ARGS ?=
 
 help:
 	@echo "make demo          a job loses a worker, then a node, and its result is right"
+	@echo "make torch         install torch for CPU and numpy, for programs that use them"
 	@echo "make test          every test (installs torch and etcd; ARGS=... goes to pytest)"
 	@echo "make cover         branch coverage of the pure files: all of it"
 	@echo "make lint          ruff, the layers and the documents"
@@ -39,13 +40,16 @@ help:
 demo: .venv/.demo
 	@$(BIN)/python examples/demo.py
 
+torch: .venv/.torch
+
 test: .venv/.test
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-# Each pure file (pyproject.toml lists them) by its own tests.
+# Each pure file (pyproject.toml lists them) by its own tests; not by those that draw what they try,
+# which would find all of it on most days.
 PURE := s|^ *"src/holdfast/\(\([a-z0-9_/]*/\)\{0,1\}\)\([a-z0-9_]*\)\.py",|tests/unit/\1test_\3.py|p
 cover: .venv/.test
-	$(BIN)/python -m coverage run -m pytest --quiet $(ARGS) $$(sed -n '$(PURE)' pyproject.toml)
+	$(BIN)/python -m coverage run -m pytest --quiet -m "not hypothesis" $(ARGS) $$(sed -n '$(PURE)' pyproject.toml)
 	$(BIN)/python -m coverage report
 
 lint: .venv/.lint
@@ -129,8 +133,13 @@ clean:
 	@touch $@
 
 # torch for CPU where an index or a folder of wheels offers it, else whatever torch there is.
-.venv/.test: requirements/test.txt .venv/.demo
-	@echo "installing torch $(TORCH), etcd and pytest into .venv (a minute or more)"
+.venv/.torch: .venv/.demo
+	@echo "installing torch $(TORCH) into .venv (a minute or more)"
 	@$(PIP) torch==$(TORCH)+cpu 2>/dev/null || $(PIP) torch==$(TORCH)
+	@$(PIP) 'numpy>=2.0'
+	@touch $@
+
+.venv/.test: requirements/test.txt .venv/.torch
+	@echo "installing etcd and pytest into .venv"
 	@$(PIP) --requirement requirements/test.txt
 	@touch $@

@@ -125,6 +125,15 @@ def test_what_comes_after_the_handshake_is_left_over_for_what_follows() -> None:
 # A stranger: AU-1. Every byte of each message matters.
 
 
+def test_what_comes_later_is_left_over_too() -> None:
+    machine = server()
+    for part in (GOOD.hello, GOOD.proof):
+        machine.receive(part)
+    assert machine.done
+    assert machine.receive(b"more") == b""
+    assert machine.leftover() == b"more"
+
+
 def test_the_server_refuses_a_changed_hello() -> None:
     for hello in flips(GOOD.hello):
         assert refused_by(server(), hello, GOOD.proof) is not None

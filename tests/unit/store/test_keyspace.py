@@ -51,6 +51,16 @@ def test_a_repeated_key_of_one_multi_set_changes_once(keyspace: Keyspace) -> Non
     assert keyspace.take_changes() == [Change("a", b"3", 1), Change("b", b"2", 1)]
 
 
+def test_to_nothing_swapped_is_deleted_and_nothing_is_written_of_nothing(
+    keyspace: Keyspace,
+) -> None:
+    keyspace.apply(Set("k", b"1"), 0)
+    assert keyspace.apply(CompareSet("k", b"2", None), 0) == Swap(False, b"1", 1)
+    assert keyspace.apply(CompareSet("k", b"1", None), 0) == Swap(True, None, 0)
+    assert not keyspace.apply(Delete("k"), 0)
+    assert keyspace.apply(MultiSet(()), 0) == keyspace.revision == 2
+
+
 def test_a_wait_is_applied_only_when_its_keys_are_there(keyspace: Keyspace) -> None:
     with pytest.raises(InternalError, match="before its keys were there"):
         keyspace.apply(Wait(("a",)), 0)

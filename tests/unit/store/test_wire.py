@@ -114,6 +114,11 @@ def test_a_flag_is_0_or_1() -> None:
         decode_result(ops.Delete("k"), b"\x02")
 
 
+def test_what_goes_on_after_its_end_is_refused() -> None:
+    with pytest.raises(PeerViolation, match="1 bytes too many"):
+        decode_result(ops.Delete("k"), b"\x01\x00")
+
+
 OUT_OF_BOUNDS: list[AnyOp] = [
     *(kind("") for kind in (ops.Get, ops.Delete)),
     ops.Add("", 1),

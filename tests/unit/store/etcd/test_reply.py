@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import PeerViolation
@@ -31,7 +32,7 @@ def parse(data: bytes, *cuts: int) -> tuple[ReplyParser, bytes]:
     return parser, body
 
 
-@pytest.mark.parametrize(
+replies = pytest.mark.parametrize(
     ("data", "status", "body"),
     [
         (SIZED, 200, b"hello"),
@@ -42,14 +43,22 @@ def parse(data: bytes, *cuts: int) -> tuple[ReplyParser, bytes]:
     ],
     ids=["sized", "chunked", "interim", "no content", "empty"],
 )
-@given(cuts=st.lists(st.integers(0, 300), max_size=6))
-@example(cuts=list(range(300)))
-def test_a_reply_is_parsed_at_any_split(
-    data: bytes, status: int, body: bytes, cuts: list[int]
-) -> None:
+
+
+@replies
+@pytest.mark.parametrize("cuts", [(), range(300)], ids=["whole", "byte by byte"])
+def test_a_reply_is_parsed(data: bytes, status: int, body: bytes, cuts: Sequence[int]) -> None:
     parser, found = parse(data, *cuts)
     assert (parser.status, found, parser.done, parser.keep_alive) == (status, body, True, True)
     assert parser.closed()
+
+
+@replies
+@given(cuts=st.lists(st.integers(0, 300), max_size=6))
+def test_a_reply_is_parsed_at_any_split(
+    data: bytes, status: int, body: bytes, cuts: list[int]
+) -> None:
+    test_a_reply_is_parsed(data, status, body, cuts)
 
 
 def test_a_reply_is_not_done_before_its_end() -> None:
