@@ -34,6 +34,8 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 _NUMBER = re.compile(r"\b([A-Z]{1,2}(?:-\d+|\d))\b")
+# `def test_ks1_the_rest_of_the_name`
+_NAMED = re.compile(r"^ *(?:async )?def test_([a-z]{2})(\d+)_", re.MULTILINE)
 # `    KS-1  A promise, which may go on`, then lines that are indented further.
 _GUARANTEE = re.compile(r"^ {4}([A-Z]{1,2}(?:-\d+|\d))  +(\S.*(?:\n {6,}\S.*)*)", re.MULTILINE)
 
@@ -131,7 +133,9 @@ def citations() -> dict[str, list[str]]:
     cited: dict[str, list[str]] = {}
     for path in sorted([*ROOT.glob("tests/**/*"), *ROOT.glob("src/holdfast/testing/*.py")]):
         if path.suffix in {".py", ".txt"}:
-            for number in set(_NUMBER.findall(path.read_text(encoding="utf-8"))):
+            text = path.read_text(encoding="utf-8")
+            named = {f"{prefix.upper()}-{number}" for prefix, number in _NAMED.findall(text)}
+            for number in {*_NUMBER.findall(text), *named}:
                 cited.setdefault(number, []).append(path.relative_to(ROOT).as_posix())
     return cited
 
