@@ -288,7 +288,8 @@ def _array_type() -> type | None:
 
 
 def _reduce_view(view: memoryview) -> Any:
-    data = view if view.contiguous else bytearray(view.tobytes())
+    # In the order of C, which is how it is rebuilt: Fortran's is contiguous as well.
+    data = view if view.c_contiguous else bytearray(view.tobytes())
     return _rebuild_view, (pickle.PickleBuffer(data), view.format, view.shape)
 
 

@@ -261,10 +261,31 @@ class TestBytes:
         memory[0] = 99
         assert through(memoryview(memory))[0] == 99
 
+    @SIZES
+    @pytest.mark.parametrize("order", [np.ascontiguousarray, np.asfortranarray, np.transpose])
+    def test_memoryviews_keep_the_order_of_their_items(
+        self, n: int, order: Callable[[Any], Any]
+    ) -> None:
+        view = memoryview(order(np.arange(3 * n, dtype="i4").reshape(n, 3)))
+        came = through(view)
+        assert came.tolist() == view.tolist()
+        assert (came.format, came.shape) == (view.format, view.shape)
+
+    @SIZES
+    @pytest.mark.parametrize("order", [np.ascontiguousarray, np.asfortranarray, np.transpose])
+    def test_of_items_that_memoryviews_do_not_know_the_bytes_arrive_in_order(
+        self, n: int, order: Callable[[Any], Any]
+    ) -> None:
+        array = order(np.arange(3 * n, dtype=">i4").reshape(n, 3))
+        came = through(memoryview(array))
+        assert (came.format, came.ndim) == ("B", 1)
+        assert came.tobytes() == array.tobytes()
+
     def test_memoryviews_of_other_things(self) -> None:
         numbers = memoryview(bytearray(range(16))).cast("i", (2, 2))
         assert through(numbers) == numbers
-        assert through(np.zeros((0, 3)).data).nbytes == 0
+        for empty in (np.zeros((0, 3)), np.zeros((3, 0), order="F"), np.zeros((0, 3)).T):
+            assert through(memoryview(empty)).nbytes == 0
         assert through(np.zeros(2, dtype=[("a", "i4")]).data).nbytes == 8
 
     def test_without_numpy(self) -> None:
