@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from docs import check
 from holdfast.cli import exits
+from holdfast.launch.config import LaunchConfig
 
 DOCS = check.ROOT / "docs"
 DEFAULT_PORT = 29400
@@ -133,4 +135,18 @@ def test_the_commands_print_what_the_page_says(variables: dict[str, str]) -> Non
 def test_the_page_lists_the_exit_codes() -> None:
     told = re.findall(r"^    (\d+) +(.+)$", exits.__doc__ or "", re.MULTILINE)
     rows = re.findall(r"^\| (\d+) \| (.+) \|$", (DOCS / "cli.md").read_text(), re.MULTILINE)
+    assert rows == told
+
+
+def test_the_page_lists_what_a_launch_configuration_has() -> None:
+    told = []
+    for field in dataclasses.fields(LaunchConfig):
+        default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+        if field.default_factory is not dataclasses.MISSING:
+            made = field.default_factory()
+            default = "`{}`" if made == {} else f"`{type(made).__name__}()`"
+        told.append((field.name, default.replace("'", '"')))
+    page = (DOCS / "jobs.md").read_text(encoding="utf-8")
+    table = page.partition("| Field | Default | Meaning |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| ", table, re.MULTILINE)
     assert rows == told

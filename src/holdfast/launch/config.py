@@ -107,7 +107,12 @@ class LaunchConfig:
         object.__setattr__(self, "rdzv_configs", dict(self.rdzv_configs))
 
     def _check_meeting(self) -> None:
-        """Refuse nodes that could not find each other: the built-in store would be on loopback."""
+        """Refuse nodes that could not find each other, each with a name or a store of its own."""
+        if self.max_nodes > 1 and not self.run_id:
+            raise UsageError(
+                f"run_id '': up to {self.max_nodes} nodes know their job by it; "
+                "give a name, the same on each"
+            )
         built_in = self.rdzv_backend in ("c10d", "static")
         if built_in and self.max_nodes > 1 and not self.rdzv_endpoint:
             raise UsageError(

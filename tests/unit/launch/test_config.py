@@ -16,7 +16,7 @@ from holdfast.launch.config import LaunchConfig, parse_signals
 
 
 def config(**fields: Any) -> LaunchConfig:
-    nodes = {"min_nodes": 1, "max_nodes": 2, "rdzv_endpoint": "node0:29400"}
+    nodes = {"min_nodes": 1, "max_nodes": 2, "run_id": "job", "rdzv_endpoint": "node0:29400"}
     return LaunchConfig(**{**nodes, "nproc_per_node": 4, **fields})
 
 
@@ -97,6 +97,7 @@ def test_right_values(fields: dict[str, Any]) -> None:
         ({"nproc_per_node": True}, "nproc_per_node True: must be a whole number from 1 to 65536"),
         ({"nproc_per_node": "gpu"}, "nproc_per_node 'gpu': must be a whole number from 1 to 65536"),
         ({"run_id": "../x"}, "run id '../x': 1 to 128 letters, digits, '.', '_' and '-' are"),
+        ({"run_id": ""}, "run_id '': up to 2 nodes know their job by it; give a name, the same on"),
         ({"role": ""}, "role '': must be 1 to 128 printable characters"),
         ({"role": "a\nb"}, "role 'a\\nb': must be 1 to 128 printable characters"),
         ({"role": 7}, "role 7: must be 1 to 128 printable characters"),
