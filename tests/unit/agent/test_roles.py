@@ -59,6 +59,20 @@ def test_one_node_of_a_round_with_several_roles() -> None:
     )
 
 
+class Vast(int):
+    """A number of workers that nobody could count up to."""
+
+    def __index__(self) -> int:
+        raise AssertionError("somebody goes through the workers of another node")
+
+
+def test_ro3_the_workers_of_other_nodes_cost_nothing() -> None:
+    nodes = (NodeInfo("a", 2), NodeInfo("a", 1), NodeInfo("b", 1))
+    for other in nodes[1:]:
+        object.__setattr__(other, "workers", Vast(1 << 40))
+    assert [worker.rank for worker in assign(nodes, 0)] == [0, 1]
+
+
 @given(nodes_of_a_round)
 def test_ranks_are_consecutive_by_group_rank(nodes: list[NodeInfo]) -> None:
     """RO-1."""

@@ -87,7 +87,7 @@ def found(place: bytes, size: int) -> bytes | None:
 
 
 @pytest.mark.parametrize("size", [BIG_BYTES, BIG_BYTES + 1, 17_000_001])
-def test_what_is_fetched_is_equal_and_the_readers_own(ends: Ends, size: int) -> None:
+def test_bi1_what_is_fetched_is_equal_and_the_readers_own(ends: Ends, size: int) -> None:
     here, there = ends
     sent = bytearray(random_bytes(size))
     before = bytes(sent)
@@ -173,7 +173,7 @@ def converse(link: Link) -> None:
     assert link.fetches  # a process may always read what it has started
 
 
-def test_a_fork_of_the_reader_has_memory_of_its_own(ends: Ends) -> None:
+def test_bi1_a_fork_of_the_reader_has_memory_of_its_own(ends: Ends) -> None:
     here, there = ends
     here.send(request(1, bytes(LARGE)))
     got = writable(there.receive().buffers[0])
@@ -190,7 +190,7 @@ def test_a_fork_of_the_reader_has_memory_of_its_own(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.REPLY, Kind.FAILURE])
-def test_a_request_is_held_until_its_answer(ends: Ends, kind: Kind) -> None:
+def test_bi3_a_request_is_held_until_its_answer(ends: Ends, kind: Kind) -> None:
     here, there = ends
     sent = Watched(LARGE)
     ended = weakref.ref(sent)
@@ -207,7 +207,7 @@ def test_a_request_is_held_until_its_answer(ends: Ends, kind: Kind) -> None:
     assert ended() is None
 
 
-def test_an_answer_is_held_until_it_has_been_taken(ends: Ends) -> None:
+def test_bi3_an_answer_is_held_until_it_has_been_taken(ends: Ends) -> None:
     here, there = ends
     sent = Watched(LARGE)
     ended = weakref.ref(sent)
@@ -220,7 +220,7 @@ def test_an_answer_is_held_until_it_has_been_taken(ends: Ends) -> None:
     assert ended() is None
 
 
-def test_what_waits_is_let_go_of_when_the_link_ends(ends: Ends) -> None:
+def test_bi3_what_waits_is_let_go_of_when_the_link_ends(ends: Ends) -> None:
     here, _ = ends
     sent = Watched(LARGE)
     ended = weakref.ref(sent)
@@ -231,7 +231,7 @@ def test_what_waits_is_let_go_of_when_the_link_ends(ends: Ends) -> None:
     assert ended() is None
 
 
-def test_what_is_too_much_to_hold_goes_through_the_socket(
+def test_bi3_what_is_too_much_to_hold_goes_through_the_socket(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = ends
@@ -323,7 +323,7 @@ def test_who_offered_nothing_is_told_nothing(strangers: Ends) -> None:
 # Seals.
 
 
-def test_a_message_that_was_let_go_of_is_dropped(ends: Ends) -> None:
+def test_bi2_a_message_that_was_let_go_of_is_dropped(ends: Ends) -> None:
     here, there = ends
     kept = bytes(LARGE)  # still there, and readable
     here.send_all([request(1, kept, b"x", kept), request(2, kept)])
@@ -334,7 +334,7 @@ def test_a_message_that_was_let_go_of_is_dropped(ends: Ends) -> None:
     assert [bytes(buffer) for buffer in message.buffers] == [kept]
 
 
-def test_what_is_let_go_of_while_it_is_read_is_not_delivered(
+def test_bi2_what_is_let_go_of_while_it_is_read_is_not_delivered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = bytearray(BIG_BYTES)
@@ -386,7 +386,7 @@ def fresh() -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_memory_is_used_again_when_nothing_views_it() -> None:
+def test_bi4_memory_is_used_again_when_nothing_views_it() -> None:
     view = memory(LARGE)
     part = view[5:10]
     part[:] = b"12345"
@@ -422,7 +422,7 @@ def test_messages_one_after_the_other_use_the_same_memory(ends: Ends) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_memory_that_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bi4_memory_that_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     views = [memory(LARGE) for _ in range(4)]
     lent = pooled_bytes()
     limit = lent + 3 * LARGE

@@ -94,7 +94,7 @@ def test_every_number_is_there_and_nothing_else(two: list[Agent]) -> None:
     assert all(type(number) is str and int(number) >= 0 for number in found.values())
 
 
-def test_calls_are_counted_at_both_ends(two: list[Agent]) -> None:
+def test_ig1_calls_are_counted_at_both_ends(two: list[Agent]) -> None:
     one, other = two
     for _ in range(3):
         one.call("w1", add, (1, 2))
@@ -106,6 +106,19 @@ def test_calls_are_counted_at_both_ends(two: list[Agent]) -> None:
     assert one.metrics()["agent.client_calls"] == "7"
     shows(other, "server_calls", 8)  # with the note that the answer is there
     assert one.metrics()["agent.server_calls"] == other.metrics()["agent.client_calls"] == "0"
+
+
+def test_ig2_looking_changes_nothing(two: list[Agent]) -> None:
+    one, other = two
+    one.call("w1", add, (1, 2))
+    shows(other, "server_calls", 1)
+    seen = [
+        {name: number for name, number in agent.metrics().items() if name.startswith("agent.")}
+        for _ in range(2)
+        for agent in two
+    ]
+    assert seen[:2] == seen[2:]
+    assert one.debug_info().keys() == one.debug_info().keys()
 
 
 def test_what_was_handled_counts_when_its_connection_is_over(two: list[Agent]) -> None:

@@ -448,6 +448,7 @@ def test_a_note_that_cannot_be_sent_is_nobodys_trouble(world: World) -> None:
 
 
 def test_closing_fails_what_is_open_and_sends_nothing_any_more(world: World) -> None:
+    """IS-4."""
     world.post()  # it waits for its next try
     world.sends.fail()
     world.post()  # it waits for its answer

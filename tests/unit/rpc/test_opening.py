@@ -78,7 +78,7 @@ def ask(call: int, body: bytes = b"") -> Message:
     return Message(Kind.PYTHON_CALL, call, body)
 
 
-def test_calls_are_sent_when_the_pipe_is_there_and_who_waits_drives_it(world: World) -> None:
+def test_op2_calls_are_sent_when_the_pipe_is_there_and_who_waits_drives_it(world: World) -> None:
     heard = [Heard() for _ in range(3)]
     for number, each in enumerate(heard):
         assert world.opening.post(ask(number), each, NEVER)
@@ -111,7 +111,7 @@ def test_notes_are_sent_when_the_pipe_is_there(
     assert not world.opening.note(Message(Kind.CANCEL, 10))
 
 
-def test_all_are_told_why_there_is_no_pipe(world: World) -> None:
+def test_op2_all_are_told_why_there_is_no_pipe(world: World) -> None:
     heard = [Heard() for _ in range(3)]
     for number, each in enumerate(heard):
         world.opening.post(ask(number), each, NEVER)
@@ -149,7 +149,7 @@ def test_a_call_whose_time_is_up_is_told_though_nothing_else_happens(world: Worl
     assert world.there.receive().call == 2  # and the first one is not sent any more
 
 
-def test_closing_tells_all_and_what_is_opened_later_is_not_used(world: World) -> None:
+def test_op2_closing_tells_all_and_what_is_opened_later_is_not_used(world: World) -> None:
     heard, lost = Heard(), PeerLost("given up")
     world.opening.post(ask(1), heard, NEVER)
     world.opening.close(lost)
@@ -160,7 +160,7 @@ def test_closing_tells_all_and_what_is_opened_later_is_not_used(world: World) ->
     assert not world.pipe.busy
 
 
-def test_more_than_may_wait_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_op3_more_than_may_wait_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening_module, "CALLS_MAX", 2)
     monkeypatch.setattr(opening_module, "BYTES_MAX", 10)
     assert world.opening.post(ask(1, bytes(20)), Heard(), NEVER)  # one alone may be larger

@@ -191,7 +191,7 @@ def test_as_many_links_as_calls_at_once_and_not_too_many_idle(
     assert len(world.peer._idle) == len(world.peer._links) == 3
 
 
-def test_more_calls_at_once_than_may_be_are_refused(
+def test_pe3_more_calls_at_once_than_may_be_are_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers_module, "LINKS_MAX", 2)
@@ -221,7 +221,7 @@ def test_pe3_links_that_are_being_opened_count(
         caller.join(SOON)
 
 
-def test_a_call_whose_time_is_up_gives_its_link_up(world: World) -> None:
+def test_pe2_a_call_whose_time_is_up_gives_its_link_up(world: World) -> None:
     with pytest.raises(TimeoutError):
         world.peer.exchange(ask(1, b"wait"), SYSTEM_CLOCK.monotonic() + 0.03)
     assert not world.peer._idle
@@ -230,7 +230,7 @@ def test_a_call_whose_time_is_up_gives_its_link_up(world: World) -> None:
     assert world.peer.exchange(ask(2), soon()).call == 2
 
 
-def test_links_that_ended_while_idle_are_replaced(world: World) -> None:
+def test_pe2_links_that_ended_while_idle_are_replaced(world: World) -> None:
     callers = [beside(lambda n=n: world.peer.exchange(ask(n, b"wait"))) for n in range(3)]  # type: ignore[misc]
     for _ in callers:
         world.desk.entered.acquire()
@@ -278,7 +278,7 @@ def test_an_answer_to_another_call_is_not_taken(world: World) -> None:
     assert not world.peer._links
 
 
-def test_giving_a_peer_up_is_told_to_all_who_wait(world: World) -> None:
+def test_pe1_giving_a_peer_up_is_told_to_all_who_wait(world: World) -> None:
     caught: list[BaseException] = []
 
     def call() -> None:

@@ -139,7 +139,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
-def test_requests_are_answered(
+def test_sr2_requests_are_answered(
     world: World, purpose: Purpose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module._PipeOwner, "look", lambda owner: None)  # nothing is slow
@@ -151,7 +151,7 @@ def test_requests_are_answered(
     assert len(world.desk.threads) == 1
 
 
-def test_many_requests_at_once_on_a_pipe_are_all_answered(world: World) -> None:
+def test_sr2_many_requests_at_once_on_a_pipe_are_all_answered(world: World) -> None:
     link = world.open(Purpose.PIPE)
     sender = threading.Thread(
         target=lambda: link.send_all([ask(n, b"%d" % n) for n in range(5000)])
@@ -162,7 +162,7 @@ def test_many_requests_at_once_on_a_pipe_are_all_answered(world: World) -> None:
 
 
 @pytest.mark.parametrize("blocking", [b"block", b"way"])
-def test_a_call_that_blocks_holds_up_nobody_behind_it(world: World, blocking: bytes) -> None:
+def test_sr3_a_call_that_blocks_holds_up_nobody_behind_it(world: World, blocking: bytes) -> None:
     link = world.open(Purpose.PIPE)
     link.send_all([ask(1, b"before"), ask(2, blocking), ask(3, blocking), ask(4, b"behind")])
     assert {link.receive().call, link.receive().call} == {1, 4}
@@ -400,7 +400,7 @@ PROBES = [
 ]
 
 
-def test_what_is_no_handshake_is_hung_up_on(world: World) -> None:
+def test_sr1_what_is_no_handshake_is_hung_up_on(world: World) -> None:
     world.server._handshake_within_s = 0.2
     rng = random.Random(4)
     for probe in [*PROBES, *(rng.randbytes(rng.randrange(1, 4096)) for _ in range(200))]:
@@ -415,7 +415,7 @@ def test_what_is_no_handshake_is_hung_up_on(world: World) -> None:
     assert world.open(Purpose.DIRECT)
 
 
-def test_who_is_silent_or_slow_is_hung_up_on(world: World) -> None:
+def test_sr1_who_is_silent_or_slow_is_hung_up_on(world: World) -> None:
     world.server._handshake_within_s = 0.2
     silent = world.connect()
     half = world.connect()

@@ -146,7 +146,7 @@ def test_numbers_are_read_as_c_reads_them(text: bytes, number: int) -> None:
     "text",
     [b"", b"abc", b"+", b"-", b" ", b"+-1", b"%d" % (MAX + 1), b"%d" % (MIN - 1), b"9" * 5000],
 )
-def test_what_is_no_number_closes_the_connection_and_stays(talk: Talk, text: bytes) -> None:
+def test_cs1_what_is_no_number_closes_the_connection_and_stays(talk: Talk, text: bytes) -> None:
     talk(1, c10d.Set(b"k", text))
     with pytest.raises(PeerViolation, match="c10d"):
         talk(1, c10d.Add(b"k", 1))
@@ -177,7 +177,7 @@ def test_sums_wrap_around(talk: Talk) -> None:
         c10d.Barrier(b"k", 1),
     ],
 )
-def test_each_kind_of_write_wakes_a_waiter_once(talk: Talk, write: c10d.Request) -> None:
+def test_cs5_each_kind_of_write_wakes_a_waiter_once(talk: Talk, write: c10d.Request) -> None:
     assert talk(1, c10d.Wait((b"k", b"k"))) == []
     assert (1, READY) in talk(2, write)
     assert talk(2, c10d.Set(b"k", b"again")) == []
@@ -211,7 +211,7 @@ def test_a_wait_is_ready_at_once_if_nothing_is_missing(talk: Talk) -> None:
     assert talk(1, c10d.Check(())) == [(1, READY)]
 
 
-def test_a_wait_counts_down_and_forgets_deletions(talk: Talk) -> None:
+def test_cs5_a_wait_counts_down_and_forgets_deletions(talk: Talk) -> None:
     talk(1, c10d.Wait((b"a", b"b")))
     assert talk(2, c10d.Set(b"a", b"")) == []
     talk(2, c10d.Delete(b"a"))
@@ -233,14 +233,14 @@ def test_other_requests_are_answered_during_a_wait(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("second", [c10d.Wait((b"x",)), c10d.Wait(()), c10d.Barrier(b"x", 1)])
-def test_a_second_wait_is_a_violation(talk: Talk, second: c10d.Request) -> None:
+def test_cs3_a_second_wait_is_a_violation(talk: Talk, second: c10d.Request) -> None:
     talk(1, c10d.Wait((b"k",)))
     with pytest.raises(PeerViolation, match="second wait"):
         talk(1, second)
     assert talk(2, c10d.Check((b"x",))) == [(2, b"\x01")]
 
 
-def test_cancelling_is_always_answered_once(talk: Talk) -> None:
+def test_cs2_cancelling_is_always_answered_once(talk: Talk) -> None:
     assert talk(1, c10d.CancelWait()) == [(1, CANCELLED)]
     talk(1, c10d.Wait((b"k",)))
     assert talk(1, c10d.CancelWait()) == [(1, CANCELLED)]
@@ -249,7 +249,7 @@ def test_cancelling_is_always_answered_once(talk: Talk) -> None:
     assert talk(1, c10d.Wait((b"k",))) == [(1, READY)]
 
 
-def test_a_closed_connection_leaves_no_wait(talk: Talk) -> None:
+def test_cs3_a_closed_connection_leaves_no_wait(talk: Talk) -> None:
     talk(1, c10d.Wait((b"k", b"x")))
     talk(2, c10d.Wait((b"k",)))
     talk.space.disconnect(1)
@@ -343,7 +343,7 @@ def test_a_plain_wait_and_a_plain_write_meet_a_barrier(talk: Talk) -> None:
         c10d.Barrier(b"new", 2),
     ],
 )
-def test_a_full_store_closes_whoever_wants_more(request_: c10d.Request) -> None:
+def test_cs4_a_full_store_closes_whoever_wants_more(request_: c10d.Request) -> None:
     talk = Talk(101 + ITEM_BYTES)
     talk(1, c10d.Set(b"k", b"v" * 100))
     with pytest.raises(PeerViolation, match="full"):

@@ -97,7 +97,7 @@ def test_a_recorded_request_reads_and_writes_as_recorded(vector: Vector) -> None
     assert parser.held == 0
 
 
-def test_the_recorded_session_reads_alike_at_every_cut() -> None:
+def test_cw3_the_recorded_session_reads_alike_at_every_cut() -> None:
     session = b"".join(vector.sent for vector in VECTORS)
     whole = [request for vector in VECTORS for request in vector.requests]
     assert parse([session]) == whole
@@ -107,7 +107,7 @@ def test_the_recorded_session_reads_alike_at_every_cut() -> None:
 
 
 @given(st.lists(requests, max_size=8), st.randoms(use_true_random=False))
-def test_what_is_written_reads_back_however_it_is_cut(
+def test_cw3_what_is_written_reads_back_however_it_is_cut(
     sent: list[c10d.Request], rng: random.Random
 ) -> None:
     data = HELLO + b"".join(map(encode_request, sent))
@@ -136,7 +136,7 @@ def test_what_is_not_the_protocol_is_a_violation(data: bytes, said: str) -> None
         parse([data])
 
 
-def test_requests_before_a_violation_come_out_and_none_after_it() -> None:
+def test_cw4_requests_before_a_violation_come_out_and_none_after_it() -> None:
     parser = RequestParser()
     ping = encode_request(c10d.Ping(7))
     parser.feed(HELLO + ping + b"\xff" + ping)
@@ -171,7 +171,7 @@ def test_only_the_magic_number_validates() -> None:
         (b"\x12", KEY_BYTES_MAX),
     ],
 )
-def test_a_length_at_the_cap_is_taken_and_one_more_is_not(before: bytes, limit: int) -> None:
+def test_cw1_a_length_at_the_cap_is_taken_and_one_more_is_not(before: bytes, limit: int) -> None:
     parser = validated()
     assert parse([before + u64(limit)], parser) == []
     assert parser.held < 64  # announced, not sent, so not kept
@@ -186,7 +186,7 @@ def test_the_largest_of_everything_is_read() -> None:
     assert parse([encode_request(big), encode_request(many)], validated()) == [big, many]
 
 
-def test_a_request_is_bounded_as_a_whole() -> None:
+def test_cw2_a_request_is_bounded_as_a_whole() -> None:
     item = (b"", b"v" * (VALUE_BYTES_MAX - 16))
     assert 8 * (VALUE_BYTES_MAX) == MESSAGE_BYTES_MAX
     full = c10d.MultiSet((item,) * 8)
@@ -196,7 +196,7 @@ def test_a_request_is_bounded_as_a_whole() -> None:
         parse([encode_request(over)], validated())
 
 
-def test_a_value_that_comes_byte_by_byte_is_kept_once() -> None:
+def test_cw2_a_value_that_comes_byte_by_byte_is_kept_once() -> None:
     size = 1 << 17
     parser = validated()
     assert parse([b"\x01" + encode_bytes(b"k") + u64(size)], parser) == []
