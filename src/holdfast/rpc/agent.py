@@ -20,7 +20,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, check_timeout
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
-from holdfast.rpc.answering import Answerer, deadline_here
+from holdfast.rpc.answering import Answerer, creation_head, deadline_here
 from holdfast.rpc.callables import name_of
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
@@ -268,9 +268,9 @@ class Agent:
         """Call a function over there and leave what it returns there; return a reference to it."""
         called, peer = name_of(function), self._peer(to)
         ticket = self.holdings.ask(peer.contact.incarnation)
-        value = (ticket.reference, ticket.fork, called, args, kwargs)
+        value, head = (called, args, kwargs), creation_head(ticket)
         try:
-            creation = self._post(peer, kind, value, timeout, retries)
+            creation = self._post(peer, kind, value, timeout, retries, head)
         except BaseException:
             self.holdings.settled(ticket.fork)
             self.holdings.dropped(ticket.reference, ticket.fork)
@@ -331,12 +331,14 @@ class Agent:
         timeout: float | None,
         retries: Patience,
         heard: Callable[[str, Message, Future[Any], Message | Exception], bool],
+        head: bytes = b"",
     ) -> Future[Any]:
         """Send a request until it is answered, or there is no hope; see `insisting.py`."""
         check_patience(retries)
         at, budget_ms = self._deadline(timeout)
         body, buffers, given = self.holdings.pack(to, value)
-        message = Message(kind, 0, body, buffers, budget_ms, False, given)  # numbered when posted
+        # Numbered when it is posted.
+        message = Message(kind, 0, head + body, buffers, budget_ms, False, given)
         future: Future[Any] = Future()
 
         def hear(answer: Message | Exception) -> None:
@@ -358,14 +360,19 @@ class Agent:
         value: Any,
         timeout: float | None,
         retries: Patience | None = None,
+        head: bytes = b"",
     ) -> Future[Any]:
+        """Send a request: a head, and a value behind it; return the future of the answer."""
         to = peer.contact.incarnation
         if retries is None and self._repeats:
             retries = _ONE_TRY
         if retries is not None:
-            return self._insist(to, lambda: peer, kind, value, timeout, retries, self._settle)
+            heard = self._settle
+            return self._insist(to, lambda: peer, kind, value, timeout, retries, heard, head)
         at, budget_ms = self._deadline(timeout)
         body, buffers, given = self.holdings.pack(to, value)
+        if head:
+            body = head + body
         message = Message(kind, next(self._numbers), body, buffers, budget_ms, False, given)
         future = Awaited()
         future._asked = (self, peer, message)

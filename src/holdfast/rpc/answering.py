@@ -6,18 +6,22 @@ Guarantees
     AN-3  A coroutine whose caller has given up, or is gone, is cancelled; not one that makes the
           value of a reference, which others may hold.
     AN-4  Nothing is run for a caller that has been given up: what it retries would run twice.
+    AN-5  Whoever waits for the value of a reference hears it if its creation was refused, or could
+          not be read.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
+from holdfast.errors import HoldfastError, Overloaded, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc.callables import function_of
 from holdfast.rpc.future import Future, expected
 from holdfast.rpc.greeting import Greeting
@@ -27,15 +31,17 @@ from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.pipe import NEVER
 from holdfast.rpc.receipts import Receipts, Verdict
-from holdfast.rpc.rref_protocol import Number
+from holdfast.rpc.rref_protocol import Number, Ticket
 from holdfast.rpc.serialize import dump_error
 from holdfast.rpc.server import Later
 
-__all__ = ["Answerer", "deadline_here"]
+__all__ = ["Answerer", "creation_head", "deadline_here"]
 
 DEAD_MAX = CANCELLED_MAX = 4096
 # Members of an enumeration cost a search each time they are named.
 _CALL, _REPLY = Kind.PYTHON_CALL, Kind.REPLY
+_CREATIONS = frozenset({Kind.PYTHON_REMOTE_CALL, Kind.SCRIPT_REMOTE_CALL})
+_HEAD = struct.Struct("<QQ")
 
 _log = logging.getLogger("holdfast.rpc")
 # A context variable, since the deadline goes on in the coroutines of a call.
@@ -44,6 +50,14 @@ _at: ContextVar[float] = ContextVar("holdfast_rpc_deadline", default=NEVER)
 
 deadline_here: Callable[[], float] = _at.get
 """Returns when the call that runs here must be answered; NEVER outside of one."""
+
+
+def creation_head(ticket: Ticket) -> bytes:
+    """Return what the request for a value begins with: its numbers, the maker of which is known.
+
+    They are read first: whatever becomes of the rest, somebody may wait for the value already.
+    """
+    return _HEAD.pack(ticket.reference.serial, ticket.fork.serial)
 
 
 class Answerer:
@@ -70,21 +84,23 @@ class Answerer:
         self._tasks: dict[tuple[str, int], Future[Any]] = {}
         self._dead: dict[str, None] = {}  # the latest ones
         self._cancelled: dict[tuple[str, int], None] = {}  # of which no task was known then, latest
-        self._handlers: dict[Kind, Callable[[Greeting, Any], Any]] = {
-            Kind.PYTHON_REMOTE_CALL: self._run_remote,
-            Kind.PYTHON_RREF_FETCH_CALL: self._run_fetch,
-            # The same by other names, for those who tell functions of other languages apart.
-            Kind.SCRIPT_CALL: lambda caller, request: self._run(*request),
-            Kind.SCRIPT_REMOTE_CALL: self._run_remote,
-            Kind.SCRIPT_RREF_FETCH_CALL: self._run_fetch,
-        }
+        self._handlers: dict[Kind, Callable[[Greeting, Message], Any]] = {}
+        # What is a script is the same by another name, for those who tell languages apart.
+        for kind in _CREATIONS:
+            self._handlers[kind] = self._run_remote
+        self.add_handler(Kind.SCRIPT_CALL, lambda caller, request: self._run(*request))
+        for kind in (Kind.PYTHON_RREF_FETCH_CALL, Kind.SCRIPT_RREF_FETCH_CALL):
+            self.add_handler(kind, self._run_fetch)
         for kind in (Kind.RREF_FORK_REQUEST, Kind.RREF_CHILD_ACCEPT, Kind.RREF_USER_DELETE):
-            self._handlers[kind] = self._counting(kind)
-        self._handlers[Kind.RREF_UNREAD] = self._run_unread
+            self.add_handler(kind, self._counting(kind))
+        self.add_handler(Kind.RREF_UNREAD, self._run_unread)
 
     def add_handler(self, kind: Kind, handler: Callable[[Greeting, Any], Any]) -> None:
         """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
-        self._handlers[kind] = handler
+        unpack = self._holdings.unpack
+        self._handlers[kind] = lambda caller, message: handler(
+            caller, unpack(message.body, message.buffers)
+        )
 
     @property
     def open_answers(self) -> int:
@@ -147,10 +163,11 @@ class Answerer:
             case Verdict.WAIT:
                 return None
             case Verdict.FULL:
-                return self._failure(
-                    message, Overloaded("too many, or too large, answers are not acknowledged")
-                )
-            case Verdict.FORGOTTEN if message.kind is Kind.PYTHON_REMOTE_CALL:
+                full = Overloaded("too many, or too large, answers are not acknowledged")
+                if message.kind in _CREATIONS and len(message.body) >= _HEAD.size:
+                    self._fail(self._room(caller, message), full)
+                return self._failure(message, full)
+            case Verdict.FORGOTTEN if message.kind in _CREATIONS:
                 # Its caller has given up, not the reference: it is made, if it was not before.
                 return self._perform(caller, message, later)
             case Verdict.FORGOTTEN:
@@ -188,14 +205,13 @@ class Answerer:
         budget_ms = message.budget_ms
         _at.set(self._clock.monotonic() + budget_ms / 1000 if budget_ms else NEVER)
         try:
-            request = self._holdings.unpack(message.body, message.buffers)
             if message.kind is _CALL:
-                value = self._run(*request)
+                value = self._run(*self._holdings.unpack(message.body, message.buffers))
             else:
                 handler = self._handlers.get(message.kind)
                 if handler is None:
                     raise UsageError(f"{message.kind.name}: this worker does not serve it")
-                value = handler(caller, request)
+                value = handler(caller, message)
             if isinstance(value, Future):
                 self._when_done(caller, message, value, later)
                 return None
@@ -218,13 +234,32 @@ class Answerer:
             return self._loop.run(value)
         return expected(function, value)
 
-    def _run_remote(self, caller: Greeting, request: Any) -> Any:
-        reference, fork, function, args, kwargs = request
-        room = self._holdings.create(Number(*reference), Number(*fork), caller.incarnation)
-        if room is None:
-            return None  # it was here before
+    def _room(self, caller: Greeting, message: Message) -> Future[Any] | None:
+        """Make the room for a value that is asked for; None if it was before."""
+        reference, fork = _HEAD.unpack_from(message.body)
+        life = caller.incarnation
+        return self._holdings.create(Number(life, reference), Number(life, fork), life)
+
+    def _fail(self, room: Future[Any] | None, error: BaseException) -> None:
+        """Let those hear who wait for a value that nobody will make."""
+        if room is not None:
+            why = "".join(traceback.format_exception_only(error)).strip()
+            room.set_exception(
+                ReferenceFailed(f"RRef creation via rpc.remote() failed at {self._info}: {why}")
+            )
+
+    def _run_remote(self, caller: Greeting, message: Message) -> Any:
+        room = self._room(caller, message)
         try:
-            value = self._run(function, args, kwargs)
+            rest = memoryview(message.body)[_HEAD.size :]
+            request = self._holdings.unpack(rest, message.buffers)
+        except BaseException as error:
+            self._fail(room, error)
+            raise  # what it gave may not have been taken, which the caller must know
+        if room is None:
+            return None  # it was here before; what it gives is taken, if it was not then
+        try:
+            value = self._run(*request)
         except BaseException as error:
             room.set_exception(error)
             del room  # the error keeps this frame, and must not keep itself

@@ -10,8 +10,15 @@ from typing import Any, cast
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import HoldfastError, Overloaded, PeerLost, StoreUnavailable, UsageError
-from holdfast.rpc.answering import Answerer, deadline_here
+from holdfast.errors import (
+    HoldfastError,
+    Overloaded,
+    PeerLost,
+    ReferenceFailed,
+    StoreUnavailable,
+    UsageError,
+)
+from holdfast.rpc.answering import Answerer, creation_head, deadline_here
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import ASYNC_MARK, Future
 from holdfast.rpc.greeting import Greeting, Purpose
@@ -21,12 +28,12 @@ from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.pipe import NEVER
 from holdfast.rpc.receipts import Receipts, acknowledgement
-from holdfast.rpc.rref_protocol import Number
+from holdfast.rpc.rref_protocol import Number, Ticket
 from holdfast.rpc.serialize import dump, load, load_error
 
 ME = WorkerInfo("me", 0)
 CALLER = Greeting("you", 1, "your life", "my life", Purpose.PIPE)
-SOON = 20.0
+SOON = 30.0
 UNSERVED = Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ
 
 ran: list[object] = []
@@ -75,6 +82,19 @@ def call(
 ) -> Message:
     body, buffers = dump((function, args, None))
     return Message(Kind.PYTHON_CALL, number, body, buffers, budget_ms, once)
+
+
+TICKET = Ticket(Number("your life", 1), "my life", Number("your life", 2), "")
+
+
+def creation(
+    number: int,
+    *request: Any,
+    kind: Kind = Kind.PYTHON_REMOTE_CALL,
+    once: bool = False,
+) -> Message:
+    body, buffers = dump(request)
+    return Message(kind, number, creation_head(TICKET) + body, buffers, once=once)
 
 
 def read(answer: Message | None) -> Any:
@@ -155,11 +175,10 @@ def test_whatever_goes_wrong_is_an_answer(answerer: Answerer) -> None:
 def test_calls_of_another_name_are_calls(answerer: Answerer) -> None:
     message = Message(Kind.SCRIPT_CALL, 1, dump((max, (1, 2), None))[0])
     assert read(answerer.handle(CALLER, message, Later())) == 2
-    made = Number("your life", 1), Number("your life", 2)
-    message = Message(Kind.SCRIPT_REMOTE_CALL, 2, dump((*made, max, (3, 4), None))[0])
+    message = creation(2, max, (3, 4), None, kind=Kind.SCRIPT_REMOTE_CALL)
     assert read(answerer.handle(CALLER, message, Later())) is None
     later = Later()
-    fetch = Message(Kind.SCRIPT_RREF_FETCH_CALL, 3, dump(made[0])[0])
+    fetch = Message(Kind.SCRIPT_RREF_FETCH_CALL, 3, dump(TICKET.reference)[0])
     assert answerer.handle(CALLER, fetch, later) is None
     assert later.wait() == 4
 
@@ -327,16 +346,91 @@ def test_answers_are_forgotten_when_the_caller_has_them(answerer: Answerer) -> N
     assert len(ran) == 3
 
 
-def test_a_creation_is_made_however_late_it_comes(answerer: Answerer) -> None:
+@pytest.mark.parametrize("kind", [Kind.PYTHON_REMOTE_CALL, Kind.SCRIPT_REMOTE_CALL])
+def test_a_creation_is_made_however_late_it_comes(answerer: Answerer, kind: Kind) -> None:
     """Its caller has given up, and said so; the reference it holds is to a value all the same."""
-    reference, fork, later = Number("them", 1), Number("them", 2), Later()
-    body, buffers = dump((reference, fork, add, (1, 2), None))
-    creation = Message(Kind.PYTHON_REMOTE_CALL, 1, body, buffers, once=True)
+    message, later = creation(1, add, (1, 2), None, kind=kind, once=True), Later()
     answerer.handle(CALLER, acknowledgement(2), later)
     for _ in range(2):  # the second one changes nothing
-        assert read(answerer.handle(CALLER, creation, later)) is None
-        assert answerer._holdings.value(reference).wait(SOON) == 3
+        assert read(answerer.handle(CALLER, message, later)) is None
+        assert answerer._holdings.value(TICKET.reference).wait(SOON) == 3
     assert len(ran) == 1
+
+
+class Silent(Exception):
+    """An error that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def unreadable(error: type[BaseException]) -> None:
+    raise error("of another version")
+
+
+class Unreadable:
+    """What cannot be read where it arrives."""
+
+    def __init__(self, error: type[BaseException] = ImportError) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unreadable, (self.error,)
+
+
+def note() -> None:
+    ran.append("read")
+
+
+class Noted:
+    """Tells when it is read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return note, ()
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("error", [ImportError, SystemExit, Silent])
+def test_an5_who_waits_for_a_value_hears_that_its_creation_could_not_be_read(
+    answerer: Answerer, once: bool, waits: bool, error: type[BaseException]
+) -> None:
+    holdings, later = answerer._holdings, Later()
+    room = holdings.value(TICKET.reference) if waits else None  # it has overtaken the creation
+    answer = answerer.handle(CALLER, creation(1, add, (Unreadable(error),), None, once=once), later)
+    answer = answer or later.answers[0]
+    assert answer.kind is Kind.FAILURE
+    room = room or holdings.value(TICKET.reference)
+    with pytest.raises(ReferenceFailed, match=rf"failed at .*me\): .*{error.__name__}"):
+        room.wait(SOON)
+    # It is counted, as any other: it goes when its caller lets it go.
+    until(lambda: holdings.counts()["forks"] == 1)
+    holdings.handle(Kind.RREF_USER_DELETE, TICKET.reference, TICKET.fork, CALLER.incarnation)
+    until(lambda: not any(holdings.counts().values()))
+    assert ran == []
+
+
+def test_an5_who_waits_for_a_value_hears_that_its_creation_was_refused(answerer: Answerer) -> None:
+    later = Later()
+    answerer._receipts = Receipts(kept=0)
+    room = answerer._holdings.value(TICKET.reference)
+    for _ in range(2):  # the second one changes nothing
+        with pytest.raises(Overloaded, match="answers are not acknowledged"):
+            read(answerer.handle(CALLER, creation(1, add, (1, 2), None, once=True), later))
+    with pytest.raises(ReferenceFailed, match="failed at .*me.: .*answers are not acknowledged"):
+        room.wait(SOON)
+    assert answerer._holdings.counts()["forks"] == 1
+    answerer._receipts = Receipts()
+    # Should he send it again, since that answer was lost, it is read, but not run.
+    again = creation(1, add, (Noted(), 2), None, once=True)
+    assert answerer.handle(CALLER, again, later) is None
+    assert later.wait() is None
+    assert ran == ["read"]
+    answerer._receipts = Receipts(kept=0)
+    cut = Message(Kind.PYTHON_REMOTE_CALL, 2, b"cut", once=True)  # nobody knows whose it is
+    with pytest.raises(Overloaded):
+        read(answerer.handle(CALLER, cut, later))
+    assert answerer._holdings.counts()["owners"] == 1
 
 
 def test_too_many_answers_that_wait_are_refused(answerer: Answerer) -> None:

@@ -20,11 +20,12 @@ from holdfast.rpc.future import Driver
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.peers import Peer
 from holdfast.rpc.pipe import NEVER, Reply
+from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.transport import Direct
 from tests.unit.rpc.world import agents
 
-WITHIN_S = 20.0
+WITHIN_S = 30.0
 
 
 @pytest.fixture
@@ -312,3 +313,43 @@ def test_it_travels_by_calls_only(three: list[Agent]) -> None:
             make(rref)
     with pytest.raises(UsageError, match="part of a call"):
         pickle.dumps(rref)
+
+
+class Unreadable:
+    """What cannot be read where it arrives."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unreadable, ()
+
+
+def unreadable() -> None:
+    _may_end.wait(WITHIN_S)
+    raise ImportError("of another version")
+
+
+@pytest.mark.parametrize("to", ["w0", "w1"])
+@pytest.mark.parametrize("retries", [None, RetryPolicy()])
+@pytest.mark.parametrize("by_proxy", [True, False])
+def test_who_asks_at_once_hears_that_the_creation_could_not_be_read(
+    three: list[Agent],
+    may_end: threading.Event,
+    to: str,
+    retries: RetryPolicy | None,
+    by_proxy: bool,
+) -> None:
+    passed = three[0].remote("w1", operator.add, (1, 2))
+    rref = three[0].remote(to, use, (passed, Unreadable()), retries=retries, timeout=0)
+    if by_proxy:
+        future = rref.rpc_async(timeout=0, retries=retries).index(1)
+    else:  # a third worker does
+        future = three[0].call_async("w2", use, (rref,), None, 0, retries)
+    may_end.set()  # it was sent before the creation could be known to have failed
+    with pytest.raises(ReferenceFailed, match="failed at .*ImportError: of another version"):
+        future.wait(WITHIN_S)
+    with pytest.raises(ImportError, match="of another version"):
+        rref._get_future().wait(WITHIN_S)
+    refused_everywhere(three, rref, r"RRef creation via rpc.remote\(\) failed at .*version")
+    assert passed.to_here() == 3
+    del rref, passed, future
+    if not by_proxy:
+        nothing_left(three)
