@@ -2,10 +2,14 @@
 
 Who waits for a call's future drives the call's connection: no other thread must be woken. What is
 made of such a future (`then`, `collect_all`) is torch's own, and completed by whoever reads.
+
+The garbage collector does not see what torch's part of a future keeps. An error that is kept there
+must not have a traceback that leads, by the frames of those who asked, back to the future.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +26,26 @@ _FOREVER = Deadline.after(None)
 
 
 class OurFuture(torch.futures.Future):  # type: ignore[misc]
-    """A future of torch that we complete. Its error is a value to torch (see `collect_all`)."""
+    """A future of torch that we complete. Its error is a value to torch (see `collect_all`).
+
+    Whoever asks for it gets a copy of the error: the one that is kept never has a traceback.
+    """
+
+    def set_exception(self, result: BaseException) -> None:
+        self._set_unwrap_func(_raise_copy)
+        self.set_result(_copied(result))
+
+
+def _raise_copy(kept: BaseException) -> None:
+    raise _copied(kept)
+
+
+def _copied(error: BaseException) -> BaseException:
+    """Return the same error without its traceback."""
+    try:
+        return copy.copy(error)
+    except Exception:  # whatever its own code does
+        return error.with_traceback(None)
 
 
 class CallFuture(OurFuture):
@@ -78,6 +101,7 @@ class CallFuture(OurFuture):
             value = self._read(call.value())
         except BaseException as error:
             self.set_exception(as_torch_error(error))
+            error.__traceback__ = None  # the call may keep it, and it would keep the call
         else:
             self.set_result(value)
 
@@ -99,12 +123,11 @@ def collect_all(futures: list[Any]) -> Any:
     together = OurFuture()
 
     def heard(done: Any) -> None:
-        try:
-            done.value()
-        except Exception as error:
-            together.set_exception(_first_error(futures) or error)
-        else:
+        error = _first_error([done])
+        if error is None:
             together.set_result(futures)
+        else:
+            together.set_exception(_first_error(futures) or error)
 
     _collect_all(given).add_done_callback(heard)
     return together
@@ -120,8 +143,17 @@ def _first_error(futures: list[Any]) -> Exception | None:
             try:
                 future.value()
             except Exception as error:
+                _forget_us(error)
                 return error
     return None
+
+
+def _forget_us(error: BaseException) -> None:
+    """Let an error that a future of torch keeps forget that it was raised to be seen here."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_globals.get("__name__") in (__name__, "torch.futures"):
+        trace = trace.tb_next
+    error.__traceback__ = trace
 
 
 def as_torch_error(error: BaseException) -> Exception:
@@ -143,6 +175,7 @@ def follow(theirs: Any, read: Callable[[Any], Any]) -> Future[Any]:
         try:
             value = read(done.value())
         except BaseException as error:
+            _forget_us(error)
             ours.set_exception(as_torch_error(error))
         else:
             ours.set_result(value)

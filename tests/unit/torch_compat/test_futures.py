@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -159,10 +162,117 @@ def test_errors_are_those_that_torchs_users_expect(
     assert str(told) == text
 
 
+class Told(RuntimeError):
+    """An error that can be seen to go."""
+
+
+def ask(future: Any) -> None:
+    with pytest.raises(RuntimeError, match="no way"):
+        future.wait()
+
+
+def raised() -> Told:
+    try:
+        raise Told("no way")
+    except Told as error:
+        return error
+
+
+def failed(error: Told) -> Any:
+    future = torch.futures.Future()
+    future.set_exception(error)
+    return future
+
+
+def is_gone(kept: weakref.ref[Any]) -> bool:
+    gc.collect()
+    return kept() is None
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["the call fails", "reading fails"])
+def test_an_error_does_not_keep_the_future_of_its_call(is_read: bool) -> None:
+    def read(value: Any) -> Any:
+        raise Told("no way")
+
+    call, future, _ = made(read)
+    if is_read:
+        call.set_result(1)
+    else:
+        call.set_exception(Told("no way"))
+    ask(future)
+    ask(future)
+    seen = weakref.ref(future)
+    del call, future
+    assert is_gone(seen)
+
+
+def test_an_error_does_not_keep_the_future_of_all() -> None:
+    call, future, later = made()
+    together = collect_all([future, failed(Told("no way"))])
+    call.set_exception(Told("no way"))
+    later.run()
+    ask(together)
+    seen = weakref.ref(together)
+    del call, future, later, together
+    assert is_gone(seen)
+
+
+def test_an_error_of_torchs_future_does_not_keep_it_because_it_is_the_first_of_all() -> None:
+    call, future, later = made()
+    call.set_exception(Told("no way"))
+    later.run()
+    theirs = failed(raised())
+    together = collect_all([theirs, future])
+    later.run()
+    ask(together)
+    seen = weakref.ref(theirs)
+    del call, future, later, theirs, together
+    assert is_gone(seen)
+
+
+def test_an_error_of_torchs_future_does_not_keep_it_because_one_of_ours_follows() -> None:
+    theirs = failed(raised())
+    ours = follow(theirs, lambda value: value)
+    error = ours.exception(60)
+    assert error is not None
+    assert [frame.name for frame in traceback.extract_tb(error.__traceback__)] == ["raised"]
+    seen = weakref.ref(theirs)
+    del theirs, ours, error
+    assert is_gone(seen)
+
+
+def test_who_asks_again_gets_the_error_without_the_way_of_who_asked_before() -> None:
+    call, future, _ = made()
+    call.set_exception(Told("no way"))
+    depths = []
+    for _ in range(2):
+        with pytest.raises(Told) as raised:
+            future.wait()
+        depths.append(len(raised.traceback))
+    assert depths[0] == depths[1]
+
+
+def test_an_error_that_cannot_be_copied_is_told_as_it_is() -> None:
+    class Single(RuntimeError):
+        def __reduce__(self) -> Any:
+            raise TypeError("there is one of these")
+
+    call, future, _ = made()
+    call.set_exception(Single("no way"))
+    for _ in range(2):
+        with pytest.raises(Single, match="no way"):
+            future.wait()
+
+
 def test_notes_stay_with_an_error() -> None:
     error = KeyError("k")
     error.add_note("It was raised at w1")
     assert as_torch_error(error).__notes__ == ["It was raised at w1"]
+    call, future, _ = made()
+    call.set_exception(error)
+    with pytest.raises(RuntimeError) as raised:
+        future.wait()
+    assert raised.value.__notes__ == ["It was raised at w1"]
 
 
 def test_one_of_ours_follows_one_of_torchs() -> None:
