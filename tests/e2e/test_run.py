@@ -119,16 +119,27 @@ def test_restarts_are_counted(variables: dict[str, str], script: str) -> None:
     assert "restarts 2/2" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def started_with(handler: signal.Handlers, number: signal.Signals) -> list[str]:
+    """Return how to start our command with a signal ignored, or not, whatever our caller did."""
+    first = f"import os, signal, sys; signal.signal({number.value}, {handler.value})"
+    start = f"{first}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    return [sys.executable, "-c", start, *HOLDFAST[1:]]
+
+
+# A shell ignores the last two for what it starts in the background.
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        *[(name, signal.SIG_DFL) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")],
+        *[(name, signal.SIG_IGN) for name in ("SIGINT", "SIGQUIT")],
+    ],
+)
 def test_a_signal_ends_the_job_and_gives_its_code(
-    variables: dict[str, str], script: str, name: str
+    variables: dict[str, str], script: str, name: str, before: signal.Handlers
 ) -> None:
     number = signal.Signals[name]
-    # Whoever runs the tests may ignore it, and what is ignored stays so.
-    heed = f"import os, signal, sys; signal.signal({number.value}, signal.SIG_DFL)"
-    start = f"{heed}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     with subprocess.Popen(
-        [sys.executable, "-c", start, *HOLDFAST[1:], "run", "--nproc-per-node=2", script, "wait"],
+        [*started_with(before, number), "run", "--nproc-per-node=2", script, "wait"],
         env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -144,6 +155,33 @@ def test_a_signal_ends_the_job_and_gives_its_code(
             process.kill()
     assert (process.returncode, out) == (128 + number, "")
     assert err.splitlines()[-1] == f"holdfast: stopped by {name}"
+
+
+def test_a_signal_that_a_shell_ignores_in_the_background_ends_the_search_for_the_others(
+    variables: dict[str, str], script: str, free: int
+) -> None:
+    where = [f"--rdzv-endpoint=127.0.0.1:{free}", "--rdzv-conf=is_host=0"]
+    with subprocess.Popen(
+        [
+            *started_with(signal.SIG_IGN, signal.SIGINT),
+            "run",
+            "--nnodes=2",
+            "--rdzv-backend=c10d",
+            *where,
+            script,
+        ],
+        env=variables,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert "looking for the rendezvous" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + signal.SIGINT
 
 
 STUBBORN = """\

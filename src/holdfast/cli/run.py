@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from signal import Signals
@@ -99,7 +100,8 @@ class _LateSignal:
     """Keeps one signal that comes after the job's end from changing how the command ends.
 
     The node that hosts the store waits for the others then. At any other time, and when it comes
-    again, a signal that the agent does not hear does what it would do without us.
+    again, a signal that the agent does not hear does what it would do without us, or, if it was
+    ignored, as a shell lets its background jobs ignore SIGINT, what it does in the foreground.
     """
 
     def __init__(self, signals: Iterable[Signals]) -> None:
@@ -109,6 +111,9 @@ class _LateSignal:
     def _heard(self, number: int) -> None:
         if not self.is_late:
             self.events.__exit__(None, None, None)
+            if signal.getsignal(number) == signal.SIG_IGN:
+                interrupt = number == signal.SIGINT
+                signal.signal(number, signal.default_int_handler if interrupt else signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.is_late = False
 

@@ -19,9 +19,10 @@ class SignalEvents:
     """While entered, `report(number)` is called for each of these signals that arrives.
 
     `report` runs between any two instructions of the main thread, so it may only do what is safe
-    there: `SimpleQueue.put` is. A signal that is ignored when we come stays ignored, so that
-    `nohup` keeps its meaning. Only the main thread can handle signals: elsewhere this does
-    nothing.
+    there: `SimpleQueue.put` is. A SIGHUP that is ignored when we come stays ignored, so that
+    `nohup` keeps its meaning. Others are heard even so: a shell starts its background jobs with
+    SIGINT and SIGQUIT ignored, against the keyboard, and who sends one by hand means it. Only the
+    main thread can handle signals: elsewhere this does nothing.
     """
 
     def __init__(self, signals: Iterable[Signals], report: Callable[[int], None]) -> None:
@@ -35,8 +36,8 @@ class SignalEvents:
             return self
         for one in self._signals:
             earlier = signal.getsignal(one)
-            if earlier == signal.SIG_IGN:
-                _log.debug("%s stays ignored, as it was", one.name)
+            if one == Signals.SIGHUP and earlier == signal.SIG_IGN:
+                _log.debug("SIGHUP stays ignored, as it was")
                 continue
             self._earlier[one] = earlier
             signal.signal(one, self._handle)

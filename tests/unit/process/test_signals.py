@@ -17,8 +17,9 @@ from holdfast.process.signals import SignalEvents
 
 @pytest.fixture(autouse=True)
 def default_handlers() -> Iterator[None]:
-    """Whatever started the tests: SIGUSR1 and SIGUSR2 are as in a fresh process."""
-    earlier = {one: signal.signal(one, signal.SIG_DFL) for one in (signal.SIGUSR1, signal.SIGUSR2)}
+    """Whatever started the tests: these are as in a fresh process."""
+    mine = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT)
+    earlier = {one: signal.signal(one, signal.SIG_DFL) for one in mine}
     yield
     for one, handler in earlier.items():
         signal.signal(one, handler)
@@ -42,13 +43,22 @@ def test_signals_become_events_until_the_end() -> None:
         signal.signal(signal.SIGUSR2, earlier)
 
 
-def test_what_is_ignored_stays_ignored() -> None:
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+def test_what_nohup_ignores_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     events: queue.SimpleQueue[int] = queue.SimpleQueue()
-    with SignalEvents((Signals.SIGUSR1,), events.put):
-        os.kill(os.getpid(), signal.SIGUSR1)
+    with SignalEvents((Signals.SIGHUP,), events.put):
+        os.kill(os.getpid(), signal.SIGHUP)
         assert events.empty()
-    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_what_a_shell_ignores_in_the_background_is_heard() -> None:
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    events: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with SignalEvents((Signals.SIGQUIT,), events.put):
+        os.kill(os.getpid(), signal.SIGQUIT)
+        assert events.get(timeout=30) == signal.SIGQUIT
+    assert signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN
 
 
 def test_another_thread_handles_none_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
