@@ -145,7 +145,7 @@ class ElasticAgent:
         self._ended = False
         self._outcome: Outcome | None = None
         self._shown: tuple[State, str] | None = None
-        self._shown_at = 0.0
+        self._shown_at = self._joining_at = 0.0
         self._turned_at = clock.monotonic()
 
     def status(self) -> Status:
@@ -161,10 +161,12 @@ class ElasticAgent:
         )
 
     def _reason(self) -> str:
-        """Return why it does that; where nodes gather, what they wait for comes first."""
+        """Return why it does that; where nodes gather slowly, what they wait for comes first."""
         machine = self._machine
         place, reason = machine.place, machine.reason
-        progress = self._rendezvous.progress() if machine.state is State.JOINING else None
+        if machine.state is not State.JOINING or self._now() < self._joining_at + TURN_EVERY_S:
+            return reason
+        progress = self._rendezvous.progress()
         if progress is None or progress.number <= (place.round if place else 0):
             return reason  # nobody has told of the next round yet
         return f"{progress.reason}; {reason}" if place else progress.reason
@@ -272,7 +274,7 @@ class ElasticAgent:
         status = self.status()
         told = (status.state, status.reason)
         gathering = self._shown is not None and self._shown[0] is status.state is State.JOINING
-        # Who gathers quickly need not be told step by step: every turn looks again.
+        # Not each of a thousand that come: every turn looks again.
         if told == self._shown or (gathering and self._now() < self._shown_at + TURN_EVERY_S):
             return
         self._shown, self._shown_at = told, self._now()
@@ -281,6 +283,7 @@ class ElasticAgent:
     def _perform_one(self, effect: Effect) -> None:
         match effect:
             case Join(why):
+                self._joining_at = self._now()
                 self._close_attempt()  # what the others report of it is heard until the next begins
                 if self._attempts:
                     self._narrator.restarting(why, self._here().failures)

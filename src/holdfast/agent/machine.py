@@ -52,7 +52,7 @@ from holdfast.agent.effects import (
     Start,
     Stop,
 )
-from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.outcome import Ending, Outcome, gist
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import HoldfastError, InternalError, RendezvousClosed, WorkersStuck
 from holdfast.process.failure import Failure, WorkerExited, first_cause
@@ -445,6 +445,6 @@ class Agent:
 
 
 def _sentence(failure: Failure) -> str:
-    first_line = failure.message.strip().partition("\n")[0]
-    what = f": {first_line}" if first_line and failure.has_words else ""
+    known = gist(failure)
+    what = f": {known}" if known else ""
     return f"rank {failure.rank} on {failure.host} failed ({failure.exit}){what}"

@@ -1,4 +1,7 @@
-"""How an agent's work ended: one value, from which results, errors and exit codes are made."""
+"""How an agent's work ended: one value, from which results, errors and exit codes are made.
+
+And what is said of a failure where there is room for a line.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.process.failure import Failure
+from holdfast.process.failure import Failure, hint_for
 from holdfast.records import dataclass
 
-__all__ = ["Ending", "Outcome"]
+__all__ = ["Ending", "Outcome", "gist"]
 
 
 class Ending(StrEnum):
@@ -42,3 +45,14 @@ class Outcome:
     signal: int | None = None
     error: HoldfastError | None = None
     results: dict[int, Any] = field(default_factory=dict)
+
+
+def gist(failure: Failure) -> str:
+    """Return in one line what is known of a failure beside how the process ended; may be empty."""
+    if not failure.has_words:
+        guessed = failure.hint == hint_for(failure.exit)
+        return "" if guessed else failure.hint
+    lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
+    # What was raised may begin on the line after its type.
+    told = 2 if lines and lines[0].endswith(":") else 1
+    return " ".join(lines[:told])

@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from textwrap import indent
 from typing import Any
 
+from holdfast.agent.outcome import gist
 from holdfast.errors import WorkersFailed
 from holdfast.process.failure import Failure, clip, lost_a_peer
 
@@ -117,7 +118,8 @@ def _tells(traceback: str, message: str) -> bool:
 
 def _line(failure: Failure, first: Failure) -> str:
     """Return one line on a failure that came later."""
-    what = f": {_first_line(failure.message)}" if failure.has_words else ""
+    known = gist(failure)
+    what = f": {_first_line(known)}" if known else ""
     because = " (it lost a peer)" if lost_a_peer(failure) else ""
     later_s = max(0.0, failure.when - first.when)  # the first may have been noticed after it
     return (

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from holdfast.agent.outcome import Ending, Outcome
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.agent.outcome import Ending, Outcome, gist
+from holdfast.process.failure import hint_for
+from holdfast.process.spec import Exit
+from tests.unit.agent.stories import failure
 
 
 def test_an_outcome_needs_no_more_than_its_ending_and_a_reason() -> None:
@@ -19,3 +27,24 @@ def test_endings_are_words() -> None:
         "not needed",
         "broken",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"message": "ValueError: bad\nand more"}, "ValueError: bad"),
+        (
+            {"message": "RuntimeError: \n\n  An attempt was made\nmore"},
+            "RuntimeError: An attempt was made",
+        ),
+        ({"message": "\n  boom\n"}, "boom"),
+        ({"message": "KeyError:"}, "KeyError:"),
+        ({"message": " \n"}, ""),
+        ({"message": "killed by SIGKILL"}, ""),
+        ({"message": "killed by SIGKILL", "hint": hint_for(Exit(-9))}, ""),
+        ({"message": "killed by SIGKILL", "hint": "the timer ran out"}, "the timer ran out"),
+        ({"message": "boom", "hint": "its error file is torn"}, "boom"),
+    ],
+)
+def test_what_is_said_of_a_failure_in_one_line(changes: dict[str, Any], line: str) -> None:
+    assert gist(replace(failure(), exit=Exit(-9), **changes)) == line
