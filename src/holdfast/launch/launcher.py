@@ -66,6 +66,11 @@ class elastic_launch:  # noqa: N801  # called like the function that it stands f
     """
 
     def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str) -> None:
+        if not isinstance(config, LaunchConfig):
+            raise UsageError(
+                f"elastic_launch {config!r:.80}: must be a LaunchConfig, and comes first: "
+                "elastic_launch(config, entrypoint)"
+            )
         self._config = config
         self._entrypoint = entrypoint
 

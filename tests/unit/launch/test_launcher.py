@@ -53,6 +53,13 @@ def test_results_come_back_by_rank() -> None:
     assert elastic_launch(config(2), ten_more)(10) == {0: 10, 1: 11}
 
 
+def test_the_configuration_comes_first() -> None:
+    with pytest.raises(
+        UsageError, match=r"must be a LaunchConfig, and comes first: elastic_launch"
+    ):
+        elastic_launch(ten_more, config())  # type: ignore[arg-type]
+
+
 def test_where_nodes_meet_is_shown_before_anybody_is_looked_for() -> None:
     shown: list[Status] = []
     static = config(rdzv_backend="static", rdzv_endpoint="127.0.0.1:4000")
