@@ -63,7 +63,7 @@ GIVEN = (
     Variable("MASTER_ADDR", "where `env://` meets: the host; a given one verbatim", "node0"),
     Variable("MASTER_PORT", "where `env://` meets: the port; a given one verbatim", "29500"),
     Variable("TORCHELASTIC_RUN_ID", "the name of the job", "train-7"),
-    Variable("TORCHELASTIC_RESTART_COUNT", "how often the job's workers were restarted", "0"),
+    Variable("TORCHELASTIC_RESTART_COUNT", "how often workers were restarted after a failure", "0"),
     Variable("TORCHELASTIC_MAX_RESTARTS", "how many failures the job may have", "3"),
     Variable(
         "TORCHELASTIC_USE_AGENT_STORE",

@@ -113,7 +113,8 @@ def _tells(traceback: str, message: str) -> bool:
     Those are a SyntaxError's, whose traceback begins with the place.
     """
     last = traceback.rstrip("\n").rpartition("\n")[2]
-    return message in traceback or message.startswith(f"{last} (")
+    # Python leaves out the colon after the name of an exception without a text.
+    return message.rstrip(": ") in traceback or message.startswith(f"{last} (")
 
 
 def _line(failure: Failure, first: Failure) -> str:

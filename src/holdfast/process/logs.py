@@ -89,18 +89,20 @@ class RunLogs:
 
     def open(self) -> None:
         """Make the folder. Raises UsageError or Unavailable if it cannot be."""
+        named = self._options.log_dir not in {None, _NULL}
         try:
             if self.temporary:
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            if self._options.log_dir in {None, _NULL}:
-                parent, start = tempfile.gettempdir(), "holdfast_"
-            else:
+            if named:
                 parent, start = os.path.abspath(str(self._options.log_dir)), ""
                 os.makedirs(parent, exist_ok=True)
+            else:
+                parent, start = tempfile.gettempdir(), "holdfast_"
             made = tempfile.mkdtemp(prefix=f"{start}{_safe_name(self._run_id)}_", dir=parent)
         except (OSError, ValueError) as error:
             self._close_spare()
-            raise _refusal(f"log folder {str(self._options.log_dir)!r}", error) from error
+            what = f"log folder {str(self._options.log_dir)!r}" if named else "temporary folder"
+            raise _refusal(what, error, may_pass=not named) from error
         self._folder = Path(made)
         if not self.temporary:
             # Who named no folder has no other way to know.
@@ -265,10 +267,11 @@ def _safe_name(text: str) -> str:
     return re.sub(r"^\.|[^A-Za-z0-9._-]", "_", text[:_NAME_MAX])
 
 
-def _refusal(what: str, error: OSError | ValueError) -> HoldfastError:
+def _refusal(what: str, error: OSError | ValueError, *, may_pass: bool = False) -> HoldfastError:
+    """Make the error; `may_pass` for a place that the user did not choose."""
+    why: object = error
     if isinstance(error, OSError):
-        message = f"{what}: cannot be made: {error.strerror or error}"
-        if error.errno in _PASSING:
-            return Unavailable(message)
-        return UsageError(message)
-    return UsageError(f"{what}: cannot be made: {error}")
+        why = error.strerror or error
+        may_pass = may_pass or error.errno in _PASSING
+    message = f"{what}: cannot be made: {why}"
+    return Unavailable(message) if may_pass else UsageError(message)

@@ -170,6 +170,12 @@ def test_programs_get_every_field() -> None:
         assert name in (report.__doc__ or ""), f"{name} is not told in the docstring"
 
 
+def test_an_exception_without_a_text_is_told_once() -> None:
+    told = 'Traceback (most recent call last):\n  File "/job/train.py", line 2\nAssertionError\n'
+    first = replace(CAUSE, traceback=told, message="AssertionError: ")
+    assert as_text("train.py", "job-1", (first,)).count("AssertionError") == 1
+
+
 def test_a_syntax_error_is_told_once() -> None:
     told = (
         '  File "/job/train.py", line 2\n    for in y:\n        ^^\nSyntaxError: invalid syntax\n'

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import InternalError, UsageError
+from holdfast.errors import InternalError, Unavailable, UsageError
 from holdfast.process.logs import AttemptLogs, Place, RunLogs
 from holdfast.process.streams import LogOptions, Std
 
@@ -254,6 +254,18 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
     run_logs.close()
     with pytest.raises(InternalError):
         _ = run_logs.folder
+
+
+def test_a_temporary_folder_for_which_there_is_no_room_is_told(
+    consoles: Consoles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine whose temporary folders are full: Python tries each of them."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc", "/sys"])
+    with pytest.raises(Unavailable) as caught:
+        RunLogs(LogOptions(), "job", console=consoles.descriptors).open()
+    why = "No usable temporary directory found in ['/proc', '/sys']"
+    assert str(caught.value) == f"temporary folder: cannot be made: {why}"
 
 
 def test_too_many_open_files_are_told_and_undone(tmp_path: Path) -> None:
