@@ -26,9 +26,8 @@ from holdfast.rpc.peers import Contact
 from holdfast.rpc.rref_protocol import Number
 from holdfast.rpc.transport import Transport
 from holdfast.store.open import choose_secret
-from holdfast.torch_compat.contexts import CONTEXTS, left, release
+from holdfast.torch_compat.contexts import CONTEXTS, NO_CONTEXT, left, release
 from holdfast.torch_compat.devices import Devices, visible
-from holdfast.torch_compat.graph import working
 from holdfast.torch_compat.places import Places
 from holdfast.torch_compat.theirs import TheirWorkerInfo
 from holdfast.torch_compat.wire import pack
@@ -130,10 +129,10 @@ class TensorPipeAgent(RpcAgent):
 
     def _fetched(self, caller: Any, request: Any) -> Any:
         maker, serial, *stamps = request  # a stamp comes with it within a context of autograd
-        stamped = stamps[0] if stamps else None
+        number = CONTEXTS.join(*stamps[0][:2]).number if stamps else NO_CONTEXT
 
         def read(done: Future[Any]) -> Any:
-            with working(stamped):
+            with CONTEXTS.within(number):  # which may have been released since
                 return pack(done.value(), caller.id)
 
         return self.core.holdings.value(Number(maker, serial)).then(read)

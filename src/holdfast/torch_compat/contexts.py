@@ -33,6 +33,7 @@ from holdfast.rpc.retry import RetryPolicy
 
 __all__ = [
     "CONTEXTS",
+    "NO_CONTEXT",
     "Contexts",
     "DistAutogradContext",
     "asker_lost",

@@ -23,10 +23,11 @@ from holdfast.rpc.rref import RRef
 from holdfast.rpc.rref_protocol import Number
 from holdfast.rpc.way import make_way
 from holdfast.torch_compat.agents import current
+from holdfast.torch_compat.contexts import CONTEXTS, NO_CONTEXT
 from holdfast.torch_compat.futures import as_torch_error, follow
 from holdfast.torch_compat.graph import working
 from holdfast.torch_compat.rrefs import PyRRef
-from holdfast.torch_compat.wire import Parcel, pack, unpack
+from holdfast.torch_compat.wire import NOBODY, Parcel, pack, unpack
 
 __all__ = [
     "answer_builtin",
@@ -210,16 +211,18 @@ def _operator(name: str) -> Any:
 
 
 def _packer(parcel: Parcel) -> Callable[[Any], Parcel]:
-    """Return what makes the parcel of a value that answers this one."""
+    """Return what makes the parcel of a value that answers this one, in the same context.
+
+    That is not joined again: it may have been released since, and nobody would release it twice.
+    """
     stamped = parcel[3]
-    if stamped is None:
-        return pack
+    number, to = (NO_CONTEXT, NOBODY) if stamped is None else stamped[:2]
 
-    def pack_stamped(value: Any) -> Parcel:
-        with working(stamped):
-            return pack(value, stamped[1])
+    def pack_within(value: Any) -> Parcel:
+        with CONTEXTS.within(number):
+            return pack(value, to)
 
-    return pack_stamped
+    return pack_within
 
 
 def _same(value: Any) -> Any:

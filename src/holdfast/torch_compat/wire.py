@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from holdfast.torch_compat.contexts import CONTEXTS
 from holdfast.torch_compat.graph import Stamp, connect, stamp
 
-__all__ = ["Parcel", "arrived", "leave", "pack", "seal", "unpack"]
+__all__ = ["NOBODY", "Parcel", "arrived", "leave", "pack", "seal", "unpack"]
 
 Parcel: TypeAlias = "tuple[bytes, list[Any], dict[int, Any] | None, Stamp | None]"
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import rpc
 
 from holdfast.net.address import Address
+from holdfast.rpc.future import Future
 from holdfast.torch_compat import agents, calls
 from holdfast.torch_compat.agents import FaultyTensorPipeAgent
+from holdfast.torch_compat.contexts import CONTEXTS
 from holdfast.torch_compat.rrefs import PyRRef
 from holdfast.torch_compat.theirs import THEIRS_FAULTY
 from tests.unit.torch_compat.group import at_once, group
@@ -104,6 +108,23 @@ def test_a_value_that_others_hold_is_a_leak() -> None:
         agents.reset()
         agents.set_and_start(b)
         agents.destroy_references(False)
+
+
+def test_a_context_that_is_released_before_a_value_is_there_stays_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caller = SimpleNamespace(id=5)
+    with group("a") as (a,):
+        value: Future[Any] = Future()
+        monkeypatch.setattr(a.core.holdings, "value", lambda number: value)
+        fetched = a._fetched(caller, ("life", 1, (4242, 5, 0, ())))
+        context = CONTEXTS.take(4242)
+        assert context is not None
+        assert context.sources == {5}
+        value.set_result(torch.ones(2, requires_grad=True))
+        assert fetched.wait(60)[3] is None
+        assert CONTEXTS.all() == []
+        assert a._fetched(caller, ("life", 1)).wait(60)[3] is None
 
 
 def test_a_value_that_only_its_owner_has_is_not_counted() -> None:

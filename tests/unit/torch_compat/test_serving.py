@@ -10,6 +10,7 @@ from torch.distributed.rpc import internal
 
 from holdfast.rpc.future import Future
 from holdfast.torch_compat import serving
+from holdfast.torch_compat.contexts import CONTEXTS
 from holdfast.torch_compat.wire import pack, unpack
 from tests.unit.torch_compat.group import TRIPLE, group
 
@@ -66,6 +67,43 @@ def test_an_answer_may_come_later() -> None:
     assert isinstance(value, Future)
     assert value.wait(10) == 5
     assert unpack(serving.answer_udf(asked(promised, 5), True).wait(10)) == 5
+
+
+promises: list[Any] = []
+
+
+def promise() -> Any:
+    promises.append(torch.futures.Future())
+    return promises[-1]
+
+
+def answered_by(contexts: list[int], stamped: Any) -> Any:
+    """Ask for what is promised; return the stamp of the answer, which is given within a context.
+
+    `contexts` are those that are known when it is asked for; they are released then.
+    """
+    CONTEXTS.begin(0)
+    data, tensors, references, _ = asked(promise)
+    answer = serving.answer_udf((data, tensors, references, stamped), True)
+    assert [context.number for context in CONTEXTS.all()] == contexts
+    for number in contexts:
+        CONTEXTS.take(number)
+    other = CONTEXTS.make()
+    promises.pop().set_result(torch.ones(2, requires_grad=True))
+    assert CONTEXTS.take(other.number) is other
+    assert CONTEXTS.all() == []
+    assert other._known_worker_ids() == set()
+    parcel = answer.wait(60)
+    assert torch.equal(unpack(parcel), torch.ones(2))
+    return parcel[3]
+
+
+def test_a_context_that_is_released_before_the_answer_stays_released() -> None:
+    assert answered_by([4242], (4242, 5, 0, ())) is None
+
+
+def test_an_answer_is_in_no_context_because_of_who_gives_it() -> None:
+    assert answered_by([], None) is None
 
 
 def test_who_promises_an_answer_must_give_a_future() -> None:
