@@ -7,6 +7,9 @@ It also takes the options of torch's faulty agent, which are rules of a plan:
     messages_to_fail    kinds whose sending fails at once, `num_fail_sends` times for each message
     num_fail_sends      how often; 0 if it is not given
     messages_to_delay   seconds by which a kind is delayed: {"PYTHON_CALL": 1.5}
+
+They come behind the rules of a plan that is a text. A `FaultPlan` is used as it is, since it is
+what is asked afterwards: its rules are all there are.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.errors import UsageError
-from holdfast.faults.plan import Action, FaultPlan, Rule, parse_plan
+from holdfast.faults.plan import Action, FaultPlan, Rule, kind_of, parse_plan
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.backends import register_backend
 from holdfast.rpc.messages import Kind
@@ -42,12 +45,18 @@ def plan_of(options: Mapping[str, Any]) -> FaultPlan:
     if odd:
         known = ", ".join(sorted(_KNOWN))
         raise UsageError(f"RPC backend faulty: option {odd[0]!r:.60} is unknown; there are {known}")
-    given = options.get("plan") or ""
+    given = options.get("plan")
     if isinstance(given, FaultPlan):
+        others = ", ".join(sorted(set(options) - {"plan"}))
+        if others:
+            raise UsageError(f"plan: a FaultPlan is used as it is: make rules in it of {others}")
         return given
-    if not isinstance(given, str):
-        raise UsageError(f"plan: {given!r:.60}: must be a FaultPlan or its text")
-    plan = parse_plan(given)
+    if given is not None and not isinstance(given, str):
+        sort = f"{type(given).__module__}.{type(given).__qualname__}"
+        raise UsageError(
+            f"plan: {given!r:.60} ({sort}): must be a {FaultPlan.__module__}.FaultPlan, or its text"
+        )
+    plan = parse_plan(given or "")
     rules = list(plan.rules)
     each = options.get("num_fail_sends", 0)
     if not isinstance(each, int):
@@ -70,10 +79,10 @@ def plan_of(options: Mapping[str, Any]) -> FaultPlan:
 def _kinds(option: str, names: Iterable[object]) -> list[Kind]:
     found = []
     for name in names:
-        if not isinstance(name, str) or name not in Kind.__members__ or not Kind[name].is_request:
-            known = ", ".join(kind.name for kind in Kind if kind.is_request)
-            raise UsageError(f"{option}: {name!r:.60} is no kind of message; there are {known}")
-        found.append(Kind[name])
+        try:
+            found.append(kind_of(name))
+        except UsageError as error:
+            raise UsageError(f"{option}: {error}") from None
     return found
 
 

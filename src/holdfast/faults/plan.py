@@ -13,12 +13,14 @@ As text, a rule for each line; `#` begins a comment:
     drop reply PYTHON_CALL nth=2                       # the answer to the second one
     reset running PYTHON_CALL times=5                  # while the callee runs it
 
-A reply can be dropped, delayed, reset or corrupted; what runs can be reset.
+A reply can be dropped, delayed, reset or corrupted; what runs can be reset. A delay and a partition
+say for how many seconds. Kinds are those of requests (`rpc/messages.py`).
 
 Guarantees
     FP-1  A rule fires only for messages that it names, and never more often than it says.
     FP-2  What fired is recorded, all of it, and can be counted by action.
-    FP-3  A text that is no plan is a UsageError which names the line.
+    FP-3  A text that is no plan is a UsageError which names the line, what is wrong with it, and
+          what is allowed.
     FP-4  `str(plan)` is a text that makes the same plan.
 """
 
@@ -29,11 +31,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from holdfast.errors import UsageError
 from holdfast.rpc.messages import Kind
 
-__all__ = ["Action", "FaultPlan", "Fired", "Moment", "Rule", "parse_plan"]
+__all__ = ["Action", "FaultPlan", "Fired", "Moment", "Rule", "kind_of", "parse_plan"]
 
 
 class Action(StrEnum):
@@ -64,11 +67,22 @@ class Moment(StrEnum):
 
 
 _NUMBERS = {"times": int, "each": int, "nth": int, "p": float, "seconds": float}
+_TYPES = {int: "a whole number", float: "a number"}
 _DEFAULTS = {"times": None, "each": None, "nth": None, "p": 1.0, "seconds": 0.0}
 _AFTERWARDS = {
     Moment.REPLY: frozenset({Action.DROP, Action.DELAY, Action.RESET, Action.CORRUPT}),
     Moment.RUNNING: frozenset({Action.RESET}),
 }
+_LASTING = frozenset({Action.DELAY, Action.PARTITION})
+_KINDS = {kind.name: kind for kind in Kind if kind.is_request}
+
+
+def kind_of(name: object) -> Kind:
+    """Return the kind of request that has this name; UsageError says which there are."""
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise UsageError(f"{name!r:.60} is no kind of message; there are {', '.join(_KINDS)}")
+    return kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +114,10 @@ class Rule:
                 raise UsageError(f"fault {self.action}: {name}={value}: is too small")
         if self.moment is not Moment.REQUEST and self.action not in _AFTERWARDS[self.moment]:
             raise UsageError(f"fault {self.action}: cannot happen to a message at: {self.moment}")
+        for kind in self.kinds:
+            kind_of(kind.name)
+        if "" in self.to:
+            raise UsageError(f"fault {self.action}: to= is for names of workers, joined by commas")
 
     def __str__(self) -> str:
         words: list[str] = [self.action]
@@ -111,7 +129,7 @@ class Rule:
             words.append("to=" + ",".join(sorted(self.to)))
         for name in _NUMBERS:
             value = getattr(self, name)
-            if value != _DEFAULTS[name]:
+            if value != _DEFAULTS[name] or (name == "seconds" and self.action in _LASTING):
                 words.append(f"{name}={value!r}")
         return " ".join(words)
 
@@ -200,32 +218,67 @@ class FaultPlan:
 
 def parse_plan(text: str) -> FaultPlan:
     """Read a plan; the module's docstring shows how it is written."""
-    seed, rules = 0, []
+    if not isinstance(text, str):
+        raise UsageError(f"fault plan: {text!r:.60}: must be a text")
+    seed: int | None = None
+    rules = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         try:
             if words[0] == "seed":
-                (seed,) = map(int, words[1:])
+                if seed is not None:
+                    raise UsageError("there is a seed already")
+                seed = _parse_seed(words[1:])
             else:
                 rules.append(_parse_rule(words))
-        except (ValueError, KeyError) as error:
-            reason = error if isinstance(error, UsageError) else "is no rule"
-            raise UsageError(f"fault plan, line {number}: {line.strip()!r:.80}: {reason}") from None
-    return FaultPlan(seed, rules)
+        except UsageError as error:
+            raise UsageError(f"fault plan, line {number}: {line.strip()!r:.80}: {error}") from None
+    return FaultPlan(seed or 0, rules)
+
+
+def _parse_seed(words: list[str]) -> int:
+    if len(words) != 1:
+        raise UsageError("must be a seed, and one number")
+    return int(_number("seed", words[0], int))
 
 
 def _parse_rule(words: list[str]) -> Rule:
-    options: dict[str, object] = {"action": Action(words[0])}
+    if words[0] not in list(Action):
+        raise UsageError(f"{words[0]!r:.60} is no action; there are {', '.join(Action)}")
+    options: dict[str, Any] = {}
     for word in words[1:]:
-        name, equals, value = word.partition("=")
-        if equals and name == "to":
-            options["to"] = frozenset(value.split(","))
-        elif equals:
-            options[name] = _NUMBERS[name](value)
-        elif word in list(Moment):
-            options["moment"] = Moment(word)
-        else:
-            options["kinds"] = frozenset(Kind[one] for one in word.split(","))
-    return Rule(**options)  # type: ignore[arg-type]
+        name, value = _parse_word(word)
+        if name in options:
+            more = "; several are joined by commas" if name in ("kinds", "to") else ""
+            raise UsageError(f"{word!r:.60}: {name} is given twice{more}")
+        options[name] = value
+    action = Action(words[0])
+    if action in _LASTING and "seconds" not in options:
+        raise UsageError(f"{action} needs seconds=")
+    return Rule(action=action, **options)
+
+
+def _parse_word(word: str) -> tuple[str, object]:
+    """Return which field of a rule a word is, and its value."""
+    name, equals, value = word.partition("=")
+    if not equals:
+        if word in list(Moment):
+            return "moment", Moment(word)
+        names = word.split(",")
+        if "" in names:
+            raise UsageError(f"{word!r:.60}: kinds are joined by commas, without blanks")
+        return "kinds", frozenset(map(kind_of, names))
+    if name == "to":
+        return name, frozenset(value.split(","))
+    if name not in _NUMBERS:
+        raise UsageError(f"{name!r:.60} is no option; there are to, {', '.join(_NUMBERS)}")
+    return name, _number(name, value, _NUMBERS[name])
+
+
+def _number(name: str, value: str, kind: type[int | float]) -> float:
+    try:
+        return kind(value)
+    except ValueError:
+        raise UsageError(f"{name} {value!r:.60}: must be {_TYPES[kind]}") from None

@@ -36,6 +36,8 @@ def known_backends() -> tuple[str, ...]:
 
 def make_transport(name: str, options: Mapping[str, Any]) -> Transport:
     """Make the transport of a backend; UsageError names what is known."""
+    if not isinstance(options, Mapping):
+        raise UsageError(f"options {options!r:.60}: must be a mapping of names to values")
     if name == "default":
         if options:
             raise UsageError(f"RPC backend default: takes no options, got {sorted(options)}")

@@ -40,6 +40,7 @@ from typing import Any, Self
 from holdfast.clock import Deadline
 from holdfast.errors import UsageError
 from holdfast.faults.backends import plan_of
+from holdfast.faults.plan import FaultPlan
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.launcher import elastic_launch
 from holdfast.rpc import current
@@ -159,7 +160,8 @@ class RpcWorld:
     """Workers for a test: the test is `worker0`, the others are processes that serve.
 
     Use it in a `with` statement; what it has started ends with that. All workers have the same
-    faults, those of `rpc_workers`.
+    faults, those of `rpc_workers`. A `plan` that is a `FaultPlan` is the test's own: it has the
+    record of what happened to the test's messages, and the others have plans like it.
     """
 
     def __init__(
@@ -168,12 +170,15 @@ class RpcWorld:
         if workers < 1:
             raise UsageError(f"workers: {workers}: must be at least 1, the test itself")
         self._names = [f"worker{rank}" for rank in range(workers)]
-        plan = {"plan": str(faults["plan"])} if "plan" in faults else {}
         self._setup: dict[str, Any] = {
             "backend": _backend(faults),
-            "options": faults | plan,
+            "options": faults,
             "rpc_timeout": rpc_timeout,
         }
+        plan = faults.get("plan")
+        if isinstance(plan, FaultPlan):
+            faults = faults | {"plan": str(plan)}
+        self._others = self._setup | {"options": faults}
         self._stack = ExitStack()
         self._endpoint = ""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -228,7 +233,7 @@ class RpcWorld:
             for name in names:
                 bells[name], inside = os.pipe()
                 rank = self._names.index(name)
-                order = [self._endpoint, {"name": name, "rank": rank, **self._setup}]
+                order = [self._endpoint, {"name": name, "rank": rank, **self._others}]
                 try:
                     self._processes[name] = subprocess.Popen(
                         [sys.executable, "-m", __name__, json.dumps(order), str(inside)],

@@ -12,6 +12,7 @@ from holdfast.faults.plan import Action, FaultPlan, Rule
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.backends import known_backends, make_transport
 from holdfast.rpc.messages import Kind
+from holdfast.testing.faultplan import FaultPlan as SimulatedPlan
 
 
 def test_it_is_known_by_its_name() -> None:
@@ -59,7 +60,7 @@ def test_options_and_a_plan_come_together() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in Kind if kind.is_request])
-def test_the_ten_kinds(kind: str) -> None:
+def test_every_kind_of_request(kind: str) -> None:
     (rule,) = plan_of({"messages_to_fail": [kind]}).rules
     assert rule.kinds == {Kind[kind]}
 
@@ -76,7 +77,12 @@ def test_the_ten_kinds(kind: str) -> None:
         ({"messages_to_delay": {"PYTHON_CALL": "x"}}, "messages_to_delay: 'x': must be seconds"),
         ({"messages_to_fail": ["PYTHON_CALL"], "num_fail_sends": -1}, "each=-1: is too small"),
         ({"num_fail_sends": "3"}, "num_fail_sends: '3': must be a whole number"),
-        ({"plan": 3}, "plan: 3: must be a FaultPlan or its text"),
+        ({"plan": 0}, r"plan: 0 \(builtins.int\): must be a holdfast.faults.plan.FaultPlan, or "),
+        ({"plan": SimulatedPlan()}, r"\(holdfast.testing.faultplan.FaultPlan\): must be a holdf"),
+        (
+            {"plan": FaultPlan(0, []), "messages_to_fail": ["BOGUS"], "num_fail_sends": 1},
+            "plan: a FaultPlan is used as it is: make rules in it of messages_to_fail, num_fail_",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(options: dict[str, Any], said: str) -> None:

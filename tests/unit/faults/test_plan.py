@@ -109,6 +109,12 @@ class TestChecks:
         with pytest.raises(UsageError, match=said):
             Rule(action=Action.DROP, **wrong)  # type: ignore[arg-type]
 
+    def test_what_is_never_asked_about(self) -> None:
+        with pytest.raises(UsageError, match="'REPLY' is no kind of message; there are PYTHON_C"):
+            Rule(action=Action.DROP, kinds=frozenset({Kind.REPLY}))
+        with pytest.raises(UsageError, match="fault drop: to= is for names of workers"):
+            Rule(action=Action.DROP, to=frozenset({"w1", ""}))
+
     @pytest.mark.parametrize("action", list(Action))
     @pytest.mark.parametrize("moment", list(Moment))
     def test_what_can_happen_when(self, action: Action, moment: Moment) -> None:
@@ -128,7 +134,7 @@ rules = st.builds(
     Rule,
     action=st.just(Action.DROP),
     moment=st.sampled_from([Moment.REQUEST, Moment.REPLY]),
-    kinds=st.frozensets(st.sampled_from(list(Kind)), max_size=3),
+    kinds=st.frozensets(st.sampled_from([kind for kind in Kind if kind.is_request]), max_size=3),
     to=st.frozensets(st.from_regex(r"[A-Za-z0-9\-_:]{1,8}", fullmatch=True), max_size=3),
     times=st.none() | st.integers(0, 10**9),
     each=st.none() | st.integers(0, 10**9),
@@ -165,6 +171,7 @@ class TestText:
             nth=2,
         )
         assert reset == Rule(action=Action.RESET, moment=Moment.RUNNING, times=5)
+        assert parse_plan(str(plan)).rules == plan.rules
 
     @given(st.integers(), st.lists(rules, max_size=4))
     def test_a_plan_as_text_is_the_same_plan(self, seed: int, some: list[Rule]) -> None:
@@ -181,15 +188,35 @@ class TestText:
     @pytest.mark.parametrize(
         ("line", "said"),
         [
-            ("explode PYTHON_CALL", "is no rule"),
-            ("drop PYTHON_CAL", "is no rule"),
-            ("drop often=3", "is no rule"),
-            ("drop times=x", "is no rule"),
-            ("seed", "is no rule"),
-            ("seed 1 2", "is no rule"),
+            ("explode PYTHON_CALL", "'explode' is no action; there are fail, drop, delay, "),
+            ("drop PYTHON_CAL", "'PYTHON_CAL' is no kind of message; there are PYTHON_CALL, "),
+            ("drop REPLY", "'REPLY' is no kind of message; there are PYTHON_CALL, "),
+            ("drop PYTHON_CALL, REPLY", "'PYTHON_CALL,': kinds are joined by commas, without"),
+            ("drop PYTHON_CALL RREF_UNREAD", "'RREF_UNREAD': kinds is given twice; several are"),
+            ("drop to=w1 to=w2", "'to=w2': to is given twice; several are joined by commas"),
+            ("drop p=0.1 p=0.2", "'p=0.2': p is given twice$"),
+            ("reset reply running", "'running': moment is given twice$"),
+            ("drop to=", "to= is for names of workers"),
+            ("drop to=w1,", "to= is for names of workers"),
+            ("drop often=3", "'often' is no option; there are to, times, each, nth, p, seconds"),
+            ("drop times=x", "times 'x': must be a whole number"),
+            ("drop p=10%", "p '10%': must be a number"),
+            ("delay PYTHON_CALL", "delay needs seconds="),
+            ("partition", "partition needs seconds="),
+            ("seed", "must be a seed, and one number"),
+            ("seed 1 2", "must be a seed, and one number"),
+            ("seed x", "seed 'x': must be a whole number"),
             ("drop p=2", "p=2.0: must be from 0 to 1"),
         ],
     )
     def test_what_is_no_plan(self, line: str, said: str) -> None:
         with pytest.raises(UsageError, match=f"fault plan, line 2: '{line}': .*{said}"):
-            parse_plan(f"seed 1\n{line}\n")
+            parse_plan(f"drop\n{line}\n")
+
+    def test_one_seed_is_enough(self) -> None:
+        with pytest.raises(UsageError, match="line 2: 'seed 0': there is a seed already"):
+            parse_plan("seed 0\nseed 0")
+
+    def test_a_plan_is_a_text(self) -> None:
+        with pytest.raises(UsageError, match="fault plan: None: must be a text"):
+            parse_plan(None)  # type: ignore[arg-type]

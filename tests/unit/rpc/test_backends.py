@@ -36,6 +36,12 @@ def test_the_plain_one() -> None:
         make_transport("default", {"b": 1, "a": 2})
 
 
+@pytest.mark.parametrize("name", ["default", "faulty"])
+def test_options_have_names(name: str) -> None:
+    with pytest.raises(UsageError, match="options 'drop': must be a mapping of names to values"):
+        make_transport(name, "drop")  # type: ignore[arg-type]
+
+
 def test_the_faulty_one_is_there_when_it_is_asked_for() -> None:
     transport = make_transport("faulty", {"plan": "drop"})
     assert type(transport).__name__ == "FaultyTransport"

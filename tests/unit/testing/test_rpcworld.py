@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.errors import CallTimedOut, PeerLost, UsageError, WorkersFailed
 from holdfast.faults.plan import parse_plan
+from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.api import get_worker_info, init_rpc, rpc_async, rpc_sync, shutdown
 from holdfast.rpc.current import current_agent, is_agent_set
 from holdfast.testing.rpcworld import RpcWorld, rpc_workers, run_workers
@@ -169,6 +170,22 @@ def test_every_worker_has_the_faults() -> None:
         assert rpc_sync("worker1", transport) == "FaultyTransport"
     with RpcWorld(1):
         assert transport() == "Direct"
+
+
+def rules_here() -> str:
+    carrier = current_agent().transport
+    return str(carrier.plan) if isinstance(carrier, FaultyTransport) else ""
+
+
+def test_a_plan_that_is_given_as_it_is_has_the_record() -> None:
+    plan = parse_plan("seed 3\nfail PYTHON_CALL to=worker1 nth=2")
+    with RpcWorld(2, plan=plan):
+        assert rpc_sync("worker1", rules_here) == str(plan)  # one like it
+        assert plan.short_of()
+        with pytest.raises(PeerLost, match="intentionally"):
+            rpc_sync("worker1", lives)
+    assert [(fault.action, fault.to) for fault in plan.record] == [("fail", "worker1")]
+    assert not plan.short_of()
 
 
 def test_a_test_may_end_its_own_part() -> None:
