@@ -13,10 +13,16 @@ from tests.unit.net.certificates import Certificates, make_certificates
 # Leak checks on every test, the `transcript` fixture, and the options of simulations.
 pytest_plugins = ["holdfast.testing.plugin"]
 
-# A slow machine is no bug: no deadline for an example, and a failure prints how to repeat it.
-settings.register_profile(
-    "holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
+# A slow machine is no bug: no deadline for an example, and a failure prints how to repeat it. A
+# change is judged by the same examples every time; `--hypothesis-profile=fresh` draws new ones.
+for name, same in (("holdfast", True), ("fresh", False)):
+    settings.register_profile(
+        name,
+        deadline=None,
+        derandomize=same,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("holdfast")
 
 # A shell ignores these in what it runs in the background, and all that we start would inherit it.

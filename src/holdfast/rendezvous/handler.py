@@ -324,10 +324,16 @@ class StoreRendezvous(Rendezvous):
 
     def _leave(self, deadline: Deadline) -> bool:
         session = self._session
-        session.request(self._node.leave)
-        left = session.wait(lambda: session.left or session.lost is not None, deadline)
-        if left:
+        try:
+            session.request(self._node.leave)
+            left = session.wait(lambda: session.left or session.lost is not None, deadline)
+            if left:
+                session.stop()
+        except BaseException:  # an interrupt: nobody is waited for, but nothing of ours stays
+            self._shut = False
+            self._release(self._keys, Deadline.after(0, self._clock))
             session.stop()
+            raise
         # Else its thread may be waiting for the store, and closing that is what ends the wait.
         alone = self._release(self._keys, deadline)
         return session.stop() and alone and left

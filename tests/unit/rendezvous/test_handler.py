@@ -336,6 +336,27 @@ def test_a_later_wish_takes_over(memory: Party) -> None:
         assert second.result(SOON).world_size == 2
 
 
+def test_leaving_that_is_interrupted_leaves_nothing_behind(
+    memory: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[Deadline] = []
+
+    def release(keys: Keys, deadline: Deadline) -> bool:
+        released.append(deadline)
+        return True
+
+    def interrupt(*args: object) -> bool:
+        raise KeyboardInterrupt
+
+    a = memory.add("a", release=release)
+    monkeypatch.setattr(a._session, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        a.shutdown()
+    assert [deadline.passed() for deadline in released] == [True]  # nobody is waited for
+    assert not a.shutdown()
+    assert len(released) == 1
+
+
 def test_leaving_by_with(memory: Party) -> None:
     alone = Rules(min_nodes=1, max_nodes=1)
     with memory.add("a", alone) as node:
