@@ -108,7 +108,8 @@ def init_rpc(
         current.set_agent(agent)
         undo.callback(_reset, agent)
         undo.callback(directory.close)
-        directory.join(agent.contact, deadline)
+        fixed = meeting.world_size is not None and meeting.rank is not None
+        directory.join(agent.contact, deadline, fixed)
         if meeting.world_size is not None:
             directory.meet(agent.contact, meeting.world_size, deadline)
         _ends[agent] = _End(directory, meeting, agent.contact, undo.pop_all())

@@ -97,8 +97,12 @@ class Directory:
             if self._store.get(f"id/{number}", timeout=deadline.remaining()) is None:
                 return number
 
-    def join(self, contact: Contact, deadline: Deadline) -> None:
-        """Enter this worker; TimeoutExpired if its name or number stays taken by another one."""
+    def join(self, contact: Contact, deadline: Deadline, fixed: bool = False) -> None:
+        """Enter this worker; TimeoutExpired if its name or number stays taken by another one.
+
+        Who has it may be an earlier life of this worker that is over. Where names and numbers are
+        `fixed`, that one had both: UsageError at once if somebody has the name and another number.
+        """
         self._keeper = LeaseKeeper(
             self._store,
             self._keep_alive_s,
@@ -109,7 +113,12 @@ class Directory:
         lease, info = self._keeper.lease, contact.info
         value = json.dumps(asdict(contact)).encode()
         self._claim(f"id/{info.id}", info.name.encode(), lease, f"number {info.id}", deadline)
-        self._claim(f"{_WORKERS}{info.name}", value, lease, f"name {info.name!r}", deadline)
+
+        def check(entry: bytes | None) -> None:
+            if fixed and entry is not None:
+                _check_holder(info, _decode(entry).info)
+
+        self._claim(f"{_WORKERS}{info.name}", value, lease, f"name {info.name!r}", deadline, check)
         self._watch = self._store.watch(_WORKERS, prefix=True, timeout=deadline.remaining())
         self._reader = threading.Thread(
             target=self._read, args=(self._watch,), name="holdfast-rpc-directory", daemon=True
@@ -301,8 +310,19 @@ class Directory:
                     said[change.key] = change.value
         return _silent(topic, who(), said)
 
-    def _claim(self, key: str, value: bytes, lease: Lease, what: str, deadline: Deadline) -> None:
-        """Take a key that nobody holds; wait while somebody does, since he may be gone already."""
+    def _claim(
+        self,
+        key: str,
+        value: bytes,
+        lease: Lease,
+        what: str,
+        deadline: Deadline,
+        check: Callable[[bytes | None], None] = lambda entry: None,
+    ) -> None:
+        """Take a key that nobody holds; wait while somebody does, since he may be gone already.
+
+        Unless `check` refuses what he has entered.
+        """
         with self._store.watch(key, timeout=deadline.remaining()) as watch:
             while True:
                 taken = self._store.compare_set(
@@ -310,6 +330,7 @@ class Directory:
                 )
                 if taken.ok or taken.value == value:
                     return
+                check(taken.value)
                 try:
                     while watch.next(deadline.remaining()).value is not None:
                         pass
@@ -398,6 +419,16 @@ def _at_least(deadline: Deadline, seconds: float) -> float | None:
     """Return what is left, or a little where that is less: for what must be said in any case."""
     left = deadline.remaining()
     return None if left is None else max(left, seconds)
+
+
+def _check_holder(me: WorkerInfo, other: WorkerInfo) -> None:
+    """Refuse to wait for a worker of our name that is not ourselves in an earlier life."""
+    if other.id != me.id:
+        first, second = sorted((me.id, other.id))
+        raise UsageError(
+            f"RPC worker name {me.name} is not unique. "
+            f"Workers {first} and {second} share the same name."
+        )
 
 
 def _decode(data: bytes) -> Contact:

@@ -186,6 +186,11 @@ class TestMistakes:
                 init_rpc("w0", rank=1, store=store, timeout=0.1)
             with pytest.raises(TimeoutExpired, match="number 0 is taken by another worker"):
                 init_rpc("w1", rank=0, store=store, timeout=0.1)
+            with pytest.raises(UsageError, match="Workers 0 and 1 share the same name"):
+                init_rpc("w0", rank=1, world_size=2, store=store)
+            # Numbers that are given tell nothing: it may be the same worker that comes again.
+            with pytest.raises(TimeoutExpired, match="name 'w0' is taken by another worker"):
+                init_rpc("w0", world_size=2, store=store, timeout=0.1)
             init_rpc("w1", rank=1, store=store)
             shutdown()
         finally:

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -44,10 +45,11 @@ class World:
         timeout: float = SOON_S,
         store: Store | None = None,
         keep_alive_s: float = SOON_S,
+        fixed: bool = False,
     ) -> Directory:
         directory = Directory(store or self.store, lost=self.lost.append, keep_alive_s=keep_alive_s)
         self._stack.callback(directory.close)
-        directory.join(contact(name, number, life), Deadline.after(timeout))
+        directory.join(contact(name, number, life), Deadline.after(timeout), fixed)
         return directory
 
 
@@ -334,11 +336,22 @@ def test_a_name_and_a_number_have_one_owner(world: World) -> None:
     world.join("a", 0, life="third")
 
 
-def test_a_newcomer_waits_for_its_predecessor_to_be_gone(world: World) -> None:
+def test_where_numbers_are_fixed_a_name_of_another_number_is_not_waited_for(world: World) -> None:
+    world.join("a", 7, fixed=True)
+    world.join("b", 9, fixed=True)
+    for number, first, second in ((3, 3, 7), (8, 7, 8)):
+        said = f"name a is not unique. Workers {first} and {second} share the same name."
+        with pytest.raises(UsageError, match=said):
+            world.join("a", number, life="second", fixed=True)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_newcomer_waits_for_its_predecessor_to_be_gone(world: World, fixed: bool) -> None:
     first = world.join("a", 0)
     watcher = world.join("w", 9)
     watcher.wait_for(2, Deadline.after(SOON_S))
-    joined = threading.Thread(target=world.join, args=("a", 0, "second"))
+    again = partial(world.join, fixed=fixed)
+    joined = threading.Thread(target=again, args=("a", 0, "second"))
     joined.start()
     first.close()
     joined.join(SOON_S)
