@@ -263,7 +263,15 @@ class _Launch:
             )
             return replace(failure, error_file="") if gone else failure
 
-        return WorkerGroup(launches, attempt, starter, containment, report, examine=look)
+        return WorkerGroup(
+            launches,
+            attempt,
+            starter,
+            containment,
+            report,
+            examine=look,
+            monitor_interval_s=self._config.monitor_interval,
+        )
 
     # What runs beside the agent.
 

@@ -15,9 +15,9 @@ missing.
 
 The order of failures is that of their moments: a worker that died because its peer was gone comes
 after that peer, since it died later. A death without words (SIGKILL, `os._exit`) is known from when
-it was noticed only, which can be after a peer has raised because of it; so the one exception: a
+it was seen to begin, which can be after a peer has raised because of it; so the one exception: a
 first failure whose own words are that a peer was gone gives way to a death without words that was
-noticed less than NOTICED_LATE_S after it.
+seen less than NOTICED_LATE_S after it.
 
 Nobody trusts a worker or a peer: sizes and depths are capped, and `message`, `traceback`, `stack`
 and `hint` of a Failure hold no character that could move a terminal's cursor.
@@ -92,10 +92,14 @@ _NO_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
 _TURN = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 _PEER_IS_GONE = (
-    *("connection closed by peer", "connection reset by peer", "connectionreseterror"),
-    *("broken pipe", "brokenpipeerror", "remote process exited", "remote side closed"),
-    *("socket closed", "connection was likely closed", "connectionabortederror"),
+    *("brokenpipeerror", "connectionabortederror", "connectionrefusederror"),
+    *("connectionreseterror", "peerlost"),
+    *("broken pipe", "connection closed by peer", "connection closed by remote peer"),
+    *("connection refused", "connection reset by peer", "connection was likely closed"),
+    *("remote process exited", "remote process exiting prematurely", "remote side closed"),
+    "socket closed",
 )
+_BARE_END = "EOFError"  # with words it tells of a file; without, of a connection
 _HINTS = {
     -Signals.SIGKILL: "something outside the job killed it: the scheduler, a person, or the kernel"
     " for want of memory",
@@ -116,7 +120,7 @@ class Failure:
     """The failure of one worker.
 
     `at` is when it happened, in seconds since 1970 on the clock of its host: when the worker
-    raised if its error file says so, else when its end was noticed. `stack` is the Python stack of
+    raised if its error file says so, else when it was seen to end. `stack` is the Python stack of
     a native crash; `hint` is what else is known, such as that the kernel was out of memory.
     `error_data` is the error file's content if it had one that could be read, `error_type` the
     class of the exception if that says it. `moment` is `at` on the clock of who tells it; None
@@ -233,9 +237,12 @@ def first_cause(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     return tuple(ordered)
 
 
-def lost_a_peer(failure: WorkerFailure) -> bool:
+def lost_a_peer(failure: Failure) -> bool:
     """Say whether a failure's own words are that somebody else was gone before it."""
-    return any(words in failure.message.lower() for words in _PEER_IS_GONE)
+    said = f"{failure.error_type}: {failure.message}".lower()
+    return failure.message.rstrip(": ") == _BARE_END or any(
+        words in said for words in _PEER_IS_GONE
+    )
 
 
 def hint_for(exit_: Exit) -> str:

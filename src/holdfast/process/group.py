@@ -2,6 +2,10 @@
 
 One thread, the waiter, sleeps until a worker ends or something is due. It reaps, carries out the
 escalation, and reports; whoever uses the group only reads what is reported.
+
+An end is told when the kernel has freed all that the process held, which can be seconds after its
+peers have seen their connections break, and have failed in turn. So the waiter also looks, once in
+a while, who is on its way out: that is when a death without words has happened.
 """
 
 from __future__ import annotations
@@ -22,14 +26,17 @@ from holdfast.errors import Unavailable, UsageError
 from holdfast.process.containment import Containment
 from holdfast.process.escalation import KILL_WAIT_S, Abandon, Effect, Escalation, Kill, Send
 from holdfast.process.failure import Failure, WorkerExited
+from holdfast.process.handle import is_ending, readable
 from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import Exit, GroupEnded, Launch
 from holdfast.records import dataclass
 
 __all__ = ["Streams", "WorkerGroup"]
 
-_log = logging.getLogger("holdfast.process")
+LOOK_EVERY_S = 0.5
+"""How often to look who is on its way out: well within NOTICED_LATE_S, and cheap enough to idle."""
 
+_log = logging.getLogger("holdfast.process")
 
 Examine: TypeAlias = Callable[[Launch, int, Exit], Failure]
 Report: TypeAlias = Callable[[WorkerExited | GroupEnded], None]
@@ -59,7 +66,7 @@ class WorkerGroup:
     `report` is called on the waiter's thread: with WorkerExited for each worker that ends, and with
     GroupEnded once, last, when none is left and what they left behind has been killed. It must only
     put what it gets on a queue. `examine(launch, pid, exit)` says why a worker failed; it runs on
-    the same thread.
+    the same thread. At most `monitor_interval_s` after a worker began to end that is known.
 
     `start` and `close` belong to one thread; `stop`, `signal` and `pids` to any. The kernel kills
     the workers when the thread that called `start` ends.
@@ -74,7 +81,7 @@ class WorkerGroup:
         report: Report,
         *,
         examine: Examine,
-        monitor_interval_s: float | None = None,
+        monitor_interval_s: float = LOOK_EVERY_S,
         kill_wait_s: float = KILL_WAIT_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -93,7 +100,7 @@ class WorkerGroup:
         self._workers: dict[int, _Worker] = {}
         self._escalation = Escalation(())
         self._asked_at: float | None = None  # on the clock of the error files
-        self._ended_before: set[int] = set()  # pids of those that had ended when a stop began
+        self._ending_at: dict[int, float] = {}  # by pid: who ended by no word of ours, and when
         self._started = False
         self._waiter: threading.Thread | None = None
         self._wake: tuple[int, int] | None = None
@@ -136,11 +143,8 @@ class WorkerGroup:
         """
         with self._lock:
             if self._asked_at is None:
+                self._look()
                 self._asked_at = self._clock.wall()
-                now = Deadline.after(0, self._clock)
-                self._ended_before = {
-                    pid for pid, worker in self._workers.items() if _wait_for(worker.process, now)
-                }
             self._perform(self._escalation.stop(number, grace_s, self._clock.monotonic()))
             if self._wake is not None:
                 with contextlib.suppress(BlockingIOError):  # it has been woken often enough
@@ -227,7 +231,10 @@ class WorkerGroup:
                 processes.callback(worker.process.close)
             selector.register(wake, selectors.EVENT_READ)
             while self._workers:
-                for key, _ in selector.select(self._timeout()):
+                ready = selector.select(self._timeout())
+                with self._lock:
+                    self._look()
+                for key, _ in ready:
                     if key.data is None:
                         os.read(key.fd, 4096)
                     elif self._take_end(key.data):
@@ -239,11 +246,22 @@ class WorkerGroup:
         leftovers = self._containment.kill_leftovers(self._mark, stuck)
         self._abandoned = tuple(sorted({*stuck, *leftovers}))
 
-    def _timeout(self) -> float | None:
+    def _look(self) -> None:
+        """Note who ends, until a stop begins: from then on nobody ends by himself."""
+        if self._asked_at is None:
+            now = self._clock.wall()
+            for pid, worker in self._workers.items():
+                if pid not in self._ending_at and (
+                    readable(worker.process.fileno(), 0) or is_ending(pid)
+                ):
+                    self._ending_at[pid] = now
+
+    def _timeout(self) -> float:
         with self._lock:
             wake_at = self._escalation.next_wake()
-        due_s = None if wake_at is None else max(0.0, wake_at - self._clock.monotonic())
-        return min((s for s in (due_s, self._monitor_interval_s) if s is not None), default=None)
+        if wake_at is None:
+            return self._monitor_interval_s
+        return min(max(0.0, wake_at - self._clock.monotonic()), self._monitor_interval_s)
 
     def _take_end(self, worker: _Worker) -> bool:
         """Reap a worker that has ended and report it."""
@@ -257,8 +275,11 @@ class WorkerGroup:
                 return False
             del self._workers[pid]
             self._escalation.exited(pid)
-            asked_at = None if pid in self._ended_before else self._asked_at
+            ending_at = self._ending_at.pop(pid, None)
+            asked_at = self._asked_at if ending_at is None else None
         failure = None if exit_.ok else self._failure_of(worker.launch, pid, exit_)
+        if failure is not None and ending_at is not None:
+            failure = replace(failure, at=min(failure.at, ending_at))
         if failure is not None and asked_at is not None:
             failure = _before(failure, asked_at)
         asked = asked_at is not None

@@ -412,12 +412,24 @@ def test_a_death_without_words_comes_before_who_tells_of_a_lost_peer(
         ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
         ("BrokenPipeError: [Errno 32] Broken pipe", True),
         ("ncclRemoteError: … remote process exited or there was a network error", True),
+        ("ncclRemoteError: … network error or a remote process exiting prematurely.", True),
+        ("NCCL WARN socketProgress: Connection closed by remote peer", True),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", True),
+        ("PeerLost: worker1 (id 1): it is gone", True),
+        ("EOFError: ", True),
+        ("EOFError", True),
+        ("EOFError: Ran out of input", False),
         ("ValueError: bad", False),
         ("killed by SIGTERM", False),
     ],
 )
 def test_who_says_that_a_peer_was_gone(message: str, lost: bool) -> None:
-    assert lost_a_peer(failure(message=message)) is lost
+    assert lost_a_peer(failure(message=message, error_type="")) is lost
+
+
+@pytest.mark.parametrize("kind", ["ConnectionResetError", "holdfast.errors.PeerLost"])
+def test_the_type_says_that_a_peer_was_gone_where_the_words_do_not(kind: str) -> None:
+    assert lost_a_peer(failure(message="step 7 failed", error_type=kind))
 
 
 @pytest.mark.parametrize(

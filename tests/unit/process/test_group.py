@@ -20,10 +20,12 @@ from typing import NoReturn
 
 import pytest
 
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Unavailable, UsageError
 from holdfast.process.containment import Containment
 from holdfast.process.failure import Failure, WorkerExited
-from holdfast.process.group import WorkerGroup
+from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
+from holdfast.process.handle import watch
 from holdfast.process.logs import AttemptLogs, Place, RunLogs
 from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import (
@@ -39,7 +41,7 @@ from holdfast.process.spec import (
 from holdfast.process.streams import LogOptions
 from holdfast.process.warm import Standbys
 from tests.patience import with_more_time
-from tests.unit.process.workers import await_end
+from tests.unit.process.workers import SlowToEnd, await_end, slow_to_end
 
 # What a worker says goes to the pipe SAY; it lives for as long as nobody ends it.
 SAY = 'echo "$RANK $$" > $SAY; '
@@ -100,7 +102,7 @@ class Bench:
         starter: Starter | None = None,
         examine: Callable[[Launch, int, Exit], Failure] = examine,
         kill_wait_s: float = 10.0,
-        monitor_interval_s: float | None = None,
+        monitor_interval_s: float = LOOK_EVERY_S,
     ) -> WorkerGroup:
         places = [Place(rank, rank, "worker") for rank in range(len(workers))]
         attempt = self._logs.attempt(len(self.groups), places)
@@ -412,8 +414,71 @@ def test_who_had_ended_before_a_stop_has_failed_though_it_is_noticed_later(bench
     assert exits[2].failure is None
 
 
-@pytest.mark.parametrize("interval_s", [None, 0.01])
-def test_the_waiter_sleeps_while_nothing_happens(bench: Bench, interval_s: float | None) -> None:
+class SlowStarter(Starter):
+    """Starts workers, but the one of rank 1 is slow to end."""
+
+    def __init__(self, slow: SlowToEnd) -> None:
+        super().__init__()
+        self._slow = slow
+
+    def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
+        return watch(self._slow.pid) if launch.rank == 1 else super().start(launch, stdout, stderr)
+
+
+def test_who_was_ending_before_a_stop_has_failed_and_when_it_began_to(bench: Bench) -> None:
+    examined, may_go_on = threading.Event(), threading.Event()
+
+    def examine_slowly(launch: Launch, pid: int, exit_: Exit) -> Failure:
+        examined.set()
+        assert may_go_on.wait(30)
+        return examine_late(launch, pid, exit_)
+
+    with slow_to_end() as slow:
+        group = bench.group(FOREVER, "", starter=SlowStarter(slow), examine=examine_slowly)
+        group.start()
+        [(_, pid)] = bench.hear(1)
+        os.kill(pid, signal.SIGKILL)
+        assert examined.wait(30)  # the waiter is busy: only who stops can see what follows
+        slow.kill()
+        group.stop(signal.SIGTERM, 1000.0)
+        stopped_at = SYSTEM_CLOCK.wall()
+        may_go_on.set()
+        assert bench.next_exit().local_rank == 0
+        slow.let_go()
+        event = bench.next_exit()
+        assert event.exit.code == -signal.SIGKILL
+        assert not event.asked
+        assert event.failure is not None
+        assert event.failure.at <= stopped_at
+        assert bench.next() == GroupEnded()
+
+
+def examine_late(launch: Launch, pid: int, exit_: Exit) -> Failure:
+    """Tell of an end that was noticed after everything else."""
+    return replace(examine(launch, pid, exit_), at=math.inf)
+
+
+def test_a_worker_that_begins_to_end_is_seen_though_nothing_is_heard_of_it(bench: Bench) -> None:
+    with slow_to_end() as slow:
+        group = bench.group(
+            FOREVER, "", starter=SlowStarter(slow), examine=examine_late, monitor_interval_s=0.01
+        )
+        group.start()
+        [(_, pid)] = bench.hear(1)
+        slow.kill()
+        while slow.pid not in group._ending_at:
+            assert group.pids()[1] == slow.pid
+        seen_by = SYSTEM_CLOCK.wall()
+        os.kill(pid, signal.SIGKILL)
+        assert bench.next_exit().local_rank == 0
+        slow.let_go()
+        failure = bench.next_exit().failure
+        assert failure is not None
+        assert failure.at <= seen_by
+
+
+@pytest.mark.parametrize("interval_s", [1000.0, 0.01])
+def test_the_waiter_sleeps_while_nothing_happens(bench: Bench, interval_s: float) -> None:
     """A busy loop would show in the switches of the waiter's thread, as an interval does."""
     group = bench.group(FOREVER, FOREVER, monitor_interval_s=interval_s)
     group.start()
@@ -428,7 +493,7 @@ def test_the_waiter_sleeps_while_nothing_happens(bench: Bench, interval_s: float
         threading.Event().wait(seconds)
         return status.read_text().partition("voluntary_ctxt_switches:")[2].split() != before
 
-    if interval_s is None:
+    if interval_s > 1:
         assert not all(wakes_within(0.1) for _ in range(50))
     else:
         assert any(wakes_within(0.1) for _ in range(50))

@@ -6,6 +6,8 @@ import os
 import resource
 import select
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.process import handle
-from holdfast.process.handle import WorkerProcess, end, open_process, readable
+from holdfast.process.handle import WorkerProcess, end, is_ending, open_process, readable
 from holdfast.process.spawn import Starter
 from holdfast.process.spec import Exit, Function, StartMethod
 from holdfast.process.warm import Standbys
-from tests.unit.process.workers import TIMEOUT_S, launch_of
+from tests.unit.process.workers import TIMEOUT_S, launch_of, slow_to_end
 
 
 def start(*command: str) -> WorkerProcess:
@@ -123,3 +125,70 @@ def test_a_program_may_have_many_descriptors(
             process.close()
         finally:
             starter.close()
+
+
+# On the way out.
+
+
+def test_a_process_is_ending_before_it_has_ended_and_until_it_is_reaped() -> None:
+    with slow_to_end() as slow:
+        descriptor = os.pidfd_open(slow.pid)
+        try:
+            assert not is_ending(slow.pid)
+            slow.kill()
+            assert not readable(descriptor, 0)
+            slow.let_go()
+            assert readable(descriptor, TIMEOUT_S)
+        finally:
+            os.close(descriptor)
+        assert is_ending(slow.pid)
+        os.waitpid(slow.pid, 0)
+        assert not is_ending(slow.pid)
+
+
+# The main thread ends, another stays until it reads something.
+HEADLESS = """
+import ctypes, os, threading
+def stay():
+    os.write(1, b".")
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=stay).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_whose_main_thread_alone_has_ended_is_not_ending() -> None:
+    command = [sys.executable, "-c", HEADLESS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"."
+        stat = Path(f"/proc/{process.pid}/stat")
+        while b") Z " not in stat.read_bytes():
+            assert process.poll() is None
+        assert not is_ending(process.pid)
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_ending(process.pid)
+
+
+def test_a_thread_that_goes_while_it_is_looked_at_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = start("true")
+    assert readable(process.fileno(), TIMEOUT_S)
+    monkeypatch.setattr(os, "listdir", lambda _: [str(process.pid), "999999999"])
+    assert is_ending(process.pid)
+    end(process)
+
+
+def test_where_the_system_does_not_tell_nobody_is_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(path)
+
+    process = start("true")
+    assert readable(process.fileno(), TIMEOUT_S)
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert not is_ending(process.pid)
+    end(process)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.process.spawn import Starter, WorkerProcess
+import pytest
+
+from holdfast.process.handle import is_ending
+from holdfast.process.spawn import Starter, WorkerProcess, _fork_quietly
 from holdfast.process.spec import Entrypoint, Exit, Launch
 
 TIMEOUT_S = 60.0
@@ -97,3 +103,68 @@ def await_line(path: Path, process: WorkerProcess) -> str:
     """Wait for a FIFO's first line, as a worker writes it."""
     with path.open() as fifo:
         return fifo.readline().strip()
+
+
+_NEW_PIDS = 0x20000000
+
+
+class SlowToEnd:
+    """A child that begins to end when it is killed, and has ended only when it is let go.
+
+    It is the first process of a namespace of its own, which the kernel lets end when no other is
+    left in there; and one is, though dead, until somebody waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._gate, self._hold = os.pipe()
+        self.pid = _fork_quietly()
+        if self.pid == 0:
+            os.setsid()
+            os.close(self._hold)
+            os.read(self._gate, 1)
+            os._exit(0)
+        self._dead: int | None = _fork_quietly()
+        if self._dead == 0:
+            os._exit(0)
+
+    def kill(self) -> None:
+        """Kill it, and wait until it ends."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.await_ending()
+
+    def await_ending(self) -> None:
+        """Wait until somebody has killed it."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not is_ending(self.pid):
+            assert time.monotonic() < deadline, f"process {self.pid} does not end"
+
+    def let_go(self) -> None:
+        """Let it come to its end."""
+        if self._dead is not None:
+            os.waitpid(self._dead, 0)
+            self._dead = None
+
+    def close(self) -> None:
+        """End it, if it lives, and take it away, if nobody has."""
+        self.let_go()
+        os.close(self._gate)
+        os.close(self._hold)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+@contextmanager
+def slow_to_end() -> Iterator[SlowToEnd]:
+    """Give a process that is slow to end; skip the test if we may not make one."""
+    libc = ctypes.CDLL(None)
+    with open("/proc/self/ns/pid") as ours:
+        if libc.unshare(_NEW_PIDS):
+            pytest.skip("needs to make a namespace for processes, as root")
+        try:
+            slow = SlowToEnd()
+        finally:
+            libc.setns(ours.fileno(), _NEW_PIDS)
+    try:
+        yield slow
+    finally:
+        slow.close()

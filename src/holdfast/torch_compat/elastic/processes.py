@@ -39,7 +39,7 @@ from holdfast.launch.entrypoints import make_entrypoint
 from holdfast.process.containment import Containment
 from holdfast.process.errorfile import examine
 from holdfast.process.escalation import KILL_WAIT_S
-from holdfast.process.failure import Failure, WorkerExited
+from holdfast.process.failure import Failure, WorkerExited, first_cause
 from holdfast.process.group import WorkerGroup
 from holdfast.process.memory import MemoryWatch
 from holdfast.process.numa import cpus_for
@@ -222,7 +222,7 @@ class Processes(PContext):  # type: ignore[misc]  # it is torch's
 
     def _judge(self) -> RunProcsResult:
         result = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
-        for failure in sorted(self._failures, key=lambda one: one.at):
+        for failure in first_cause(self._failures):
             result.failures[failure.local_rank] = self._as_torchs(failure)
             _log.error("worker %d of %s failed: %s", failure.rank, self.name, failure.message)
         if not result.failures:

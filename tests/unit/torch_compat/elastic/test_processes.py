@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.distributed.elastic.multiprocessing.errors import _NOT_AVAILABLE
 from torch.numa.binding import AffinityMode, NumaOptions
 
 from holdfast.errors import HoldfastError
+from holdfast.process.failure import Failure
+from holdfast.process.spec import Exit
 from holdfast.torch_compat.elastic.processes import start_processes
 
 Start = Callable[..., PContext]
@@ -130,6 +133,24 @@ def test_a_signal_is_told_with_what_is_known(start: Start) -> None:
     failure = result.failures[0]
     assert failure.exitcode == -signal.SIGKILL
     assert failure.message.startswith(f"Signal 9 (SIGKILL) received by PID {failure.pid}")
+
+
+def test_a_death_without_words_comes_before_who_lost_a_peer_by_it(start: Start) -> None:
+    context = start(add, (1, 2), (3, 4))
+    assert context.wait(WITHIN_S) is not None
+    lost = Failure(
+        rank=0,
+        local_rank=0,
+        role="unit",
+        host="",
+        pid=1,
+        exit=Exit(1),
+        at=100.0,
+        message="RuntimeError: Connection closed by peer",
+    )
+    died = replace(lost, rank=1, local_rank=1, exit=Exit(-9), at=100.5, message=str(Exit(-9)))
+    context._failures = [lost, died]
+    assert list(context._judge().failures) == [1, 0], "TP-3"
 
 
 def test_where_no_logs_are_kept_the_cause_is_known_all_the_same(start: Start) -> None:
