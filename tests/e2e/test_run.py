@@ -17,6 +17,7 @@ import pytest
 from holdfast.rendezvous.port import HeldPort
 from tests.patience import with_more_time
 from tests.unit.observe.terminal import Terminal
+from tests.unit.process.workers import await_end
 
 HOLDFAST = [sys.executable, "-m", "holdfast"]
 LIMIT_S = 200
@@ -182,6 +183,44 @@ def test_a_signal_that_a_shell_ignores_in_the_background_ends_the_search_for_the
         finally:
             process.kill()
     assert process.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_no_secret_is_left_with_the_logs_of_an_agent_that_dies(
+    variables: dict[str, str], script: str, tmp_path: Path, free: int, name: str
+) -> None:
+    """Killed while its worker runs, or told to end while it looks for the others."""
+    logs = tmp_path / "logs"
+    flags = [f"--log-dir={logs}", "--tee=1"]
+    if name == "SIGTERM":
+        flags += ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-conf=is_host=0"]
+        flags += [f"--rdzv-endpoint=127.0.0.1:{free}"]
+    secrets = {"HOLDFAST_SECRET": "x" * 32, "TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+    with subprocess.Popen(
+        [*HOLDFAST, "run", *flags, script, "wait"],
+        env=variables | secrets,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            if name == "SIGTERM":
+                assert "looking for the rendezvous" in process.stderr.readline()
+            else:
+                assert "rank 0 of 1" in process.stdout.readline()
+            assert {path.name for path in logs.glob("*/*/*")} >= {"secret", "timers"}
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+            process.send_signal(signal.Signals[name])
+            process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    for child in children.split():  # one of them is the reaper
+        await_end(int(child))
+    assert process.returncode == -signal.Signals[name]
+    kept = {path.name for path in logs.glob("*/*")}
+    assert kept == ({"attempt_0"} if name == "SIGKILL" else set())
 
 
 STUBBORN = """\

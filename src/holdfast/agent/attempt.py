@@ -101,7 +101,7 @@ class Attempt:
         self._job = job
         self._ranks = membership.ranks()
         places = [Place(r.local_rank, r.rank, r.role) for r in self._ranks]
-        self._folder = logs.folder
+        self._folder = logs.private
         self._logs = logs.attempt(number, places)
         facts = self._facts(membership)
         self._launches = [self._launch(ranks, facts) for ranks in self._ranks]

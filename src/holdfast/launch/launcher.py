@@ -128,9 +128,8 @@ class _Launch:
             logs = RunLogs(config.logs, self._run_id)
             logs.open()
             stack.callback(logs.close)
-            containment = stack.enter_context(Containment(logs.folder if logs.temporary else None))
-            stack.callback((logs.folder / "secret").unlink, missing_ok=True)  # logs may be kept
-            job = self._job(logs.folder)
+            containment = stack.enter_context(Containment(logs.private))
+            job = self._job(logs.private)
             check_entrypoint(job.entrypoint, job.environment)
             starter = Starter(
                 cgroup=containment.procs_path,

@@ -3,6 +3,7 @@
 Below `log_dir`, or below the system's folder for temporary files:
 
     <run id>_<random>/             0700, new for every agent and run
+        private/                   what nobody keeps, as the job's secret; gone with the agent
         attempt_<n>/
             filtered_stdout.log    lines of all workers that a filter chose
             <local rank>/          the worker's private folder
@@ -83,6 +84,11 @@ class RunLogs:
         return self._folder
 
     @property
+    def private(self) -> Path:
+        """The folder for what nobody keeps; whoever watches over the agent removes it, too."""
+        return self.folder if self.temporary else self.folder / "private"
+
+    @property
     def temporary(self) -> bool:
         """Whether the folder goes when the agent does: the user asked for no file in it."""
         return self._options.log_dir in {None, _NULL} and not self._options.keeps_files
@@ -99,11 +105,12 @@ class RunLogs:
             else:
                 parent, start = tempfile.gettempdir(), "holdfast_"
             made = tempfile.mkdtemp(prefix=f"{start}{_safe_name(self._run_id)}_", dir=parent)
+            self._folder = Path(made)
+            self.private.mkdir(mode=0o700, exist_ok=True)
         except (OSError, ValueError) as error:
             self._close_spare()
             what = f"log folder {str(self._options.log_dir)!r}" if named else "temporary folder"
             raise _refusal(what, error, may_pass=not named) from error
-        self._folder = Path(made)
         if not self.temporary:
             # Who named no folder has no other way to know.
             level = logging.INFO if self._options.log_dir else logging.WARNING
@@ -124,12 +131,12 @@ class RunLogs:
         return logs
 
     def close(self, timeout: float = 1.0) -> None:
-        """Close what attempts are open, and remove the folder if it is temporary."""
+        """Close what attempts are open, and remove what is not to be kept."""
         while self._attempts:
             self._attempts.pop().close(timeout)
         self._close_spare()
-        if self._folder is not None and self.temporary:
-            _remove(self._folder)
+        if self._folder is not None:
+            _remove(self.private)
 
     def _close_spare(self) -> None:
         if self._spare is not None:

@@ -140,8 +140,7 @@ def test_the_secret_is_not_kept_with_the_logs(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_SECRET", "not for everybody's eyes")
     elastic_launch(config(logs=LogOptions(log_dir=tmp_path)), read_the_secret)()
-    assert len(list(tmp_path.glob("*/attempt_0"))) == 1
-    assert list(tmp_path.glob("*/secret")) == []
+    assert [path.name for path in tmp_path.glob("*/*")] == ["attempt_0"]
 
 
 def read_the_secret() -> dict[str, object]:

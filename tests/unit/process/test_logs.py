@@ -93,6 +93,18 @@ def test_folders_are_private_and_per_attempt(tmp_path: Path, consoles: Consoles)
     assert run_logs.folder.is_dir()
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_nobody_keeps_goes_though_logs_are_kept(
+    tmp_path: Path, consoles: Consoles, kept: bool
+) -> None:
+    with logs_of(LogOptions(log_dir=tmp_path if kept else None), consoles) as run_logs:
+        assert stat.S_IMODE(run_logs.private.stat().st_mode) == 0o700
+        assert run_logs.folder in (run_logs.private, *run_logs.private.parents)
+        (run_logs.private / "secret").touch()
+    assert not run_logs.private.exists()
+    assert run_logs.folder.exists() == kept
+
+
 def test_streams_that_nobody_asked_for_are_the_agents_own(
     tmp_path: Path, consoles: Consoles
 ) -> None:
