@@ -415,7 +415,8 @@ class ElasticAgent:
         deadline = Deadline.after(SWAP_WITHIN_S, self._clock)
         door = opened.door is not None
         over = self._rendezvous.over
-        swapped = swap(here, self._job.node, door, lambda: over() is not None, deadline)
+        job = self._job
+        swapped = swap(here, job.node, door, lambda: over() is not None, deadline, job.alike)
         if swapped is None:
             return None
         if here.world_size > 1:

@@ -2,16 +2,18 @@
 
     node/R        what node R says of its workers (`NodeInfo`), written when the round begins
     door          whether node 0 serves torch's store protocol in this round: 1 or 0
+    terms         what all nodes should have been told alike, in the words of node 0
     ROUND/failed/R   which workers of node R have failed so far (on the board)
     ROUND/done/R     the workers of node R are done (on the board)
 
-The first two are in the round's own store, which ends with the round. Reports outlive it, since
+The first three are in the round's own store, which ends with the round. Reports outlive it, since
 they are about its end: they are on the run's board, below the number of the round.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 
 from holdfast.agent.roles import NodeInfo, decode_node
@@ -23,6 +25,8 @@ from holdfast.store.store import Watch
 
 __all__ = ["decode_report", "meet_at_exit", "publish", "say_done", "swap", "watch_reports"]
 
+_log = logging.getLogger("holdfast.agent")
+
 SLICE_S = 1.0
 """How often a wait for other nodes looks whether it still makes sense."""
 RETRY_S = 0.2
@@ -31,16 +35,21 @@ REPORT_FAILURES_MAX = 64
 
 
 def swap(
-    here: Round, mine: NodeInfo, door: bool, over: Callable[[], bool], deadline: Deadline
+    here: Round,
+    mine: NodeInfo,
+    door: bool,
+    over: Callable[[], bool],
+    deadline: Deadline,
+    terms: str = "",
 ) -> tuple[tuple[NodeInfo, ...], bool] | None:
     """Tell the round of this node; return all of them by rank, and whether there is a door.
 
     None if the round is over before everybody has spoken. Two operations, whatever the number of
-    nodes.
+    nodes. A node whose `terms` are not those of node 0 warns, and goes on.
     """
     said = {f"node/{here.rank}": mine.encode()}
     if here.rank == 0:
-        said["door"] = b"1" if door else b"0"
+        said |= {"door": b"1" if door else b"0", "terms": terms.encode()}
     try:
         here.store.multi_set(said, timeout=deadline.remaining())
     except Fenced:
@@ -48,13 +57,16 @@ def swap(
     keys = [f"node/{rank}" for rank in range(here.world_size)]
     while not over():
         try:
-            *nodes, there = here.store.wait(
-                [*keys, "door"], timeout=deadline.sooner(SLICE_S).remaining()
+            *nodes, there, alike = here.store.wait(
+                [*keys, "door", "terms"], timeout=deadline.sooner(SLICE_S).remaining()
             )
         except TimeoutExpired:
             if deadline.passed():
                 raise
             continue
+        if (theirs := alike.decode(errors="replace")) != terms:
+            told = "this node was told of %r, node 0 of %.80r: give all nodes the same"
+            _log.warning(told, terms, theirs)
         return tuple(map(decode_node, nodes)), there == b"1"
     return None
 

@@ -21,7 +21,8 @@ class Job:
 
     `environment` is what workers inherit, before the variables of their rank. `master_address`
     and `master_port` replace the round's, as they are: nothing is resolved or bound. `door` says
-    whether to serve torch's store protocol at the master's address.
+    whether to serve torch's store protocol at the master's address. `alike` is what every node
+    should have been told alike, in words: who was told otherwise warns.
     """
 
     run_id: str
@@ -39,3 +40,4 @@ class Job:
     timer_file: Path | None = None
     secret_file: Path | None = None
     monitor_interval_s: float = 0.1
+    alike: str = ""

@@ -199,7 +199,14 @@ class _Launch:
             timer_file=self._timer_file(folder),
             secret_file=self._secret_file(folder),
             monitor_interval_s=config.monitor_interval,
+            alike=self._alike(),
         )
+
+    def _alike(self) -> str:
+        config, window_s = self._config, self._config.restart_window_s
+        window = "" if window_s is None else f" in {window_s:g} s"
+        nodes = f"{config.min_nodes}:{config.max_nodes} nodes"
+        return f"{nodes}, {config.max_restarts} restarts{window}"
 
     def _timer_file(self, folder: Path) -> Path | None:
         """Return where workers announce timers: where the user says, else in `folder`."""

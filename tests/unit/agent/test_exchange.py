@@ -86,6 +86,29 @@ def test_nodes_learn_who_the_others_are_and_whether_there_is_a_door(here: Here) 
     assert [one.result() for one in both] == [(nodes, True)] * 2
 
 
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ("1:2 nodes", []),
+        (
+            "2:2 nodes",
+            ["this node was told of '2:2 nodes', node 0 of '1:2 nodes': give all nodes the same"],
+        ),
+    ],
+)
+def test_a_node_that_was_told_otherwise_says_so(
+    here: Here, other: str, told: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = NodeInfo("", 1), NodeInfo("", 1)
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(swap, here(rank), nodes[rank], False, never, soon(), terms)
+            for rank, terms in ((0, "1:2 nodes"), (1, other))
+        ]
+    assert [one.result() for one in both] == [(nodes, False)] * 2
+    assert caplog.messages == told
+
+
 def test_a_round_that_is_over_needs_no_exchange(here: Here) -> None:
     one = here(0)
     calls = iter([False, True])
