@@ -39,6 +39,7 @@ ACTS_THROUGH_OTHERS: dict[str, str] = {
     "process/memory.py": "reads files, by their paths",
     "process/worker.py": "runs child.py",
     "rpc/callables.py": "looks for functions in the modules that are loaded, and loads them",
+    "torch_compat/after.py": "changes how a module is imported",
 }
 
 # Banned names: what to use instead, and the files that may. process/child.py and forked.py run in a

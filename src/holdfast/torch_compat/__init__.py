@@ -9,6 +9,7 @@ or, with a program that is not to be touched at all:
     python -m holdfast.torch_compat -m module args…
 
 Layout, in reading order
+    after.py            acts after a module has been imported
     theirs.py           what stays torch's own
     contexts.py         contexts of distributed autograd
     tensors.py          how tensors are pickled

@@ -12,14 +12,12 @@ Guarantees
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-from types import ModuleType
 from typing import Any
 
 import torch
+
+from holdfast.torch_compat.after import AfterImport
 
 __all__ = ["mend_when_imported", "new_local_optimizer", "step_local_optimizer"]
 
@@ -42,7 +40,7 @@ def mend_when_imported() -> None:
     """Put these in place of what torch compiles (TO-1)."""
     module = sys.modules.get(NAME)
     if module is None:
-        sys.meta_path.insert(0, _Finder())
+        AfterImport(NAME, _mend)
     else:
         _mend(module)
 
@@ -50,25 +48,3 @@ def mend_when_imported() -> None:
 def _mend(module: Any) -> None:
     module._new_script_local_optimizer = new_local_optimizer
     module._script_local_optimizer_step = step_local_optimizer
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds that module as others do, and mends it when it has been run."""
-
-    def find_spec(
-        self, fullname: str, path: Any = None, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != NAME:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _mend(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

@@ -78,6 +78,12 @@ def test_a_child_has_it_as_soon_as_it_has_torch(tmp_path: Path) -> None:
     assert found == "hidden\nholdfast.torch_compat.agents\n"
 
 
+def test_a_child_has_it_also_if_it_has_asked_before_whether_torch_is_there() -> None:
+    """Proves AF-1."""
+    asked = "import importlib.util; assert importlib.util.find_spec('torch')\n"
+    assert run("-c", asked + SHOW, path=(str(SITE),)) == "holdfast.torch_compat.agents\n"
+
+
 def test_a_child_without_torch_has_nothing() -> None:
     program = "import json, sys; print('holdfast' in sys.modules, 'torch' in sys.modules)"
     assert run("-c", program, path=(str(SITE),)) == "False False\n"

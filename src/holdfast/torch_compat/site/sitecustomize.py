@@ -17,29 +17,19 @@ __all__: list[str] = []
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class AfterTorch:
-    """Finds torch as others do, and lets it be followed by us."""
+def _install(_: ModuleType) -> None:
+    import holdfast.torch_compat
 
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        loader = None if spec is None else spec.loader
-        if loader is None:
-            return spec
-        execute = loader.exec_module
+    holdfast.torch_compat.install()
 
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            import holdfast.torch_compat
 
-            holdfast.torch_compat.install()
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+def _install_after_torch() -> None:
+    # By its file: its package costs time as well.
+    path = os.path.join(os.path.dirname(_HERE), "after.py")
+    loader = importlib.machinery.SourceFileLoader("holdfast.torch_compat.after", path)
+    after = ModuleType(loader.name)
+    loader.exec_module(after)
+    after.AfterImport("torch", _install)
 
 
 def _run_hidden() -> None:
@@ -49,5 +39,5 @@ def _run_hidden() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-sys.meta_path.insert(0, AfterTorch())
+_install_after_torch()
 _run_hidden()
