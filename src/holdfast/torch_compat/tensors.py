@@ -4,7 +4,9 @@ A small tensor goes as numpy shows it: core's own way asks torch about more than
 asking is most of what a small tensor costs.
 
 Guarantees
-    TN-1  A tensor arrives with its strides; of what it is a view of, nothing else is sent.
+    TN-1  A tensor arrives with its strides; of what it is a view of, nothing else is sent. If its
+          strides take twice the memory of its elements, and GAPS_BYTES or more, it arrives without
+          the gaps.
     TN-2  A tensor that requires a gradient arrives as a leaf that does.
 """
 
@@ -22,6 +24,9 @@ __all__ = ["reduce_strided", "reduce_tensor"]
 
 SMALL_BYTES = 4096
 """Larger ones are sent from where they lie, by core's own way."""
+
+GAPS_BYTES = 8192
+"""Room between elements is kept within less than this: torch's own RPC has the same limit."""
 
 _NAMES = {
     dtype: torch.empty(0, dtype=dtype).numpy().dtype.str
@@ -66,8 +71,17 @@ def reduce_strided(tensor: Any, reduce: Callable[[Any], Any]) -> Any:
     for axis, stride in enumerate(tensor.stride()):
         if stride == 0:  # an element that counts many times is sent once
             dense = dense.narrow(axis, 0, 1)
-    facts = (tuple(tensor.shape), dense.stride(), tensor.requires_grad)
-    return _rebuild_strided, (*reduce(dense.contiguous()), *facts)
+    elements = dense.contiguous()
+    strides = elements.stride() if _is_full_of_gaps(dense) else dense.stride()
+    facts = (tuple(tensor.shape), strides, tensor.requires_grad)
+    return _rebuild_strided, (*reduce(elements), *facts)
+
+
+def _is_full_of_gaps(tensor: Any) -> bool:
+    span = 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return bool(span * tensor.element_size() >= GAPS_BYTES and span >= tensor.numel() * 2)
 
 
 def _rebuild_strided(
@@ -77,9 +91,9 @@ def _rebuild_strided(
     strides: tuple[int, ...],
     requires_grad: bool,
 ) -> Any:
-    elements = rebuild(*parts)
-    room = torch.empty_strided(
-        elements.shape, strides, dtype=elements.dtype, device=elements.device
-    )
-    tensor = room.copy_(elements).expand(shape)
+    tensor = rebuild(*parts)
+    if tensor.stride() != strides:
+        room = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+        tensor = room.copy_(tensor)
+    tensor = tensor.expand(shape)
     return tensor.requires_grad_() if requires_grad else tensor

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.rpc.serialize import dump, load, teach
-from holdfast.torch_compat.tensors import SMALL_BYTES, reduce_tensor
+from holdfast.torch_compat.tensors import GAPS_BYTES, SMALL_BYTES, reduce_tensor
 
 
 @pytest.fixture(autouse=True)
@@ -72,11 +72,13 @@ def _plain(tensor: Any) -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda big: big.narrow(1, 2, 2),
+        lambda big: big.narrow(1, 2, 90),
         lambda big: big.t(),
-        lambda big: big[::3, 1],
+        lambda big: big[:, ::2],
+        lambda big: big[:10:3, 1],  # it is small
         lambda big: big[:1].expand(50, 100),
         lambda big: big[50:],
+        lambda big: big.flatten().unfold(0, 3, 1),
     ],
 )
 def test_a_view_arrives_with_its_strides_and_nothing_around_it(make: Any, dtype: Any) -> None:
@@ -86,6 +88,46 @@ def test_a_view_arrives_with_its_strides_and_nothing_around_it(make: Any, dtype:
     assert torch.equal(found, view)
     assert found.stride() == view.stride()
     assert size < view.numel() * view.element_size() + 2000
+
+
+@pytest.mark.parametrize(
+    ("make", "strides"),
+    [
+        (lambda big: big[:, 1], (1,)),
+        (lambda big: big[::3, :10].t(), (34, 1)),
+        (lambda big: big[:, 1:2].expand(100, 50), (1, 0)),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_view_that_is_full_of_gaps_arrives_without_them(
+    make: Any, strides: tuple[int, ...], grad: bool
+) -> None:
+    """Proves TN-1."""
+    view = make(torch.rand(100, 100)).requires_grad_(grad)
+    found, _ = sent(view)
+    assert torch.equal(found, view)
+    assert found.stride() == strides
+    assert found.requires_grad is grad
+    assert found.untyped_storage().nbytes() <= view.numel() * view.element_size()
+
+
+@pytest.mark.parametrize(
+    ("count", "span", "is_kept"),
+    [
+        (2, GAPS_BYTES - 1, True),
+        (2, GAPS_BYTES, False),
+        (4 * GAPS_BYTES, 8 * GAPS_BYTES - 1, True),
+        (4 * GAPS_BYTES, 8 * GAPS_BYTES, False),
+    ],
+)
+def test_gaps_are_kept_below_their_limits(count: int, span: int, is_kept: bool) -> None:
+    """Proves TN-1."""
+    half = count // 2
+    strides = (span - half, 1)
+    view = torch.arange(span, dtype=torch.uint8).as_strided((2, half), strides)
+    found, _ = sent(view)
+    assert torch.equal(found, view)
+    assert found.stride() == (strides if is_kept else (half, 1))
 
 
 @pytest.mark.parametrize("make", [lambda one: one, lambda one: one.t(), lambda one: one * 2])
