@@ -255,7 +255,7 @@ class _Launch:
         gone: bool,
     ) -> WorkerGroup:
         """Make a group; `gone` says that error files will not outlive the job."""
-        memory = MemoryWatch.take()
+        memory, started_at = MemoryWatch.take(), SYSTEM_CLOCK.wall()
 
         def look(launch: Launch, pid: int, exit_: Exit) -> Failure:
             failure = examine(
@@ -263,6 +263,7 @@ class _Launch:
                 pid,
                 exit_,
                 host=self._host,
+                started_at=started_at,
                 noticed_at=SYSTEM_CLOCK.wall(),
                 memory=memory,
                 known=self._watchdog.why(pid) if self._watchdog else "",

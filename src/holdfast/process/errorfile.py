@@ -136,14 +136,16 @@ def examine(
     exit_: Exit,
     *,
     host: str,
+    started_at: float,
     noticed_at: float,
     memory: MemoryWatch | None = None,
     known: str = "",
 ) -> Failure:
     """Find out why a worker failed, from what it left and how it ended.
 
-    `noticed_at` is when its end was noticed, in seconds since 1970; `known` is what the agent
-    knows without looking, such as that it ended the worker itself.
+    `started_at` and `noticed_at` are when it was about to be started and when its end was noticed,
+    in seconds since 1970; `known` is what the agent knows without looking, such as that it ended
+    the worker itself.
     """
     found = read_error_file(launch.error_file)
     report: ErrorReport | None = None
@@ -156,7 +158,8 @@ def examine(
     if isinstance(found, Unreadable):
         hints.append(f"its error file {found.reason}")
     starved = memory and (memory.killed() if exit_.code == -SIGKILL else memory.killed_another())
-    hints += [known, starved or "", "" if report or starved or known else hint_for(exit_)]
+    causes = [known, starved or "", "" if found else _full_disk(launch.folder)]
+    hints += causes if report or any(causes) else [hint_for(exit_)]
     return Failure(
         rank=launch.rank,
         local_rank=launch.local_rank,
@@ -164,7 +167,7 @@ def examine(
         host=host,
         pid=pid,
         exit=exit_,
-        at=_happened_at(found, report, noticed_at),
+        at=_happened_at(found, report, started_at, noticed_at),
         message=(report.message if report else "") or str(exit_),
         error_type=report.error_type if report else "",
         traceback=report.traceback if report else "",
@@ -176,18 +179,34 @@ def examine(
 
 
 def _happened_at(
-    found: ErrorFile | Unreadable | None, report: ErrorReport | None, noticed_at: float
+    found: ErrorFile | Unreadable | None,
+    report: ErrorReport | None,
+    started_at: float,
+    noticed_at: float,
 ) -> float:
-    """Return when a failure happened: as the file says, as exactly as one can know, or noticed."""
+    """Return when a failure happened: as the file says, as exactly as one can know, or noticed.
+
+    A word that lies outside the worker's life does not count, nor makes a victim the first cause.
+    """
     if report is None or not isinstance(found, ErrorFile):
         return noticed_at
-    if report.moment is not None and report.moment <= noticed_at:
+    if report.moment is not None and started_at <= report.moment <= noticed_at:
         return report.moment
-    if report.timestamp is None or report.timestamp > noticed_at:
-        return min(found.written_at, noticed_at)
+    if report.timestamp is None or not int(started_at) <= report.timestamp <= noticed_at:
+        return found.written_at if started_at <= found.written_at <= noticed_at else noticed_at
     # A second is long: a whole job dies in it. When the file was written says more, within it.
     within = min(max(found.written_at, report.timestamp), report.timestamp + 0.999)
     return min(within, noticed_at)
+
+
+def _full_disk(folder: Path) -> str:
+    """Say that the disk is full to which a worker may have wanted to write; empty if it is not."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:  # it was removed
+        return ""
+    # Systems of files that do not count their blocks have none at all.
+    return "the disk of the log folder is full" if disk.f_blocks and not disk.f_bavail else ""
 
 
 def _record(error: BaseException) -> str:

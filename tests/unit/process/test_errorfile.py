@@ -35,7 +35,7 @@ from holdfast.process.failure import STACK_CHARS_MAX, Failure, visible
 from holdfast.process.memory import MemoryWatch
 from holdfast.process.spec import Exit, Launch, Script
 
-NOTICED = 1_700_000_010.5
+STARTED, NOTICED = 1_700_000_000.0, 1_700_000_010.5
 GOOD = {
     "message": {
         "message": "ValueError: bad",
@@ -57,7 +57,15 @@ def worker(folder: Path) -> Launch:
 
 
 def look(folder: Path, code: int = 1, memory: MemoryWatch | None = None) -> Failure:
-    return examine(worker(folder), 77, Exit(code), host="node-a", noticed_at=NOTICED, memory=memory)
+    return examine(
+        worker(folder),
+        77,
+        Exit(code),
+        host="node-a",
+        started_at=STARTED,
+        noticed_at=NOTICED,
+        memory=memory,
+    )
 
 
 def leave(folder: Path, data: object, written_at: float | None = None) -> None:
@@ -281,6 +289,10 @@ def timed(**extra: object) -> dict[str, Any]:
         (timed(), NOTICED - 2, NOTICED - 2),
         (timed(), NOTICED + 2, NOTICED),
         (timed(timestamp="1800000000"), NOTICED - 2, NOTICED - 2),
+        # Before it lived: a clock that was wrong, or a program that writes what it likes.
+        (timed(moment=STARTED - 1, timestamp="0"), NOTICED - 2, NOTICED - 2),
+        (timed(timestamp="1699999999"), NOTICED - 2, NOTICED - 2),
+        (timed(timestamp="0"), STARTED - 1, NOTICED),
     ],
 )
 def test_when_it_happened(
@@ -339,6 +351,27 @@ def test_a_real_crash_leaves_its_stack(tmp_path: Path) -> None:
     told = look(tmp_path, code=done.returncode)
     assert told.exit == Exit(-signal.SIGSEGV)
     assert "in crash" in told.stack
+
+
+# A full disk.
+
+
+@pytest.mark.parametrize(
+    ("blocks", "available", "hint"),
+    [(100, 0, "the disk of the log folder is full"), (100, 1, ""), (0, 0, "")],
+)
+def test_a_full_disk_is_told_if_the_worker_told_nothing(
+    blocks: int, available: int, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = os.statvfs_result((4096, 4096, blocks, available, available, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: {tmp_path: disk}[path])
+    assert look(tmp_path).hint == hint
+    leave(tmp_path, GOOD)
+    assert look(tmp_path).hint == ""
+
+
+def test_a_folder_that_was_removed_tells_nothing(tmp_path: Path) -> None:
+    assert look(tmp_path / "gone").hint == ""
 
 
 # Want of memory.
@@ -543,7 +576,8 @@ def test_torch_reads_our_files_and_we_read_torchs(reply: Path, tmp_path: Path) -
         int(told["extraInfo"]["timestamp"]),
         "ZeroDivisionError: division by zero",
     ], done.stderr.decode()
-    found = examine(worker(tmp_path), 77, Exit(done.returncode), host="h", noticed_at=float(2**32))
+    ended = Exit(done.returncode)
+    found = examine(worker(tmp_path), 77, ended, host="h", started_at=0.0, noticed_at=float(2**32))
     assert found.message == "ValueError: theirs"
     assert found.traceback.endswith("ValueError: theirs\n")
     assert found.error_data is not None

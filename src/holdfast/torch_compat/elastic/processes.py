@@ -159,13 +159,20 @@ class Processes(PContext):  # type: ignore[misc]  # it is torch's
         containment = self._containment.open()
         self._starter = Starter(cgroup=containment.procs_path, close_in_child=containment.forget)
         self._launches = [self._launch(rank) for rank in range(self.nprocs)]
-        memory = MemoryWatch.take()
+        memory, started_at = MemoryWatch.take(), SYSTEM_CLOCK.wall()
 
         def look(launch: Launch, pid: int, exit_: Exit) -> Failure:
             host, now = socket.gethostname(), SYSTEM_CLOCK.wall()
             known = timers.why(pid)
             return examine(
-                launch, pid, exit_, host=host, noticed_at=now, memory=memory, known=known
+                launch,
+                pid,
+                exit_,
+                host=host,
+                started_at=started_at,
+                noticed_at=now,
+                memory=memory,
+                known=known,
             )
 
         self._running = set(range(self.nprocs))
