@@ -143,7 +143,6 @@ def test_a_remote_error_keeps_its_type_and_shows_where_it_was_raised(agent: Agen
 @pytest.mark.parametrize(
     ("kind", "args"),
     [
-        (jobs.Odd, (1, 2)),
         (jobs.Stubborn, ("x",)),
         (SystemExit, (3,)),
         (KeyboardInterrupt, ()),
@@ -158,6 +157,12 @@ def test_an_error_that_cannot_come_back_is_told_by_another(
         assert error.type_name.endswith(kind.__name__)
         assert "in fail" in error.traceback_text
     assert agent.call("w1", jobs.add, (1,)) == 1
+
+
+def test_an_error_that_cannot_be_made_from_its_arguments_comes_back_as_itself(agent: Agent) -> None:
+    for error in each_way(agent, jobs.fail, jobs.Odd, 1, 2):
+        assert type(error) is jobs.Odd
+        assert str(error) == "1 and 2"
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])

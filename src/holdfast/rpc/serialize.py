@@ -17,6 +17,8 @@ Guarantees
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import copyreg
 import functools
 import importlib
@@ -29,7 +31,7 @@ import traceback
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from types import NoneType, TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from holdfast.errors import RemoteError, UsageError
 from holdfast.rpc.codec import BUFFERS_MAX
@@ -38,6 +40,7 @@ from holdfast.rpc.passing import start_over
 
 __all__ = [
     "OUTSIDE_BYTES",
+    "anew",
     "dump",
     "dump_error",
     "dump_plain",
@@ -111,13 +114,11 @@ def load(body: Buffer, buffers: Sequence[Buffer]) -> Any:
 
 def dump_error(error: BaseException, worker: str) -> tuple[bytes, list[Buffer]]:
     """Return an error that is to be raised at the caller."""
-    text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
-    try:
-        whole = pickle.dumps(error, 5)
-    except BaseException:  # whatever its own code does
-        whole = b""
-    name = f"{type(error).__module__}.{type(error).__qualname__}"
-    return pickle.dumps((whole, name, _text(error), text, worker), 5), []
+    ways = []
+    with contextlib.suppress(BaseException):  # whatever its own code does; it may refuse, too
+        ways.append(pickle.dumps(error, 5))
+        ways.append(pickle.dumps(_Parts(error), 5))
+    return pickle.dumps((ways, *_words(error), worker), 5), []
 
 
 def load_error(body: Buffer, buffers: Sequence[Buffer]) -> BaseException:
@@ -125,20 +126,72 @@ def load_error(body: Buffer, buffers: Sequence[Buffer]) -> BaseException:
 
     One that would end this process (SystemExit, KeyboardInterrupt) never comes back as such.
     """
-    whole, name, message, text, worker = load(body, buffers)
+    ways, name, message, text, worker = load(body, buffers)
     note = _BANNER.format(worker=worker, text=text)
-    error: object = None
-    if whole:
-        try:
-            error = load(whole, [])
-        except (Exception, SystemExit):  # whatever its own code does
-            error = None
-    if not isinstance(error, Exception):
-        error = RemoteError(
-            f"{name}: {message}", type_name=name, traceback_text=text, worker=worker
-        )
-    error.add_note(note)
+    for way in ways:
+        with contextlib.suppress(Exception, SystemExit):  # whatever its own code does
+            error = load(way, [])
+            if isinstance(error, Exception):
+                vars(error).setdefault("__notes__", []).append(note)  # some refuse `add_note`
+                return error
+    remote = RemoteError(message, type_name=name, traceback_text=text, worker=worker)
+    remote.add_note(note)
+    return remote
+
+
+def anew(error: BaseException, worker: str) -> BaseException:
+    """Return another error that says the same, for each who is told.
+
+    An error keeps all that it passes on its way up, for as long as anybody keeps the error. One
+    that cannot be made again is told by a RemoteError.
+    """
+    made: Any = None
+    for way in (copy.copy, _Parts.copy):
+        with contextlib.suppress(Exception, SystemExit):  # whatever its own code does
+            made = way(error)
+        if type(made) is type(error) and made is not error:
+            break
+    else:
+        name, message, text = _words(error)
+        made = RemoteError(message, type_name=name, traceback_text=text, worker=worker)
+    for name in ("__traceback__", "__cause__", "__context__", "__suppress_context__"):
+        BaseException.__setattr__(made, name, getattr(error, name))  # some refuse theirs
+    if "__notes__" in vars(made):
+        vars(made)["__notes__"] = [*vars(made)["__notes__"]]
+    return cast("BaseException", made)
+
+
+class _Parts:
+    """An error that is sent as its class and what it holds.
+
+    By itself it is made as it was made at first, by a call of its class with `args`. These are not
+    what the class wants if it passes something else on to its base; others refuse attributes.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        error = self._error
+        return _put_together, (type(error), error.args, vars(error))
+
+    @classmethod
+    def copy(cls, error: BaseException) -> Any:
+        make, parts = cls(error).__reduce__()
+        return make(*parts)
+
+
+def _put_together(kind: type, args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    vars(error).update(state)
     return error
+
+
+def _words(error: BaseException) -> tuple[str, str, str]:
+    """Return the name of an error's type, what it says with that, and its traceback."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    trace = "".join(traceback.format_exception(type(error), error, _users_part(error)))
+    return name, f"{name}: {_text(error)}", trace
 
 
 def _users_part(error: BaseException) -> TracebackType | None:

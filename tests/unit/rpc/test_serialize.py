@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from holdfast.rpc.messages import Buffer
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.serialize import (
     OUTSIDE_BYTES,
+    anew,
     dump,
     dump_error,
     dump_plain,
@@ -285,7 +287,7 @@ class TestBytes:
         numbers = memoryview(bytearray(range(16))).cast("i", (2, 2))
         assert through(numbers) == numbers
         for empty in (np.zeros((0, 3)), np.zeros((3, 0), order="F"), np.zeros((0, 3)).T):
-            assert through(memoryview(empty)).nbytes == 0
+            assert through(empty.data).nbytes == 0
         assert through(np.zeros(2, dtype=[("a", "i4")]).data).nbytes == 8
 
     def test_without_numpy(self) -> None:
@@ -390,6 +392,32 @@ class Odd(Exception):
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
+        self.code = code
+
+
+class Choosy(Exception):
+    """Only its constructor can make it."""
+
+    def __new__(cls, *, reason: str) -> Self:
+        return super().__new__(cls, reason)
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__(reason)
+
+
+class Same(Choosy):
+    def __copy__(self) -> Self:
+        return self
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Rigid(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RuntimeError("no attributes")
 
 
 class Secretive(Exception):
@@ -408,6 +436,16 @@ class Holder:
 class Deadly(Exception):
     def __reduce__(self) -> Any:
         return sys.exit, (5,)
+
+
+ODD_ERRORS = pytest.mark.parametrize(
+    "error",
+    [
+        *(Odd(7, "odd"), Frozen(3), Rigid("rigid"), Deadly("x")),
+        *(KeyError("x", 2), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 
 
 def told(error: BaseException) -> BaseException:
@@ -433,12 +471,48 @@ class TestErrors:
         assert isinstance(error, PeerLost)
         assert (error.peer, error.incarnation) == ("w3", "abc")
 
+    @ODD_ERRORS
+    def test_as_itself_though_pickle_cannot_make_it(self, error: Exception) -> None:
+        came = told(error)
+        assert type(came) is type(error)
+        assert came.args == error.args
+        assert {name: vars(came)[name] for name in vars(error)} == vars(error)
+        (note,) = came.__notes__
+        assert "It was raised at WorkerInfo(id=1, name=w1)" in note
+        assert len(told(came).__notes__) == 2
+
+    @ODD_ERRORS
+    def test_another_one_says_the_same_and_keeps_nothing_that_this_one_passes(
+        self, error: Exception
+    ) -> None:
+        vars(error)["__notes__"] = ["noted"]
+        try:
+            raise error from KeyError("cause")
+        except Exception:
+            made = anew(error, "w1")
+        assert made is not error
+        assert type(made) is type(error)
+        assert (made.args, vars(made)) == (error.args, vars(error))
+        assert str(made.__cause__) == "'cause'"
+        assert made.__traceback__ is error.__traceback__
+        vars(made)["__notes__"].append("by who was told")
+        with pytest.raises(type(error)):
+            raise made
+        assert vars(error).pop("__notes__") == ["noted"]
+        assert made.__traceback__ is not error.__traceback__
+
+    @pytest.mark.parametrize("error", [Choosy(reason="odd"), Same(reason="odd")])
+    def test_what_cannot_be_made_again_is_told_by_a_remote_error(self, error: Exception) -> None:
+        made = anew(error, "w1")
+        assert isinstance(made, RemoteError)
+        assert made.type_name.endswith(type(error).__qualname__)
+        assert str(made).endswith(str(error))
+
     @pytest.mark.parametrize(
         ("error", "name", "message"),
         [
-            (Odd(7, "odd"), "test_serialize.Odd", "7: odd"),
+            (Choosy(reason="odd"), "test_serialize.Choosy", "odd"),
             (Secretive(), "test_serialize.Secretive", "it cannot say what it is"),
-            (Deadly("x"), "test_serialize.Deadly", "x"),
             (SystemExit(3), "builtins.SystemExit", "3"),
             (KeyboardInterrupt(), "builtins.KeyboardInterrupt", ""),
             (type("Local", (Exception,), {})("here"), "test_serialize.Local", "here"),
@@ -454,9 +528,9 @@ class TestErrors:
         assert "Traceback" in came.traceback_text
 
     def test_through_several_workers(self) -> None:
-        came = told(told(Odd(7, "odd")))
+        came = told(told(Choosy(reason="odd")))
         assert isinstance(came, RemoteError)
-        assert came.type_name.endswith(".Odd")
+        assert came.type_name.endswith(".Choosy")
         assert len(came.__notes__) == 2
 
     def test_a_group(self) -> None:
