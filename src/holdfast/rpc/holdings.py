@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, TimeoutExpired, UsageError
+from holdfast.clock import Deadline
+from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
 from holdfast.rpc.messages import RETRYABLE, Buffer, Kind, Message
@@ -25,7 +26,7 @@ from holdfast.rpc.passing import here
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef, short
 from holdfast.rpc.rref_protocol import ForkState, Number, Outcome, References, Send, Ticket
-from holdfast.rpc.serialize import dump, dump_plain, load
+from holdfast.rpc.serialize import anew, dump, dump_plain, load
 
 __all__ = ["Holdings", "timed_out"]
 
@@ -149,14 +150,17 @@ class Holdings:
         return self.agent.request(incarnation, kind, reference, timeout).wait()
 
     def _wait_for(self, room: Future[Any], timeout: float | None) -> Any:
-        """Wait for a value of this worker as long as a call would."""
-        seconds = self.agent.timeout_s if timeout is None else timeout
-        try:
-            return room.wait(seconds or None)
-        except TimeoutExpired:
-            if room.done():
-                raise  # that is what its creation raised
-            raise timed_out(int(seconds * 1000)) from None
+        """Wait for a value of this worker as long as a call would that is made here."""
+        if not room.done():
+            _, budget_ms = self.agent._deadline(timeout)
+            room._wait(Deadline.after(budget_ms / 1000 or None))
+            if not room.done():
+                raise timed_out(budget_ms)
+        error = room.exception()
+        if error is None:
+            return room.value()
+        # Not that one: it would keep whoever asked, with his reference, and so itself for ever.
+        raise anew(error, str(self.me))
 
     def dropped(self, reference: Number, fork: Number | None) -> None:
         """Hear that a reference of this worker was dropped. Safe within the garbage collector."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import operator
 import pickle
 import queue
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
+from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, TimeoutExpired, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.future import Driver
@@ -118,6 +119,14 @@ def keep(held: list[RRef[Any]]) -> None:
     kept.extend(held)
 
 
+def note_end(rref: RRef[Any]) -> None:
+    try:
+        rref.local_value()
+    except CallTimedOut:
+        _made.put(-1)
+        raise
+
+
 def give_back(rref: RRef[Any]) -> RRef[Any]:
     return rref
 
@@ -182,6 +191,59 @@ def test_methods_of_the_value(three: list[Agent]) -> None:
         rref.rpc_sync().__len__  # noqa: B018
     del rref, copied
     nothing_left(three)
+
+
+def test_a_method_waits_for_the_value_as_long_as_its_caller_does(
+    three: list[Agent], may_end: threading.Event
+) -> None:
+    three[1].timeout_s = 0.001  # what is usual at the owner is no matter of the caller's
+    rref = three[0].remote("w1", wait_for, (3,), timeout=0)
+    asked = [
+        rref.rpc_async(timeout=0).bit_length(),
+        rref.remote(timeout=0).bit_length()._get_future(),
+    ]
+    for future in asked:
+        with pytest.raises(TimeoutExpired, match="was not complete within"):
+            future.wait(0.2)
+    may_end.set()
+    assert asked[0].wait(WITHIN_S) == 2
+    assert asked[1].wait(WITHIN_S) is None
+    del rref, asked, future
+    nothing_left(three)
+
+
+def test_within_a_call_the_value_is_waited_for_until_that_must_be_answered(
+    three: list[Agent], may_end: threading.Event
+) -> None:
+    three[1].timeout_s = 0
+    rref = three[0].remote("w1", wait_for, (3,), timeout=0)
+    with pytest.raises(CallTimedOut):
+        three[0].call("w1", note_end, (rref,), timeout=0.05)
+    assert _made.get(timeout=WITHIN_S) == -1
+    may_end.set()
+    del rref
+    nothing_left(three)
+
+
+@pytest.mark.parametrize("to", ["w0", "w1"])
+def test_who_has_used_a_value_whose_creation_failed_does_not_keep_it(
+    three: list[Agent], to: str
+) -> None:
+    """The error of the creation stays as long as the value would: it must not know its users."""
+    gc.disable()
+    try:
+        for use_it in (use, RRef.to_here, lambda rref: rref.rpc_sync().index(1)):
+            rref = three[0].remote(to, fail)
+            for _ in range(2):
+                with pytest.raises(KeyError, match="planted") as caught:
+                    use_it(rref)
+                del caught
+            with pytest.raises(KeyError, match="planted") as caught:
+                three[0].call(to, use, (rref,))
+            del rref, caught
+            nothing_left(three)
+    finally:
+        gc.enable()
 
 
 def test_what_its_creation_raised(three: list[Agent]) -> None:
