@@ -8,7 +8,8 @@ A test that runs in every worker:
             assert rpc_sync("worker1", add, args=(1, 2)) == 3
 
 The function runs in each of the workers `worker0`, `worker1` …, after `init_rpc` and before
-`shutdown`. What one of them raises fails the test, with its traceback.
+`shutdown`. What one of them raises fails the test, with its traceback. It may be a method, which
+takes `self` and then `rank`: each worker calls it on an object of its own, which is new.
 
 A test that is a worker itself, `worker0`, and has others that serve it; they can be killed:
 
@@ -35,10 +36,10 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from holdfast.clock import Deadline
-from holdfast.errors import UsageError
+from holdfast.errors import UsageError, WorkersFailed
 from holdfast.faults.backends import plan_of
 from holdfast.faults.plan import FaultPlan
 from holdfast.launch.config import LaunchConfig
@@ -72,13 +73,16 @@ def run_workers(
     With `setup_rpc=False` it must call `init_rpc` itself, and `shutdown`. With
     `clean_shutdown=False` workers end without waiting for each other.
 
-    The function must be found by its name in its module. WorkersFailed if one of them raises.
+    The function must be found by its name in its module; a method is called on a new object of its
+    class. WorkersFailed if one of them raises.
     """
-    where = (function.__module__, function.__qualname__)
+    where = _where(function)
     config = LaunchConfig(1, 1, workers, rdzv_endpoint="localhost:0", max_restarts=0)
     setup = {"backend": backend, "options": dict(options or {}), "rpc_timeout": rpc_timeout}
     how = (setup if setup_rpc else None, clean_shutdown)
-    return elastic_launch(config, _work)(where, args, dict(named or {}), how)
+    work = functools.partial(_work, where, args, dict(named or {}), how)
+    work.__qualname__ = where.path  # type: ignore[attr-defined]  # as what it is told to have failed
+    return elastic_launch(config, work)()
 
 
 def rpc_workers(
@@ -92,32 +96,40 @@ def rpc_workers(
     """Let a test run in several workers. `faults` are the options of the backend `faulty`.
 
     The test takes its rank, and then whatever pytest gives it: parameters and fixtures that can
-    be pickled. For the rest see `run_workers`.
+    be pickled. For the rest see `run_workers`; what has `self` as its first parameter is a method.
     """
     if callable(workers):  # without brackets
         return rpc_workers()(workers)  # type: ignore[no-any-return]
     backend = _backend(faults)
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        whole = inspect.signature(test)
+        parameters = list(whole.parameters.values())
+        is_method = bool(parameters) and parameters[0].name == "self"
+        if len(parameters) <= is_method:
+            raise UsageError(f"{test.__qualname__}: must take its rank")
+
         @functools.wraps(test)
         def run(*args: Any, **named: Any) -> None:
-            run_workers(
-                test,
-                *args,
-                workers=workers,
-                setup_rpc=setup_rpc,
-                clean_shutdown=clean_shutdown,
-                backend=backend,
-                options=faults,
-                rpc_timeout=rpc_timeout,
-                named=named,
-            )
+            __tracebackhide__ = True
+            function = test.__get__(args[0]) if is_method else test
+            try:
+                run_workers(
+                    function,
+                    *args[is_method:],
+                    workers=workers,
+                    setup_rpc=setup_rpc,
+                    clean_shutdown=clean_shutdown,
+                    backend=backend,
+                    options=faults,
+                    rpc_timeout=rpc_timeout,
+                    named=named,
+                )
+            except WorkersFailed as failure:
+                raise failure.with_traceback(None) from None  # it tells where: in a worker
 
-        whole = inspect.signature(test)
-        # Or pytest would look for a fixture named rank.
-        run.__signature__ = whole.replace(  # type: ignore[attr-defined]
-            parameters=list(whole.parameters.values())[1:]
-        )
+        del parameters[is_method]  # or pytest would look for a fixture named rank
+        run.__signature__ = whole.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.in_worker = test  # type: ignore[attr-defined]
         return run
 
@@ -132,17 +144,37 @@ def _backend(faults: Mapping[str, Any]) -> str:
     return "faulty"
 
 
+class _Where(NamedTuple):
+    """Where a function is found."""
+
+    module: str
+    path: str
+    is_method: bool
+
+
+def _where(function: Callable[..., Any]) -> _Where:
+    if not inspect.ismethod(function):
+        return _Where(function.__module__, function.__qualname__, False)
+    one: Any = function.__self__
+    of_class = inspect.isclass(one)
+    owner: type = one if of_class else type(one)  # which may have inherited it
+    return _Where(owner.__module__, f"{owner.__qualname__}.{function.__name__}", not of_class)
+
+
 def _work(
-    where: tuple[str, str],
+    where: _Where,
     args: tuple[Any, ...],
     named: dict[str, Any],
     how: tuple[dict[str, Any] | None, bool],
 ) -> Any:
     setup, clean_shutdown = how
-    function: Any = importlib.import_module(where[0])
-    for name in where[1].split("."):
-        function = getattr(function, name)
+    owner: Any = None
+    function: Any = importlib.import_module(where.module)
+    for name in where.path.split("."):
+        owner, function = function, getattr(function, name)
     function = getattr(function, "in_worker", function)
+    if where.is_method:
+        function = functools.partial(function, owner())
     rank = int(os.environ["RANK"])
     if setup is None:
         return function(rank, *args, **named)

@@ -61,3 +61,26 @@ def test_a_project_of_a_user_has_the_fixture_and_nothing_else(pytester: pytest.P
     pytester.makepyfile(test_counting=USERS)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=100)
     result.assert_outcomes(passed=3)
+
+
+FAILS = """
+from holdfast.testing.rpcworld import rpc_workers
+
+
+class TestClass:
+    @rpc_workers(2)
+    def test_fails(self, rank):
+        assert rank == 0, "one does not like it"
+"""
+
+
+def test_a_test_that_fails_in_a_worker_is_told_by_its_name_and_nothing_of_ours(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_failing=FAILS)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=100)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E *TestClass.test_fails failed (run *", '*test_failing.py", line *in test_fails']
+    )
+    result.stdout.no_fnmatch_line("*launcher.py*")

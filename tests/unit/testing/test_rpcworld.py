@@ -81,6 +81,42 @@ def test_a_decorated_test_takes_what_pytest_gives(rank: int, tmp_path: Path, bas
     assert rpc_sync(1 - rank, operator.add, (base, rank)) == base + rank
 
 
+class TestDecoratedMethods:
+    base = 10
+
+    @pytest.mark.parametrize("more", [1])
+    @rpc_workers(2)
+    def test_it_takes_itself_and_the_rank(self, rank: int, tmp_path: Path, more: int) -> None:
+        assert tmp_path.is_dir()
+        assert rpc_sync(1 - rank, operator.add, (self.base, rank + more)) == self.base + rank + 1
+
+    @staticmethod
+    @rpc_workers(2)
+    def test_one_without_itself(rank: int) -> None:
+        assert rpc_sync(1 - rank, operator.add, (1, rank)) == 1 + rank
+
+    @classmethod
+    def of_the_class(cls, rank: int) -> tuple[int, int]:
+        return cls.base, rank
+
+    def test_methods_run_in_workers(self) -> None:
+        assert run_workers(self.of_the_class, workers=2) == {0: (self.base, 0), 1: (self.base, 1)}
+        assert run_workers(self.plain, 5, workers=1) == {0: (self.base, 0, 5)}
+
+    def plain(self, rank: int, more: int) -> tuple[int, int, int]:
+        return self.base, rank, more
+
+
+class TestInheritedMethods(TestDecoratedMethods):
+    base = 20
+
+
+def test_a_decorated_test_takes_its_rank() -> None:
+    for wrong in (lambda: None, lambda self: None):
+        with pytest.raises(UsageError, match="<lambda>: must take its rank"):
+            rpc_workers(2)(wrong)
+
+
 @rpc_workers(2, setup_rpc=False)
 def alone(rank: int) -> None:
     assert not is_agent_set()
