@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.rpc.api import async_execution
 from holdfast.rpc.future import Future
 from holdfast.rpc.way import make_way
-from holdfast.torch_compat.agents import current, is_set
+from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.contexts import CONTEXTS, DistAutogradContext, asker_lost, release
 from holdfast.torch_compat.devices import gradients_leave
 from holdfast.torch_compat.engine import Pass, Roots
@@ -98,11 +98,13 @@ def _roots(roots: Sequence[Any]) -> Roots:
 
 
 def _enter(one: Pass) -> Pass:
-    """Let a pass be known; return the one that is known of that number."""
+    """Let a pass be known, unless it is over; return the one that is known of that number."""
     context = one.context
     with context.lock:
         if context.is_released:
             raise RuntimeError(f"Could not find autograd context with id: {context.number}")
+        if one.number in context.over and one.number not in context.passes:
+            raise RuntimeError(f"backward pass {one.number} is over")
         entered: Pass = context.passes.setdefault(one.number, one)
     if entered is one:
         one.future.add_done_callback(lambda _: _tell_failure(one))
@@ -130,9 +132,10 @@ def take_gradients(
     """Go on with a pass; for the first who asks, answer when this worker's part is done (DA-1)."""
     context = CONTEXTS.find(context_id)
     try:
-        one, is_first = _join(context, number, retain_graph, asker)
+        made = Pass(context, number, retain_graph, _send, asker)
+        one = _enter(made)
         one.come(message, gradients)
-        if not is_first:
+        if one is not made:
             return None
         if _has_hung_up(asker):  # before the pass was known
             one.fail(asker_lost(current().core.name_of(asker)))
@@ -146,20 +149,6 @@ def take_gradients(
 def _has_hung_up(asker: str) -> bool:
     core = current().core
     return asker != core.contact.incarnation and not core.server.has_pipe(asker)
-
-
-def _join(
-    context: DistAutogradContext, number: int, retain_graph: bool, asker: str
-) -> tuple[Pass, bool]:
-    with context.lock:
-        one = context.passes.get(number)
-        if one is None and number in context.over:
-            raise RuntimeError(f"backward pass {number} is over")
-    if one is not None:
-        return one, False
-    made = Pass(context, number, retain_graph, _send, asker)
-    one = _enter(made)
-    return one, one is made
 
 
 def end_pass(context_id: int, number: int, why: str) -> None:
@@ -186,9 +175,10 @@ def _tell_failure(one: Pass) -> None:
 
 def _tell(context: DistAutogradContext, number: int, why: str, asked: set[int]) -> None:
     """Tell all who may have a part in a pass that it has failed (DA-2)."""
-    if not is_set():
+    try:
+        core = current().core
+    except RuntimeError:  # this worker has left
         return
-    core = current().core
     args = (context.number, number, why)
     for worker in context._known_worker_ids() | asked:
         try:

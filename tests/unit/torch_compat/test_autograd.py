@@ -18,6 +18,7 @@ from holdfast.torch_compat import agents, autograd, calls
 from holdfast.torch_compat.autograd import AUTOGRAD_NAMES, backward, get_gradients
 from holdfast.torch_compat.contexts import CONTEXTS
 from holdfast.torch_compat.engine import Pass
+from holdfast.torch_compat.graph import stamp
 from tests.unit.torch_compat.group import group
 
 WITHIN_S = 30
@@ -127,6 +128,32 @@ def test_a_pass_that_cannot_be_joined_any_more_says_so() -> None:
         with pytest.raises(RuntimeError, match="backward pass 6 is over"):
             autograd.take_gradients(myself(), number, 6, 1, [], False)
         autograd.end_pass(number + 1, 6, "lost")
+
+
+def test_a_pass_that_ends_while_it_is_to_begin_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with group("a"), context() as number:
+
+        def make(*args: Any) -> Pass:
+            autograd.end_pass(number, 4, "a worker is lost")  # of which another thread hears now
+            return Pass(*args)
+
+        monkeypatch.setattr(autograd, "Pass", make)
+        leaf = torch.ones(2, requires_grad=True)
+        mine = CONTEXTS.find(number)
+        message = stamp([leaf], 5, mine)[2]
+        with pytest.raises(RuntimeError, match="backward pass 4 is over"):
+            autograd.take_gradients(myself(), number, 4, message, [leaf], False)
+        assert mine.passes == {}
+
+
+def test_who_has_left_tells_nobody() -> None:
+    with group("a") as (me,), context() as number:
+        mine = CONTEXTS.find(number)
+        mine.workers.add(0)
+        agents.reset()
+        autograd._tell(mine, 4, "a worker is lost", set())
+        agents.set_and_start(me)
+        assert me.core.metrics()["agent.client_calls"] == "0"
 
 
 def test_a_pass_that_fails_at_one_worker_is_ended_at_those_that_it_knows() -> None:
