@@ -98,7 +98,6 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
     def __init__(self, rendezvous: Rendezvous, run_id: str) -> None:
         self._rendezvous = rendezvous
         self._run_id = run_id
-        self._why = ""
         self._here: Round | None = None
         self._door: C10dDoor | None = None
         self._shared = False
@@ -120,14 +119,15 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round."""
+        why = ""
         with _torchs_errors():
             while True:
                 self._close_door()
-                here = self._rendezvous.next_round(self._why)
+                here = self._rendezvous.next_round(why)
                 try:
                     return self._enter(here)
                 except RoundOver:
-                    self._why = self._rendezvous.over() or "the round ended before it began"
+                    why = self._rendezvous.over() or "the round ended before it began"
 
     def exchange(self, role: str, workers: int) -> tuple[WorkerRanks, ...]:
         """Tell the round of this node's workers; return their ranks. RoundOver if it is."""

@@ -273,6 +273,9 @@ def test_a_round_that_ends_before_all_have_met_is_followed_by_the_next() -> None
     one = Handler(rounds, "unit")
     assert one.next_rendezvous().rank == 0
     assert rounds.asked == ["", "round 1 is over"]
+    rounds.rounds.append(here(0))
+    one.next_rendezvous()
+    assert rounds.asked[2:] == [""]  # that one is forgotten
     rounds.gone = "somebody died"
     assert one.num_nodes_waiting() == 1
     with pytest.raises(RoundOver):
