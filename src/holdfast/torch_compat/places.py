@@ -6,6 +6,7 @@
     worker/ID           its incarnation
     ids                 the numbers of those who are there, where workers come and go
     join/…              how far the workers are with leaving together
+    secret              the group's, between hosts, if the job has none (`agents.py`)
 
 Such a store has no leases: nobody is told that a worker is gone. A call finds out when the worker
 does not let it connect.
@@ -17,13 +18,15 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import torch.distributed as dist
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import PeerLost, TimeoutExpired
+from holdfast.errors import PeerLost, TimeoutExpired, Unavailable
 from holdfast.rpc.agent import Target
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
@@ -107,9 +110,11 @@ class Places:
         if known is not None:
             return known
         # Somebody who knew us before we knew him.
-        if not self._store.check([f"life/{incarnation}"]):
-            raise PeerLost("Connection closed by peer (nobody knows it)", incarnation=incarnation)
-        contact = self._read(incarnation)
+        with _cores_errors():
+            if not self._store.check([f"life/{incarnation}"]):
+                gone = "Connection closed by peer (nobody knows it)"
+                raise PeerLost(gone, incarnation=incarnation)
+            contact = self._read(incarnation)
         with self._lock:
             self._lives = {**self._lives, incarnation: contact}
         return contact
@@ -119,9 +124,10 @@ class Places:
         found = self._devices.get(incarnation)
         if found is None:
             key = f"devices/{incarnation}"
-            if not self._store.check([key]):
-                return []
-            found = json.loads(self._store.get(key))
+            with _cores_errors():
+                if not self._store.check([key]):
+                    return []
+                found = json.loads(self._store.get(key))
             with self._lock:
                 self._devices = {**self._devices, incarnation: found}
         return found
@@ -188,3 +194,12 @@ class Places:
             self._names = {**self._names, info.name: contact}
             self._ids = {**self._ids, info.id: contact}
             self._lives = {**self._lives, contact.incarnation: contact}
+
+
+@contextmanager
+def _cores_errors() -> Iterator[None]:
+    """Raise what core knows where a store is lost: nobody can tell, now."""
+    try:
+        yield
+    except dist.DistError as error:
+        raise Unavailable(f"the group's store: {error}") from None

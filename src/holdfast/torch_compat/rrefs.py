@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from holdfast.errors import HoldfastError
 from holdfast.rpc.messages import Kind
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.rref_protocol import Number
@@ -214,7 +215,7 @@ def _shown(number: Number) -> str:
     """Return a number as torch shows it; its maker is a worker's life, shown as that worker."""
     try:
         maker = current().places.find_incarnation(number.maker).info.id
-    except RuntimeError:  # it is gone, or we are
+    except (HoldfastError, RuntimeError):  # it is gone, or we are
         maker = -1
     return f"GloballyUniqueId(created_on={maker}, local_id={number.serial - 1})"
 

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from holdfast.clock import Deadline
-from holdfast.errors import PeerLost, TimeoutExpired
+from holdfast.errors import PeerLost, TimeoutExpired, Unavailable
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
 from holdfast.torch_compat.places import Places
@@ -55,6 +55,21 @@ def test_who_is_unknown_is_named(store: Any, unknown: Any) -> None:
     (one,) = entered(store, "a")
     with pytest.raises(RuntimeError, match=f"{unknown} could not find destination"):
         one.find(unknown)
+
+
+def test_a_store_that_is_lost_is_an_error_that_core_knows(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost:
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("Failed to recv")
+
+    (one,) = entered(store, "a")
+    monkeypatch.setattr(one, "_store", Lost())
+    for ask in (one.find_incarnation, one.devices):
+        with pytest.raises(Unavailable, match="the group's store: Failed to recv"):
+            ask("life-of-b-1")
+    assert one.find_incarnation("life-of-a-0") == contact("a", 0)
 
 
 def test_a_life_that_we_have_not_met_is_looked_for_in_the_store(store: Any) -> None:
