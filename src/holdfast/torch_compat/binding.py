@@ -27,7 +27,7 @@ from holdfast.torch_compat.elastic.names import register_backends, replacements
 from holdfast.torch_compat.futures import collect_all
 from holdfast.torch_compat.optimizer import mend_when_imported
 from holdfast.torch_compat.quick import shorten
-from holdfast.torch_compat.rpc_names import both
+from holdfast.torch_compat.rpc_names import stand_ins
 from holdfast.torch_compat.scripts import watch_compiler
 
 __all__ = ["bind", "is_bound"]
@@ -50,7 +50,7 @@ def bind() -> None:
         return
     _bound = True
     old = {name: module for name, module in sys.modules.items() if _within(name, _OLD)}
-    for name, module in both().items():
+    for name, module in stand_ins().items():
         sys.modules[f"torch._C.{name}"] = module
         setattr(torch._C, name, module)
     torch._C._collect_all = collect_all

@@ -1,4 +1,4 @@
-"""The modules that stand in for torch's binding: `torch._C._distributed_rpc` and its testing one.
+"""The modules that stand in for torch's binding: of RPC, of its tests, and of autograd over it.
 
 torch's Python above the binding stays as it is: it is what programs and torch's tests use, with
 every text and every private helper. Below are the names that mean something else with us; all
@@ -17,7 +17,7 @@ from holdfast.torch_compat.autograd import AUTOGRAD_NAMES
 from holdfast.torch_compat.rrefs import PyRRef
 from holdfast.torch_compat.theirs import THEIRS, THEIRS_AUTOGRAD, THEIRS_FAULTY
 
-__all__ = ["CALLER_ALONE", "FAULTY_NAMES", "RPC_NAMES", "both"]
+__all__ = ["CALLER_ALONE", "FAULTY_NAMES", "RPC_NAMES", "stand_ins"]
 
 CALLER_ALONE = (
     "holdfast.torch_compat: the profiler sees what this worker does, and nothing of what its calls "
@@ -84,8 +84,8 @@ def _stand_in(theirs: ModuleType, names: dict[str, Any]) -> ModuleType:
     return module
 
 
-def both() -> dict[str, ModuleType]:
-    """Return both modules, by name."""
+def stand_ins() -> dict[str, ModuleType]:
+    """Return the modules, by name."""
     return {
         "_distributed_autograd": _stand_in(THEIRS_AUTOGRAD, AUTOGRAD_NAMES),
         "_distributed_rpc": _stand_in(THEIRS, RPC_NAMES),
