@@ -388,13 +388,18 @@ class Agent:
 
     def _deadline(self, timeout: float | None) -> tuple[float, int]:
         """Return when to give a call up, and in how many milliseconds from now that is."""
-        seconds = self.timeout_s if timeout is None else check_timeout(timeout)
+        try:
+            seconds = self.timeout_s if timeout is None else check_timeout(timeout)
+        except UsageError:
+            raise UsageError(
+                f"timeout {timeout!r:.60}: must be seconds, 0 for no limit, None for the default"
+            ) from None
         now, at = self._clock.monotonic(), deadline_here()
         if seconds and now + seconds < at:
             at = now + seconds
         if at == NEVER:
             return at, NO_BUDGET
-        return at, int((at - now) * 1000) if at - now >= 0.001 else 1
+        return at, int((at - now) * 1000 + 0.5) if at - now >= 0.001 else 1
 
     def _peer_at(self, incarnation: str) -> Peer:
         peer = self._peers.get(incarnation)

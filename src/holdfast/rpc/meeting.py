@@ -64,6 +64,11 @@ def meet(
     if store is not None:
         if init_method is not None:
             raise UsageError("init_rpc: give a store or an init_method, not both")
+        if not isinstance(store, Store):
+            raise UsageError(
+                f"store {store!r:.80}: must be a Store, as open_store returns it; "
+                "an address is an init_method"
+            )
         prefix, serves = "rpc/", False
         _check_place(rank, world_size)
     else:

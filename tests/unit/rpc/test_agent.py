@@ -276,6 +276,11 @@ def test_retries_never_outlive_the_deadline(world: World, insist: Callable[..., 
         insist(add, 1, timeout=SOON, retries=slow)  # it is not waited for in vain
 
 
+def test_a_timeout_is_told_as_it_was_given(world: World) -> None:
+    for number in range(1, 2000):  # not all of them are what they seem, as fractions of two
+        assert world.one._deadline(number / 1000)[1] == number
+
+
 def test_a_try_may_be_given_up_before_the_call_is(world: World) -> None:
     quick = RetryPolicy(max_retries=1000, delay_s=0.0, backoff=1.0, try_s=0.02)
     future = world.one.call_async("two", wait, ("x",), retries=quick)

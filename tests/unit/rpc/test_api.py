@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,7 @@ class TestMistakes:
             ({"options": {"x": 1}}, "RPC backend default: takes no options"),
             ({"init_method": "file:///x"}, "give a store or an init_method, not both"),
             ({"store": None, "init_method": "http://x"}, "must be tcp://host:port, file:///path"),
+            ({"store": "tcp://h:1"}, "store 'tcp://h:1': must be a Store, .*is an init_method"),
             ({"store": None}, "neither HOLDFAST_STORE nor MASTER_ADDR and MASTER_PORT are set"),
             ({"timeout": -1}, "timeout"),
             ({"rpc_timeout": -1}, "rpc_timeout -1: must be zero or more seconds"),
@@ -164,6 +167,27 @@ class TestMistakes:
         monkeypatch.setenv(name, text)
         with pytest.raises(UsageError, match=f"{name}='{text}': must be a whole number"):
             init_rpc("w0")
+
+    @pytest.mark.parametrize("make", [rpc_sync, rpc_async, remote])
+    def test_of_a_call(self, make: Callable[..., Any]) -> None:
+        init_rpc("w0", store=MemoryStore())
+        try:
+            for args, said in (
+                ((1, 2), r"args 1: must be a tuple or a list, as in args=\(1, 2\)"),
+                (("ab",), "args 'ab': must be a tuple"),
+                (({"ab"},), "args {'ab'}: must be a tuple"),
+                (((1,), 2), "kwargs 2: must be a mapping of names"),
+                (((), None, "x"), "timeout 'x': must be seconds, 0 for no limit, None for the "),
+                (((), None, -1), "timeout -1: must be seconds, 0 for no limit"),
+                (((), None, None, 3), "retries 3: must be a RetryPolicy"),
+            ):
+                with pytest.raises(UsageError, match=said):
+                    make("w0", operator.add, *args)
+            for good in ([1, 2], range(1, 3)):
+                made = make("w0", operator.add, good, {})
+                assert made == 3 or (made.wait() if make is rpc_async else made.to_here()) == 3
+        finally:
+            shutdown()
 
     def test_twice(self) -> None:
         init_rpc("w0", store=MemoryStore())
