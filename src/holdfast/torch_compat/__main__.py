@@ -23,14 +23,20 @@ def main(args: list[str]) -> None:
     install()
     if args[0] == "-m":
         sys.argv = args[1:]
-        sys.path[0] = os.getcwd()
+        _put_first(os.getcwd())
         if not _is_there(args[1]):
             sys.exit(f"{args[1]}: no such module; {USAGE}")
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = args
-    sys.path[0] = os.path.dirname(os.path.abspath(args[0]))
+    _put_first(os.path.dirname(os.path.abspath(args[0])))
     runpy.run_path(args[0], run_name="__main__")
+
+
+def _put_first(folder: str) -> None:
+    """Let modules be found where Python itself would look first: with -P nowhere in particular."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
 
 
 def _is_there(module: str) -> bool:

@@ -100,6 +100,17 @@ def test_a_script_and_a_module_run_with_it(tmp_path: Path) -> None:
     )
 
 
+def test_a_safe_path_stays_as_it_is(tmp_path: Path) -> None:
+    library, other = tmp_path / "library", tmp_path / "other"
+    for folder in (library, other):
+        folder.mkdir()
+        (folder / "which.py").write_text(f"print({folder.name!r})\n", encoding="utf-8")
+    (other / "program.py").write_text("import which\n", encoding="utf-8")
+    command = ("-P", "-m", "holdfast.torch_compat")
+    assert run(*command, str(other / "program.py"), path=(str(library),)) == "library\n"
+    assert run(*command, "-m", "which", path=(str(library),)) == "library\n"
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
