@@ -185,18 +185,18 @@ def rpc_sync(
     `timeout` in seconds, 0 for none, None for the agent's default. With `retries` the call is sent
     again when a connection breaks, and still runs at most once.
     """
-    if type(args) is not tuple or kwargs:
-        args, kwargs = _arguments(args, kwargs)
-    return current.current_agent().call(to, func, args, kwargs, timeout, retries)
+    if kwargs or (args is not None and type(args) is not tuple):
+        _check_arguments(args, kwargs)
+    return current.current_agent().call(to, func, args or (), kwargs, timeout, retries)
 
 
-def _arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, Any] | None]:
-    """Return the arguments of a call; UsageError if they were not given as such."""
-    if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
+def _check_arguments(args: object, kwargs: object) -> None:
+    """Refuse what are no arguments. Who has a tuple alone, as nearly all, need not ask."""
+    some = args is None or isinstance(args, (tuple, list, Sequence))
+    if not some or isinstance(args, (str, bytes)):
         raise UsageError(f"args {args!r:.60}: must be a tuple or a list, as in args=(1, 2)")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
+    if kwargs is not None and not isinstance(kwargs, (dict, Mapping)):
         raise UsageError(f"kwargs {kwargs!r:.60}: must be a mapping of names to arguments")
-    return args or (), kwargs
 
 
 def rpc_async(
@@ -208,9 +208,9 @@ def rpc_async(
     retries: RetryPolicy | None = None,
 ) -> Future[Any]:
     """Call a function at a worker; return the future of what it returns."""
-    if type(args) is not tuple or kwargs:
-        args, kwargs = _arguments(args, kwargs)
-    return current.current_agent().call_async(to, func, args, kwargs, timeout, retries)
+    if kwargs or (args is not None and type(args) is not tuple):
+        _check_arguments(args, kwargs)
+    return current.current_agent().call_async(to, func, args or (), kwargs, timeout, retries)
 
 
 def remote(
@@ -222,9 +222,9 @@ def remote(
     retries: RetryPolicy | None = None,
 ) -> RRef[Any]:
     """Call a function at a worker and leave the result there; return a reference to it."""
-    if type(args) is not tuple or kwargs:
-        args, kwargs = _arguments(args, kwargs)
-    return current.current_agent().remote(to, func, args, kwargs, timeout, retries)
+    if kwargs or (args is not None and type(args) is not tuple):
+        _check_arguments(args, kwargs)
+    return current.current_agent().remote(to, func, args or (), kwargs, timeout, retries)
 
 
 def get_worker_info(name: str | None = None) -> WorkerInfo:
