@@ -44,11 +44,17 @@ __all__ = ["install", "installed"]
 
 
 def install() -> None:
-    """Bind torch's names to holdfast, in this process and in the children that it will start."""
-    import torch  # noqa: F401  # first: in a child that is what installs us
+    """Bind torch's names to holdfast, in this process and in the children that it will start.
 
+    UsageError if RPC runs already: its agent, which is torch's, would be lost to the program.
+    """
+    import torch  # first: in a child that is what installs us
+
+    from holdfast.errors import UsageError
     from holdfast.torch_compat.binding import bind
 
+    if not installed() and torch._C._distributed_rpc._is_current_rpc_agent_set():
+        raise UsageError("holdfast.torch_compat.install: torch's RPC runs: do it before init_rpc")
     bind()
 
 

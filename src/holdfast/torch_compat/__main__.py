@@ -6,6 +6,7 @@ import importlib.util
 import os
 import runpy
 import sys
+from typing import NoReturn
 
 from holdfast.torch_compat import install
 
@@ -16,16 +17,21 @@ USAGE = "usage: python -m holdfast.torch_compat [-m module | script.py] args…"
 
 def main(args: list[str]) -> None:
     """Run a module or a script with these arguments."""
+    if args and args[0] in ("-h", "--help"):
+        sys.stdout.write(f"{USAGE}\n")
+        return
     if not args or args == ["-m"] or (args[0].startswith("-") and args[0] != "-m"):
-        sys.exit(USAGE)
+        _refuse(USAGE)
     if args[0] != "-m" and not os.path.exists(args[0]):
-        sys.exit(f"{args[0]}: no such file; {USAGE}")
+        _refuse(f"{args[0]}: no such file; {USAGE}")
+    if importlib.util.find_spec("torch") is None:
+        sys.exit("holdfast.torch_compat: needs torch, which is not installed")
     install()
     if args[0] == "-m":
         sys.argv = args[1:]
         _put_first(os.getcwd())
         if not _is_there(args[1]):
-            sys.exit(f"{args[1]}: no such module; {USAGE}")
+            _refuse(f"{args[1]}: no such module; {USAGE}")
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = args
@@ -37,6 +43,12 @@ def _put_first(folder: str) -> None:
     """Let modules be found where Python itself would look first: with -P nowhere in particular."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
+
+
+def _refuse(why: str) -> NoReturn:
+    """End as programs do that were called in a wrong way."""
+    sys.stderr.write(f"{why}\n")
+    sys.exit(2)
 
 
 def _is_there(module: str) -> bool:

@@ -52,7 +52,8 @@ print(torch.distributed.rpc.TensorPipeAgent.__module__, *sys.argv[1:])
 """
 
 
-def run(*args: str, path: tuple[str, ...] = ()) -> str:
+def ended(*args: str, path: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    """Run Python; return its exit code, and what it has printed and complained."""
     variables = {**env.variables(), "PYTHONPATH": ":".join([*path, SOURCE])}
     done = subprocess.run(
         [sys.executable, *args],
@@ -62,8 +63,13 @@ def run(*args: str, path: tuple[str, ...] = ()) -> str:
         timeout=WITHIN_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.returncode, done.stdout, done.stderr
+
+
+def run(*args: str, path: tuple[str, ...] = ()) -> str:
+    code, told, complained = ended(*args, path=path)
+    assert code == 0, complained
+    return told
 
 
 def test_every_name_that_was_taken_before_is_ours_afterwards() -> None:
@@ -116,7 +122,7 @@ def test_a_safe_path_stays_as_it_is(tmp_path: Path) -> None:
     [
         ((), ""),
         (("-m",), ""),
-        (("--help",), ""),
+        (("--what",), ""),
         (("nowhere.py",), "nowhere.py: no such file; "),
         (("-m", "no.where"), "no.where: no such module; "),
     ],
@@ -124,16 +130,43 @@ def test_a_safe_path_stays_as_it_is(tmp_path: Path) -> None:
 def test_without_a_program_it_says_what_is_needed_in_one_line(
     args: tuple[str, ...], said: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast.torch_compat", *args],
-        env={**env.variables(), "PYTHONPATH": SOURCE},
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr == f"{said}{USAGE}\n"
+    assert ended("-m", "holdfast.torch_compat", *args) == (2, "", f"{said}{USAGE}\n")
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_is_no_error(word: str) -> None:
+    assert ended("-m", "holdfast.torch_compat", word) == (0, f"{USAGE}\n", "")
+
+
+def test_without_torch_it_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SHOW, encoding="utf-8")
+    hide = "import runpy, sys; sys.modules['torch'] = None; del sys.argv[0]; "
+    run_it = "runpy.run_module('holdfast.torch_compat', run_name='__main__', alter_sys=True)"
+    found = ended("-c", hide + run_it, "holdfast.torch_compat", str(tmp_path / "program.py"))
+    assert found == (1, "", "holdfast.torch_compat: needs torch, which is not installed\n")
+
+
+LATE = """
+import os, sys
+import torch.distributed.rpc as rpc
+import holdfast.torch_compat as compat
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{sys.argv[1]}")
+rpc.init_rpc("w0", rank=0, world_size=1, rpc_backend_options=options)
+try:
+    compat.install()
+except Exception as error:
+    print(error)
+assert rpc.rpc_sync("w0", divmod, args=(7, 2)) == (3, 1), "it is not lost"
+rpc.shutdown()
+compat.install()
+print(compat.installed())
+"""
+
+
+def test_it_is_refused_while_torchs_own_rpc_runs(tmp_path: Path) -> None:
+    told = run("-W", "ignore", "-c", LATE, str(tmp_path / "meet"))
+    said = "holdfast.torch_compat.install: torch's RPC runs: do it before init_rpc"
+    assert told == f"{said}\nTrue\n"
 
 
 def test_asking_binds_nothing() -> None:
