@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -37,6 +36,7 @@ from typing import Self, TypeAlias
 from holdfast import env
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.process.escalation import KILL_WAIT_S
+from holdfast.process.handle import still_running
 
 __all__ = ["Containment", "outlive_group"]
 
@@ -231,7 +231,8 @@ class Containment:
                 waited = {fd: pid for pid, fd in found.items() if pid not in self._stuck}
                 if not waited or deadline.passed():
                     return tuple(sorted(killed)), tuple(sorted(found))
-                self._stuck.update(waited[fd] for fd in _still_running(waited, deadline))
+                stuck = still_running(waited, deadline.remaining() or 0, self._clock)
+                self._stuck.update(waited[fd] for fd in stuck)
 
     def _is_kept_by_ours(self, pid: int) -> bool:
         """Say whether a process of ours, such as a forkserver, has still to reap this one."""
@@ -398,19 +399,6 @@ def _kill(fds: Iterable[int]) -> None:
     for fd in fds:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
-
-
-def _still_running(fds: Iterable[int], deadline: Deadline) -> set[int]:
-    """Wait until the processes have ended, and return those that have not."""
-    waiting = set(fds)
-    poll = select.poll()
-    for fd in waiting:
-        poll.register(fd, select.POLLIN)
-    while waiting and not deadline.passed():
-        for fd, _ in poll.poll(1000 * (deadline.remaining() or 0)):
-            poll.unregister(fd)
-            waiting.discard(fd)
-    return waiting
 
 
 # Control groups.

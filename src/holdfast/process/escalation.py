@@ -5,7 +5,8 @@ Pure: times are given, and what is to be done is returned.
 Guarantees
     ES-1  KILL comes only after the grace of a stop, never before, and once for each process.
     ES-2  Every stop ends. Ticked when `next_wake` says, each process has exited or is abandoned
-          at most grace + `kill_wait_s` after the stop.
+          at most grace + `kill_wait_s` after the stop; one that is known to be ending then, at
+          most grace + ENDING_WAIT_S after it.
     ES-3  A later stop only shortens: the moment of KILL never moves away.
     ES-4  No signal is sent twice, however often it is asked for: to many programs a second TERM
           or INT means "do not clean up". After KILL nothing is sent at all.
@@ -14,16 +15,19 @@ Guarantees
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from signal import Signals
 from typing import TypeAlias
 
 from holdfast.records import dataclass
 
-__all__ = ["KILL_WAIT_S", "Abandon", "Effect", "Escalation", "Kill", "Send"]
+__all__ = ["ENDING_WAIT_S", "KILL_WAIT_S", "Abandon", "Effect", "Escalation", "Kill", "Send"]
 
 KILL_WAIT_S = 5.0
-"""How long a killed process may take to go; one that waits for a device may never."""
+"""How long a killed process may take to begin to end; one that waits for a device may never."""
+ENDING_WAIT_S = 120.0
+"""How long it may take in all if it does: memory that a device used is freed at 6 GB a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +63,11 @@ class Escalation:
         self._kill_wait_s = kill_wait_s
         self._sent: set[int] = set()
         self._kill_at: float | None = None
-        self._abandon_at: float | None = None
+        self._killed_at: float | None = None
+        self._abandon_at = math.inf
+        self._ending: set[int] = set()
         self.abandoned: tuple[int, ...] = ()
         """The processes that were given up."""
-
-    @property
-    def asked(self) -> bool:
-        """Say whether a stop has been asked for."""
-        return self._kill_at is not None
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -78,7 +79,7 @@ class Escalation:
         kill_at = now if signal == Signals.SIGKILL else now + max(0.0, grace_s)
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         effects = self.tick(now)
-        if self._abandon_at is None and self._alive and signal not in self._sent:
+        if self._killed_at is None and self._alive and signal not in self._sent:
             self._sent.add(signal)
             effects.append(Send(signal, self.alive))
         return effects
@@ -87,24 +88,34 @@ class Escalation:
         """Note that a process has ended."""
         self._alive.pop(pid, None)
 
+    def ending(self, pid: int) -> None:
+        """Note that a process is on its way out: it only needs time."""
+        self._ending.add(pid)
+
     def tick(self, now: float) -> list[Effect]:
         """Do what is due."""
         if not self._alive:
             return []
-        if self._abandon_at is not None:
-            if now < self._abandon_at:
-                return []
-            self.abandoned = self.alive
-            self._alive.clear()
-            return [Abandon(self.abandoned)]
+        if self._killed_at is not None:
+            return self._abandon(now, self._killed_at + ENDING_WAIT_S)
         if self._kill_at is None or now < self._kill_at:
             return []
         # From now, not from `kill_at`: after a late tick, too, KILL has its time to work.
-        self._abandon_at = now + self._kill_wait_s
+        self._killed_at, self._abandon_at = now, now + self._kill_wait_s
         return [Kill(self.alive)]
+
+    def _abandon(self, now: float, last_at: float) -> list[Effect]:
+        if now < self._abandon_at:
+            return []
+        self._abandon_at = last_at
+        stuck = tuple(pid for pid in self._alive if now >= last_at or pid not in self._ending)
+        for pid in stuck:
+            del self._alive[pid]
+        self.abandoned += stuck
+        return [Abandon(stuck)] if stuck else []
 
     def next_wake(self) -> float | None:
         """Return when to tick next; None if there is nothing to wait for but exits and stops."""
         if not self._alive:
             return None
-        return self._kill_at if self._abandon_at is None else self._abandon_at
+        return self._kill_at if self._killed_at is None else self._abandon_at

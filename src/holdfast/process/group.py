@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import selectors
 import threading
 from collections.abc import Callable, Sequence
@@ -21,12 +20,12 @@ from dataclasses import replace
 from signal import SIGKILL
 from typing import Protocol, TypeAlias, assert_never
 
-from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import Unavailable, UsageError
 from holdfast.process.containment import Containment
 from holdfast.process.escalation import KILL_WAIT_S, Abandon, Effect, Escalation, Kill, Send
 from holdfast.process.failure import Failure, WorkerExited
-from holdfast.process.handle import is_ending, readable
+from holdfast.process.handle import is_ending, readable, still_running
 from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import Exit, GroupEnded, Launch
 from holdfast.records import dataclass
@@ -35,6 +34,8 @@ __all__ = ["Streams", "WorkerGroup"]
 
 LOOK_EVERY_S = 0.5
 """How often to look who is on its way out: well within NOTICED_LATE_S, and cheap enough to idle."""
+
+_SLEEP_MAX_S = 3600.0  # in one go; the system takes no more than 24 days
 
 _log = logging.getLogger("holdfast.process")
 
@@ -99,6 +100,7 @@ class WorkerGroup:
         self._lock = threading.Lock()
         self._workers: dict[int, _Worker] = {}
         self._escalation = Escalation(())
+        self._early: list[tuple[int, float]] | None = []  # stops from before all had been started
         self._asked_at: float | None = None  # on the clock of the error files
         self._ending_at: dict[int, float] = {}  # by pid: who ended by no word of ours, and when
         self._started = False
@@ -139,16 +141,23 @@ class WorkerGroup:
     def stop(self, number: int, grace_s: float) -> None:
         """Begin to stop the workers, and return: the signal, KILL after the grace, then giving up.
 
-        May be called again: the shorter grace wins.
+        May be called again: the shorter grace wins. While the workers are still being started, it
+        begins when they all have been.
         """
         with self._lock:
+            self._look()
             if self._asked_at is None:
-                self._look()
                 self._asked_at = self._clock.wall()
-            self._perform(self._escalation.stop(number, grace_s, self._clock.monotonic()))
+            if self._early is None:
+                self._stop(number, grace_s)
+            else:
+                self._early.append((number, grace_s))
             if self._wake is not None:
                 with contextlib.suppress(BlockingIOError):  # it has been woken often enough
                     os.write(self._wake[1], b".")
+
+    def _stop(self, number: int, grace_s: float) -> None:
+        self._perform(self._escalation.stop(number, grace_s, self._clock.monotonic()))
 
     def close(self) -> tuple[int, ...]:
         """Kill what runs, wait for its end, and return what could not be killed. Idempotent."""
@@ -170,16 +179,21 @@ class WorkerGroup:
     def _start_one(self, launch: Launch) -> None:
         stdout, stderr = self._logs.descriptors(launch.local_rank)
         process = self._starter.start(launch, stdout, stderr)
-        self._workers[process.pid] = _Worker(launch, process)
+        with self._lock:
+            self._workers[process.pid] = _Worker(launch, process)
         self._containment.entered(process.pid)
         self._logs.started(launch.local_rank)
 
     def _start_waiter(self) -> None:
-        self._escalation = Escalation(self._workers, self._kill_wait_s)
         try:
-            self._wake = wake, _ = os.pipe()
-            for fd in self._wake:
-                os.set_blocking(fd, False)
+            with self._lock:
+                self._wake = wake, _ = os.pipe()
+                for fd in self._wake:
+                    os.set_blocking(fd, False)
+                self._escalation = Escalation(self._workers, self._kill_wait_s)
+                early, self._early = self._early or (), None
+                for number, grace_s in early:
+                    self._stop(number, grace_s)
             waiter = threading.Thread(
                 target=self._wait, args=(wake,), name="holdfast-waiter", daemon=True
             )
@@ -189,18 +203,17 @@ class WorkerGroup:
         self._waiter = waiter
 
     def _undo_start(self) -> None:
-        deadline = Deadline.after(self._kill_wait_s, self._clock)
-        for pid in self._workers:
+        with self._lock:
+            workers, self._workers = self._workers, {}
+        for pid in workers:
             self._containment.signal(pid, SIGKILL)
-        stuck = []
-        for pid, worker in self._workers.items():
-            if not _wait_for(worker.process, deadline):
-                stuck.append(pid)
-            else:
+        waited = {worker.process.fileno(): pid for pid, worker in workers.items()}
+        stuck = {waited[fd] for fd in still_running(waited, self._kill_wait_s, self._clock)}
+        for pid, worker in workers.items():
+            if pid not in stuck:
                 self._containment.left(pid)
                 worker.process.reap()
             worker.process.close()
-        self._workers.clear()
         self._close_wake()
         self._abandoned = self._containment.kill_leftovers(self._mark, stuck)
 
@@ -247,21 +260,19 @@ class WorkerGroup:
         self._abandoned = tuple(sorted({*stuck, *leftovers}))
 
     def _look(self) -> None:
-        """Note who ends, until a stop begins: from then on nobody ends by himself."""
-        if self._asked_at is None:
-            now = self._clock.wall()
-            for pid, worker in self._workers.items():
-                if pid not in self._ending_at and (
-                    readable(worker.process.fileno(), 0) or is_ending(pid)
-                ):
-                    self._ending_at[pid] = now
+        """Note who is on its way out; after a stop has begun, nobody is so by himself."""
+        now = self._clock.wall()
+        for pid, worker in self._workers.items():
+            if readable(worker.process.fileno(), 0) or is_ending(pid):
+                self._escalation.ending(pid)
+                if self._asked_at is None:
+                    self._ending_at.setdefault(pid, now)
 
     def _timeout(self) -> float:
         with self._lock:
             wake_at = self._escalation.next_wake()
-        if wake_at is None:
-            return self._monitor_interval_s
-        return min(max(0.0, wake_at - self._clock.monotonic()), self._monitor_interval_s)
+        most = min(self._monitor_interval_s, _SLEEP_MAX_S)
+        return most if wake_at is None else min(max(0.0, wake_at - self._clock.monotonic()), most)
 
     def _take_end(self, worker: _Worker) -> bool:
         """Reap a worker that has ended and report it."""
@@ -331,10 +342,3 @@ def _before(failure: Failure, asked_at: float) -> Failure | None:
 
 def _marked(launch: Launch, mark: dict[str, str]) -> Launch:
     return replace(launch, environment={**launch.environment, **mark})
-
-
-def _wait_for(process: WorkerProcess, deadline: Deadline) -> bool:
-    """Wait until the process has ended; False if it has not in time."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(1000 * (deadline.remaining() or 0)))

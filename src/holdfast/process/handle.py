@@ -13,9 +13,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.process.escalation import ENDING_WAIT_S
 from holdfast.process.spec import Exit
 
-__all__ = ["WorkerProcess", "end", "is_ending", "open_process", "readable", "watch"]
+__all__ = [
+    "WorkerProcess",
+    "end",
+    "is_ending",
+    "open_process",
+    "readable",
+    "still_running",
+    "watch",
+]
 
 _log = logging.getLogger("holdfast.process")
 
@@ -111,6 +121,34 @@ def _is_marked(thread: str, *, gone: bool) -> bool:
         return gone
     state, *numbers = stat[stat.rindex(b")") + 1 :].split(maxsplit=7)  # a name may hold anything
     return state in (b"Z", b"X") or bool(int(numbers[5]) & _PF_EXITING)
+
+
+def still_running(
+    processes: Mapping[int, int], wait_s: float, clock: Clock = SYSTEM_CLOCK
+) -> set[int]:
+    """Wait for the ends of processes that were killed; return the descriptors of who lives on.
+
+    `processes` are their numbers by descriptor. Who is on its way out has ENDING_WAIT_S.
+    """
+    last = Deadline.after(ENDING_WAIT_S, clock)
+    waiting = _wait_for(set(processes), Deadline.after(wait_s, clock))
+    ending = {fd for fd in waiting if is_ending(processes[fd])}
+    return waiting - ending | _wait_for(ending, last)
+
+
+def _wait_for(waiting: set[int], deadline: Deadline) -> set[int]:
+    """Wait until all are readable, and return those that are not."""
+    poll = select.poll()
+    for fd in waiting:
+        poll.register(fd, select.POLLIN)
+    while waiting:
+        ready = poll.poll(1000 * (deadline.remaining() or 0))
+        for fd, _ in ready:
+            poll.unregister(fd)
+        waiting = waiting - {fd for fd, _ in ready}
+        if deadline.passed():
+            break
+    return waiting
 
 
 def end(process: WorkerProcess) -> None:

@@ -66,6 +66,7 @@ _JOIN_S = 5.0
 _WRITE_S = 10.0
 _TIME_MAX = 1e12
 _FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_REST_S = 1.0
 _WAIT_MAX_S = 3600.0  # no system call takes a wait that is as long as a clock can say
 
 _log = logging.getLogger(__name__)
@@ -226,14 +227,21 @@ class _Watch:
         with self._selector as selector:
             selector.register(self._fifo, selectors.EVENT_READ)
             while not closing.is_set():
-                for key, _ in selector.select(self._next_s()):
-                    if key.data is None:
-                        self._read()
-                    else:
-                        self._forget(key.data)
-                self._expire()
+                try:
+                    self._turn()
+                except Exception:  # whoever was asked or told; the timers of others still count
+                    _log.exception("timers: a turn failed")
+                    closing.wait(_REST_S)
             for worker in list(self._workers.values()):
                 self._forget(worker)
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._next_s()):
+            if key.data is None:
+                self._read()
+            else:
+                self._forget(key.data)
+        self._expire()
 
     def _next_s(self) -> float | None:
         times = [timer.at for worker in self._workers.values() for timer in worker.timers.values()]

@@ -17,7 +17,9 @@ import pytest
 
 from holdfast import env
 from holdfast.process import containment as module
+from holdfast.process import handle
 from holdfast.process.containment import Containment, outlive_group
+from tests.unit.process.workers import slow_to_end
 
 SLEEP = "import os, sys, signal; os.write(1, b'.\\n'); signal.pause()"
 # Starts a process that has left its session, says the number of it, and waits.
@@ -181,6 +183,33 @@ def test_a_sweep_kills_daemons_and_nobody_else(containment: Containment) -> None
         assert ended()
         assert containment.sweep() == ()
         assert stranger.poll() is None
+
+
+def test_a_sweep_waits_for_who_is_on_its_way_out(
+    containment: Containment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KILL_WAIT_S", 0.05)
+    with slow_to_end() as slow:
+        found = iter([[slow.pid], []])
+        monkeypatch.setattr(module, "_all_pids", lambda: next(found))
+        mark = containment.group_environment()
+        item = f"{env.GROUP}={mark[env.GROUP]}".encode()
+        monkeypatch.setattr(module, "_environment_of", lambda _: [item])
+        descriptor = os.pidfd_open(slow.pid)
+
+        def let_go(_: int) -> bool:
+            slow.await_ending()
+            slow.let_go()
+            return True
+
+        monkeypatch.setattr(handle, "is_ending", let_go)  # asked when the first wait is over
+        try:
+            assert containment.kill_leftovers(mark) == ()
+            assert handle.readable(descriptor, 0)
+        finally:
+            os.close(descriptor)
+        assert containment._stuck == set()
+        monkeypatch.undo()
 
 
 def test_leftovers_of_one_group_are_killed_and_not_those_of_another(

@@ -6,8 +6,6 @@ import contextlib
 import errno
 import math
 import os
-import queue
-import select
 import selectors
 import signal
 import threading
@@ -22,127 +20,27 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Unavailable, UsageError
+from holdfast.process import handle
 from holdfast.process.containment import Containment
-from holdfast.process.failure import Failure, WorkerExited
-from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
+from holdfast.process.escalation import ENDING_WAIT_S
+from holdfast.process.failure import Failure
 from holdfast.process.handle import watch
-from holdfast.process.logs import AttemptLogs, Place, RunLogs
+from holdfast.process.logs import RunLogs
 from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import (
-    Entrypoint,
     Exit,
     Function,
     GroupEnded,
     Launch,
-    Program,
     Script,
     StartMethod,
 )
 from holdfast.process.streams import LogOptions
 from holdfast.process.warm import Standbys
+from holdfast.testing.clock import ManualClock
 from tests.patience import with_more_time
+from tests.unit.process.groups import FOREVER, POLITE, STUBBORN, Bench, examine, wait_for_end
 from tests.unit.process.workers import SlowToEnd, await_end, slow_to_end
-
-# What a worker says goes to the pipe SAY; it lives for as long as nobody ends it.
-SAY = 'echo "$RANK $$" > $SAY; '
-FOREVER = SAY + "exec sleep 1000"
-STUBBORN = "trap '' TERM; " + SAY + "while :; do sleep 1000; done"
-POLITE = "trap 'exit 3' TERM; " + SAY + "while :; do sleep 1000 & wait; done"
-
-Event = WorkerExited | GroupEnded
-
-
-def examine(launch: Launch, pid: int, exit_: Exit) -> Failure:
-    return Failure(
-        rank=launch.rank,
-        local_rank=launch.local_rank,
-        role=launch.role,
-        host="here",
-        pid=pid,
-        exit=exit_,
-        at=0.0,
-        message=str(exit_),
-    )
-
-
-def wait_for_end(fd: int) -> bool:
-    """Wait for what a pidfd stands for; False if it does not come."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(20_000))
-
-
-class Bench:
-    """Makes groups, and hears what their workers say and what the groups report."""
-
-    def __init__(self, folder: Path, containment: Containment, logs: RunLogs) -> None:
-        self._folder = folder
-        self._logs = logs
-        self._fifo = folder / "say"
-        os.mkfifo(self._fifo)
-        self._say = os.fdopen(os.open(self._fifo, os.O_RDWR), "rb", buffering=0)
-        self.containment = containment
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.starter = Starter(cgroup=containment.procs_path)
-        self.groups: list[WorkerGroup] = []
-
-    def launch(self, rank: int, what: str | Entrypoint, attempt: AttemptLogs) -> Launch:
-        return Launch(
-            entrypoint=Program("/bin/sh", ("-c", what)) if isinstance(what, str) else what,
-            local_rank=rank,
-            rank=rank,
-            role="worker",
-            environment={**os.environ, "RANK": str(rank), "SAY": str(self._fifo)},
-            folder=attempt.folder(rank),
-        )
-
-    def group(
-        self,
-        *workers: str | Entrypoint,
-        starter: Starter | None = None,
-        examine: Callable[[Launch, int, Exit], Failure] = examine,
-        kill_wait_s: float = 10.0,
-        monitor_interval_s: float = LOOK_EVERY_S,
-    ) -> WorkerGroup:
-        places = [Place(rank, rank, "worker") for rank in range(len(workers))]
-        attempt = self._logs.attempt(len(self.groups), places)
-        group = WorkerGroup(
-            [self.launch(rank, what, attempt) for rank, what in enumerate(workers)],
-            attempt,
-            starter or self.starter,
-            self.containment,
-            self.events.put,
-            examine=examine,
-            kill_wait_s=kill_wait_s,
-            monitor_interval_s=monitor_interval_s,
-        )
-        self.groups.append(group)
-        return group
-
-    def hear(self, number: int) -> list[tuple[int, int]]:
-        """Return what this many workers say: the rank, and a pid."""
-        heard: list[tuple[int, int]] = []
-        for _ in range(number):
-            line = b""
-            while not line.endswith(b"\n"):
-                line += self._say.read(1) or b""
-            rank, pid = map(int, line.split())
-            heard.append((rank, pid))
-        return sorted(heard)
-
-    def next(self) -> Event:
-        return self.events.get(timeout=30)
-
-    def next_exit(self) -> WorkerExited:
-        event = self.next()
-        assert isinstance(event, WorkerExited)
-        return event
-
-    def close(self) -> None:
-        for group in self.groups:
-            group.close()
-        self.starter.close()
-        self._say.close()
 
 
 @pytest.fixture
@@ -363,6 +261,52 @@ def test_if_no_thread_can_watch_no_worker_is_left(
         assert wait_for_end(fd)
         os.close(fd)
     assert group.close() == ()
+
+
+class MeddlingStarter(Starter):
+    """Does something before the last of two workers is started."""
+
+    def __init__(self, meddle: Callable[[], object]) -> None:
+        super().__init__()
+        self._meddle = meddle
+
+    def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
+        if launch.rank == 1:
+            self._meddle()
+        return super().start(launch, stdout, stderr)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stop_while_the_workers_are_being_started_stops_them_all(
+    bench: Bench, number: int
+) -> None:
+    starter = MeddlingStarter(lambda: group.stop(number, 1000.0))
+    group = bench.group(FOREVER, FOREVER, starter=starter)
+    assert set(group.start()) == {0, 1}
+    exits = [bench.next_exit() for _ in range(2)]
+    assert [(event.exit.code, event.asked) for event in exits] == [(-number, True)] * 2
+    assert bench.next() == GroupEnded()
+
+
+def test_who_is_started_is_entered_under_the_lock(bench: Bench) -> None:
+    """Else who counts them at that moment finds that they change meanwhile."""
+    group = bench.group("exit 0", "exit 0")
+
+    class Watched(dict[int, object]):
+        def __setitem__(self, pid: int, worker: object) -> None:
+            assert group._lock.locked()
+            super().__setitem__(pid, worker)
+
+    group._workers = Watched()  # type: ignore[assignment]
+    assert set(group.start()) == {0, 1}
+
+
+def test_a_wait_may_be_longer_than_the_system_takes(bench: Bench) -> None:
+    group = bench.group("exit 3", "exit 3", monitor_interval_s=1e10)
+    group.start()
+    group.stop(0, 1e8)
+    assert [bench.next_exit().exit for _ in range(2)] == [Exit(3)] * 2
+    assert bench.next() == GroupEnded()
 
 
 @pytest.mark.parametrize(
@@ -617,6 +561,63 @@ def test_a_group_ends_though_nothing_can_be_swept(
     group.start()
     assert bench.next_exit().exit == Exit(0)
     assert bench.next() == GroupEnded()
+
+
+# A worker that takes its time to end.
+
+
+def test_a_worker_that_is_on_its_way_out_is_not_given_up(bench: Bench) -> None:
+    clock = ManualClock()
+    with slow_to_end() as slow:
+        group = bench.group("", "", starter=SlowStarter(slow), kill_wait_s=5.0, clock=clock)
+        group.start()
+        assert bench.next_exit().local_rank == 0
+        group.stop(signal.SIGKILL, 0.0)
+        slow.await_ending()
+        clock.advance(6.0)
+        group.stop(signal.SIGKILL, 0.0)  # does what is due
+        assert group.pids() == {1: slow.pid}
+        slow.let_go()
+        assert bench.next_exit().exit == Exit(-signal.SIGKILL)
+        assert bench.next() == GroupEnded()
+
+
+def test_a_worker_that_is_on_its_way_out_for_ever_is_given_up(bench: Bench) -> None:
+    clock = ManualClock()
+    with slow_to_end() as slow:
+        group = bench.group("", "", starter=SlowStarter(slow), clock=clock)
+        group.start()
+        assert bench.next_exit().local_rank == 0
+        group.stop(signal.SIGKILL, 0.0)
+        slow.await_ending()
+        clock.advance(ENDING_WAIT_S)
+        group.stop(signal.SIGKILL, 0.0)
+        assert bench.next() == GroupEnded((slow.pid,))
+
+
+def test_a_worker_whose_start_is_undone_may_take_its_time_to_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Starting(SlowStarter):
+        def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
+            if launch.rank == 2:
+                raise UsageError("no such file")
+            return super().start(launch, stdout, stderr)
+
+    with slow_to_end() as slow:
+
+        def let_go(_: int) -> bool:
+            slow.await_ending()
+            slow.let_go()
+            return True
+
+        monkeypatch.setattr(handle, "is_ending", let_go)  # asked when the first wait is over
+        group = bench.group("", "", "", starter=Starting(slow), kill_wait_s=0.0)
+        with pytest.raises(UsageError, match="no such file"):
+            group.start()
+        assert slow.pid not in group.close()
+        with pytest.raises(ChildProcessError):
+            os.waitpid(slow.pid, 0)
 
 
 # A worker that even KILL does not end.

@@ -120,6 +120,22 @@ def test_a_worker_whose_timer_expires_is_ended_and_reported(node: Node) -> None:
     assert node.watchdog.why(late) == node.watchdog.why(other) == ""
 
 
+def test_an_agent_that_fails_to_answer_once_is_asked_again(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(dict[int, "subprocess.Popen[bytes]"]):
+        def __contains__(self, pid: object) -> bool:
+            node.workers = dict(self)
+            raise RuntimeError("on purpose")
+
+    node.workers = Failing()
+    node.write(TimerRequest(os.getpid(), "step", PAST, SIGKILL))
+    while isinstance(node.workers, Failing):
+        assert node.watchdog._thread is not None
+    node.settle()
+    assert "on purpose" in caplog.text
+
+
 def test_a_timer_waits_until_it_is_due(node: Node) -> None:
     begin = SYSTEM_CLOCK.monotonic()
     late = node.worker()
