@@ -4,7 +4,8 @@ The agent does not know that it is there; neither does the peer. A synchronous r
 of an asynchronous one here, so that there is one place where things go wrong.
 
 A request whose sender gives up may still arrive, as in a real network: a delayed message is sent
-even if its caller has long been told that time was up.
+even if its caller has long been told that time was up. Who waits for a message that is dropped, or
+held back, hears when its receiver is lost, or this agent ends, as everybody else does.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class FaultyTransport:
         name, hear = peer.contact.info.name, _Once(reply)
         request = _Request(peer, message, (message.kind, name, zlib.crc32(message.body)), at)
         if self._is_cut(name):
-            self._expire(hear, at)
+            self._expire(request, hear)
             return None
         faults = self._decide(request, Moment.REQUEST)
         actions = {fault.action for fault in faults}
@@ -87,7 +88,7 @@ class FaultyTransport:
             hear(PeerLost(f"Send attempt failed intentionally for {kind}", peer=name))
         elif Action.PARTITION in actions or Action.DROP in actions:
             self._cut(name, faults)
-            self._expire(hear, at)
+            self._expire(request, hear)
         elif Action.RESET in actions:
             peer.reset(ON_PURPOSE)
             hear(PeerLost(ON_PURPOSE, peer=name))
@@ -104,7 +105,7 @@ class FaultyTransport:
         delay = sum(fault.seconds for fault in faults if fault.action is Action.DELAY)
         twice = Action.DUPLICATE in actions
         if delay or Action.REORDER in actions:
-            self._expire(hear, request.at)
+            self._expire(request, hear)
             # Even if its caller has given up by then: that is what late messages do.
             late = _Once(partial(self._send_now, replace(request, at=NEVER), twice, hear))
             if Action.REORDER in actions:
@@ -148,12 +149,12 @@ class FaultyTransport:
         actions = {fault.action for fault in faults}
         delay = sum(fault.seconds for fault in faults if fault.action is Action.DELAY)
         if Action.DROP in actions:
-            self._expire(hear, request.at)
+            self._expire(request, hear)
         elif actions & {Action.RESET, Action.CORRUPT}:
             request.peer.reset(ON_PURPOSE)
             hear(PeerLost(ON_PURPOSE, peer=request.name))
         elif delay:
-            self._expire(hear, request.at)
+            self._expire(request, hear)
             self._errands.do(partial(hear, answer), delay)
         else:
             hear(answer)
@@ -172,10 +173,17 @@ class FaultyTransport:
             until = self._clock.monotonic() + seconds
             self._cut_until[name] = max(until, self._cut_until.get(name, 0.0))
 
-    def _expire(self, hear: Reply, at: float) -> None:
-        """Tell that time is up when it is, if nothing else has been told by then."""
+    def _expire(self, request: _Request, hear: Reply) -> None:
+        """Tell that time is up when it is, or that the peer is lost, if nothing has been told."""
+        peer, at = request.peer, request.at
+
+        def expire() -> None:
+            peer.tell_no_more(hear)
+            hear(TimeoutError())
+
         left = PATIENCE_S if at == NEVER else max(0.0, at - self._clock.monotonic())
-        self._errands.do(partial(hear, TimeoutError()), left or 1e-6)
+        peer.tell_of_loss(hear)
+        self._errands.do(expire, left or 1e-6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ class Peer:
         self._pipe_link: Link | None = None
         self._opening: Opening | None = None
         self._lost: PeerLost | None = None
+        self._told: dict[Reply, None] = {}  # those who hear of its loss though nothing is sent
 
     def exchange(self, message: Message, at: float = NEVER) -> Message:
         """Send a request and return its answer. Blocks; TimeoutError at that moment."""
@@ -197,6 +198,7 @@ class Peer:
             links, self._links = list(self._links), set()
             sockets = list(self._sockets)
             pipe, opening = self._pipe, self._opening
+            told, self._told = list(self._told), {}
         self._idle.clear()
         if pipe is not None:
             pipe.close(lost)
@@ -207,7 +209,26 @@ class Peer:
         for sock in sockets:  # of links that are being opened: who does that hears of it
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+        for tell in told:
+            tell(lost.anew())
         return lost
+
+    def tell_of_loss(self, reply: Reply) -> None:
+        """Let this one hear, too, when the peer is given up: now, if it is.
+
+        For who waits without a message under way, such as one that is dropped on purpose.
+        """
+        with self._lock:
+            lost = self._lost
+            if lost is None:
+                self._told[reply] = None
+        if lost is not None:
+            reply(lost.anew())
+
+    def tell_no_more(self, reply: Reply) -> None:
+        """Let this one hear no more of that."""
+        with self._lock:
+            self._told.pop(reply, None)
 
     def _gone(self, error: OSError) -> PeerLost:
         """Return what to raise when a connection broke: the peer's end, if that is what it is."""

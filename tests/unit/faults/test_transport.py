@@ -21,6 +21,8 @@ from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.transport import Direct
 from tests.unit.rpc.world import agents
 
+WITHIN_S = 60.0
+
 calls: Counter[str] = Counter()
 order: list[str] = []
 came = threading.Event()
@@ -242,6 +244,65 @@ class TestRunning:
             assert agent.call("w1", count, ("a",), retries=policy) == 1
             assert fired(agent) == {Action.RESET: 1}
         assert calls == {"a": 1}
+
+
+class TestEnds:
+    """Nobody waits for ever for a message that went wrong on purpose."""
+
+    @pytest.mark.parametrize("synchronous", [True, False])
+    @pytest.mark.parametrize("ends", ["we", "the peer"])
+    @pytest.mark.parametrize(
+        "plan",
+        [
+            "drop PYTHON_CALL",
+            "drop reply PYTHON_CALL",
+            "delay PYTHON_CALL seconds=600",
+            "delay reply PYTHON_CALL seconds=600",
+            "partition PYTHON_CALL seconds=600",
+        ],
+    )
+    def test_who_waits_hears_of_it(self, plan: str, ends: str, synchronous: bool) -> None:
+        transport = FaultyTransport(Direct(), parse_plan(plan))
+        with agents(transport, None) as (agent, peer):
+            heard: list[BaseException | None] = []
+
+            def call() -> None:
+                try:
+                    agent.call("w1", count, ("a",), timeout=0)
+                except PeerLost as error:
+                    heard.append(error)
+
+            thread = threading.Thread(target=call)
+            future = None
+            if synchronous:
+                thread.start()
+            else:
+                future = agent.call_async("w1", count, ("a",), timeout=0)
+            deadline = Deadline.after(WITHIN_S)
+            while not fired(agent):
+                assert not deadline.passed()
+                SYSTEM_CLOCK.sleep(0.002)
+            if ends == "we":
+                agent.close()
+            else:
+                assert peer.contact is not None
+                agent.lost(peer.contact)
+            if future is None:
+                thread.join(WITHIN_S)
+                assert not thread.is_alive()
+            else:
+                heard.append(future.exception(WITHIN_S))
+        (error,) = heard
+        assert isinstance(error, PeerLost)
+        why = "this agent has been shut down" if ends == "we" else "it is gone"
+        assert f"Connection closed by peer ({why})" in str(error)
+
+    def test_what_has_been_told_is_not_kept(self) -> None:
+        with under("drop PYTHON_CALL") as agent:
+            with pytest.raises(CallTimedOut):
+                agent.call("w1", count, ("a",), timeout=0.01)
+            (peer,) = agent._peers.values()
+            assert peer._told == {}
 
 
 class TestErrors:

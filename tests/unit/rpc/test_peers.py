@@ -604,3 +604,20 @@ def test_who_posts_to_a_silent_peer_does_not_wait_for_it(world: World) -> None:
             assert peer.under_way == 0
 
         with_more_time(post_in_vain, 0.05)
+
+
+def test_who_sends_nothing_hears_of_the_loss_once_unless_he_wants_to_no_more(world: World) -> None:
+    early, late, not_any_more = Heard(), Heard(), Heard()
+    world.peer.tell_of_loss(early)
+    world.peer.tell_of_loss(not_any_more)
+    world.peer.tell_no_more(not_any_more)
+    world.peer.tell_no_more(not_any_more)
+    lost = world.peer.lose("it is gone")
+    world.peer.lose("again")
+    world.peer.tell_of_loss(late)
+    for heard in (early, late):
+        answer = heard.wait()
+        assert isinstance(answer, PeerLost)
+        assert answer is not lost  # each has one of his own
+        assert str(answer) == str(lost)
+    assert not_any_more.answers == []
