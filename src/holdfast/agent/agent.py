@@ -55,7 +55,7 @@ from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.process.failure import WorkerExited
 from holdfast.process.logs import RunLogs
-from holdfast.process.signals import SignalEvents
+from holdfast.process.signals import SignalEvents, hear_of_children
 from holdfast.process.spec import GroupEnded
 from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Rendezvous, Round
@@ -182,6 +182,7 @@ class ElasticAgent:
         Blocks until then, on the thread to which the workers belong. Whatever happens, no worker
         is left running. The rendezvous is left to whoever made it.
         """
+        hear_of_children()
         with SignalEvents(self._job.signals, self._signalled):
             try:
                 self._rendezvous.subscribe(self._look_soon)

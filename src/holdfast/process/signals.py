@@ -10,9 +10,27 @@ from signal import Signals
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["SignalEvents"]
+from holdfast.errors import UsageError
+
+__all__ = ["SignalEvents", "hear_of_children"]
 
 _log = logging.getLogger("holdfast.process")
+
+
+def hear_of_children() -> None:
+    """Let the system keep how children of ours end, for us to ask.
+
+    It does not where SIGCHLD is ignored, and a process inherits that from whoever started it.
+    UsageError where it is, and this is not the main thread, which alone can change it.
+    """
+    if signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError(
+            "SIGCHLD is ignored, so nobody could tell how workers end: in the main thread, "
+            "call signal.signal(signal.SIGCHLD, signal.SIG_DFL) first"
+        )
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 class SignalEvents:

@@ -135,6 +135,14 @@ def test_a_secret_reaches_workers_by_a_private_file(monkeypatch: pytest.MonkeyPa
     assert seen == {"variable": None, "text": "not for everybody's eyes", "mode": 0o600}
 
 
+def test_a_job_ends_well_though_whoever_started_us_ignored_the_ends_of_children() -> None:
+    earlier = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert set(elastic_launch(config(), os.getppid)()) == {0}
+    finally:
+        signal.signal(signal.SIGCHLD, earlier)
+
+
 def test_the_secret_is_not_kept_with_the_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

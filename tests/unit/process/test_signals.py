@@ -8,11 +8,13 @@ import queue
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from signal import Signals
 
 import pytest
 
-from holdfast.process.signals import SignalEvents
+from holdfast.errors import UsageError
+from holdfast.process.signals import SignalEvents, hear_of_children
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +76,33 @@ def test_another_thread_handles_none_and_says_so(caplog: pytest.LogCaptureFixtur
         thread.join(10)
     assert handlers == [signal.SIG_DFL]
     assert "not the main thread" in caplog.text
+
+
+@pytest.fixture
+def children_ignored() -> Iterator[None]:
+    earlier = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, earlier)
+
+
+@pytest.mark.usefixtures("children_ignored")
+def test_ends_of_children_are_kept_though_somebody_ignored_them() -> None:
+    hear_of_children()
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], {})
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+
+
+@pytest.mark.usefixtures("children_ignored")
+def test_another_thread_is_told_that_ends_of_children_are_ignored() -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="SIGCHLD is ignored"):
+        pool.submit(hear_of_children).result(30)
+
+
+def test_who_hears_of_children_goes_on_to() -> None:
+    earlier = signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        handler = signal.getsignal(signal.SIGCHLD)
+        hear_of_children()
+        assert signal.getsignal(signal.SIGCHLD) is handler
+    finally:
+        signal.signal(signal.SIGCHLD, earlier)

@@ -45,6 +45,7 @@ from holdfast.process.memory import MemoryWatch
 from holdfast.process.numa import cpus_for
 from holdfast.process.pump import open_log_file
 from holdfast.process.returns import read_return
+from holdfast.process.signals import hear_of_children
 from holdfast.process.spawn import Starter
 from holdfast.process.spec import Exit, GroupEnded, Launch
 from holdfast.torch_compat.elastic import timers
@@ -156,6 +157,7 @@ class Processes(PContext):  # type: ignore[misc]  # it is torch's
     def _start(self) -> None:
         if self._group is not None:
             raise ValueError("the processes of this context have been started already")
+        hear_of_children()
         containment = self._containment.open()
         self._starter = Starter(cgroup=containment.procs_path, close_in_child=containment.forget)
         self._launches = [self._launch(rank) for rank in range(self.nprocs)]

@@ -188,6 +188,16 @@ def test_every_local_rank_has_its_arguments(tmp_path: Path) -> None:
         start_processes("unit", add, {0: (1, 2)}, {}, DefaultLogsSpecs(log_dir=str(tmp_path)))
 
 
+def test_ends_are_told_though_whoever_started_us_ignored_those_of_children(start: Start) -> None:
+    earlier = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        result = start(add, (1, 2)).wait(WITHIN_S)
+    finally:
+        signal.signal(signal.SIGCHLD, earlier)
+    assert result is not None
+    assert result.return_values == {0: 3}
+
+
 def test_processors_by_torchs_options(start: Start) -> None:
     options = NumaOptions(affinity_mode=AffinityMode.NODE)
     result = start(os.sched_getaffinity, (0,), numa_options=options).wait(WITHIN_S)
