@@ -12,14 +12,14 @@ they are about its end: they are on the run's board, below the number of the rou
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from holdfast.agent.roles import NodeInfo, decode_node
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import Fenced, PeerViolation, StoreUnavailable, TimeoutExpired
-from holdfast.process.failure import Failure, load_json
+from holdfast.process.failure import Failure, dump_json, first_cause, load_json
 from holdfast.rendezvous.handler import Round
 from holdfast.store.store import Watch
 
@@ -32,6 +32,8 @@ SLICE_S = 1.0
 RETRY_S = 0.2
 """How long a wait rests when the store cannot be reached."""
 REPORT_FAILURES_MAX = 64
+REPORT_BYTES_MAX = 1 << 20
+"""About how large a report may be: a request to etcd holds 1.5 MiB."""
 
 
 def swap(
@@ -75,9 +77,26 @@ def publish(
     here: Round, failures: tuple[Failure, ...], final: bool, wall: float, deadline: Deadline
 ) -> None:
     """Tell the other nodes which of our workers have failed."""
-    told = [failure.to_json(wall) for failure in failures[:REPORT_FAILURES_MAX]]
-    value = json.dumps({"final": final, "failures": told}).encode()
+    first = first_cause(failures)[:REPORT_FAILURES_MAX]
+    told = _what_fits([failure.to_json(wall) for failure in first])
+    value = dump_json({"final": final, "failures": told})
     here.board.set(f"{here.number}/failed/{here.rank}", value, timeout=deadline.remaining())
+
+
+def _what_fits(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out what a value of a store cannot hold: contents of error files, then the last."""
+    fits: list[dict[str, Any]] = []
+    room = REPORT_BYTES_MAX
+    for whole in told:
+        for one in (whole, {**whole, "error_data": None}):
+            size = len(dump_json(one))
+            if size <= room:
+                break
+        else:
+            break
+        fits.append(one)
+        room -= size
+    return fits
 
 
 def watch_reports(here: Round, deadline: Deadline) -> Watch:

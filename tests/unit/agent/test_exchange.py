@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.exchange import (
+    REPORT_BYTES_MAX,
     REPORT_FAILURES_MAX,
     decode_report,
     meet_at_exit,
@@ -162,6 +163,26 @@ def test_a_report_has_a_largest_size(here: Here) -> None:
     publish(here(1), many, False, NOW, soon())
     failures, _ = decode_report(here(0).board.get("7/failed/1") or b"", NOW)
     assert [one.rank for one in failures] == list(range(REPORT_FAILURES_MAX))
+
+
+@pytest.mark.parametrize("letter", ["x", "ж", "語", "\x01"])
+def test_a_report_of_long_failures_fits_into_any_store(here: Here, letter: str) -> None:
+    """The first cause is whole; later ones lose what their error files said, the last all."""
+    long = replace(
+        failure(0),
+        message=letter * 10_000,
+        traceback=letter * 10_000,
+        error_data={"message": letter * 1_500},
+    )
+    many = tuple(replace(long, rank=rank, at=NOW - rank) for rank in range(REPORT_FAILURES_MAX))
+    publish(here(1), many, False, NOW, soon())
+    value = here(0).board.get("7/failed/1") or b""
+    assert len(value) < REPORT_BYTES_MAX * 1.01
+    failures, _ = decode_report(value, NOW)
+    last = REPORT_FAILURES_MAX - 1
+    assert [one.rank for one in failures] == [last - place for place in range(len(failures))]
+    assert failures[0].error_data == long.error_data
+    assert letter != "x" or len(failures) == REPORT_FAILURES_MAX
 
 
 @pytest.mark.parametrize(
