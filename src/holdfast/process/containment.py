@@ -276,6 +276,8 @@ class Containment:
                 os.write(self._pipe, f"{line}\n".encode())  # so short that it is written whole
                 return
             except OSError as error:
+                if self._reaper is not None:  # if it only hangs, it must not take this for our end
+                    self._reaper.kill()
                 self._close_pipe()
                 why = error
         _log.warning("the reaper is lost: if the agent dies, daemons may outlive it (%s)", why)

@@ -334,6 +334,18 @@ def test_a_reaper_that_died_is_told_of_once(caplog: pytest.LogCaptureFixture) ->
     assert caplog.text.count("the reaper is lost") == 1
 
 
+def test_a_reaper_that_reads_nothing_kills_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with Containment() as containment, running(SLEEP, containment.environment) as (worker, _):
+        reaper = reaper_of(containment)
+        os.kill(reaper.pid, signal.SIGSTOP)
+        containment.entered(worker.pid)
+        while containment._pipe is not None:
+            containment._tell("+1" * 100)
+        assert reaper.wait(30) == -signal.SIGKILL
+        assert worker.poll() is None
+    assert caplog.text.count("the reaper is lost") == 1
+
+
 def test_a_reaper_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_REAPER_WAIT_S", 0.2)
     containment = Containment().open()
