@@ -52,8 +52,9 @@ RESULT_FILE = "result.pickle"
 _PR_SET_PDEATHSIG = 1
 # Ignored on purpose: by Python itself, or by the user (nohup).
 _MAY_BE_IGNORED = (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGHUP)
-_MESSAGE_MAX = 64 * 1024
-_TRACEBACK_MAX = 512 * 1024
+# What a reader keeps, in characters: with each of them escaped it is still an error file.
+_MESSAGE_MAX = 16 * 1024
+_TRACEBACK_MAX = 128 * 1024
 _DESCRIPTORS_MAX = 250  # the system allows 253 in one message
 
 
@@ -150,7 +151,7 @@ def _fresh_main(path: str | None) -> dict[str, Any]:
     old = sys.modules["__main__"]
     new = type(sys)("__main__")
     for name, value in vars(old).items():
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__all__":
             setattr(new, name, {} if name == "__annotations__" else value)
     new.__doc__ = None
     if path is not None:
@@ -302,21 +303,31 @@ def leave_error(error: BaseException, folder: str) -> None:
         module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
         rank = os.environ.get("RANK", "")
         extra = {
-            "py_callstack": "".join(lines)[-_TRACEBACK_MAX:],
+            "py_callstack": _clip("".join(lines), _TRACEBACK_MAX),
             "timestamp": str(int(now)),
             "moment": now,
             "type": f"{module}{kind.__qualname__}",
             "host": os.uname().nodename,
             "rank": int(rank) if rank.isdecimal() else None,
         }
-        message = f"{kind.__name__}: {error}"[:_MESSAGE_MAX]
-        data = json.dumps({"message": {"message": message, "extraInfo": extra}})
-        _write_file(path, data.encode())
+        message = _clip(f"{kind.__name__}: {error}", _MESSAGE_MAX)
+        content = {"message": {"message": message, "extraInfo": extra}}
+        data = json.dumps(content, ensure_ascii=False)
+        _write_file(path, data.encode("utf-8", "backslashreplace"))  # how JSON writes half of one
     except Exception as trouble:
         try:
             sys.stderr.write(f"holdfast: cannot write the error file {path}: {trouble}\n")
         except Exception:  # noqa: S110  # stderr is gone as well; the exit code still tells
             pass
+
+
+def _clip(text: str, most: int) -> str:
+    """Return at most so many characters of a text: where it is longer, its begin and its end."""
+    if len(text) <= most:
+        return text
+    mark = "\n[… here something is left out …]\n"
+    head = most // 4
+    return f"{text[:head]}{mark}{text[len(text) - (most - head - len(mark)) :]}"
 
 
 def _write_file(path: str, data: bytes) -> None:

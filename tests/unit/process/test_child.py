@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.process import child
+from holdfast.process.errorfile import ErrorFile, read_error_file
+from holdfast.process.failure import MESSAGE_CHARS_MAX, TRACEBACK_CHARS_MAX, parse_error_data
 from holdfast.process.spawn import Starter
 from holdfast.process.spec import Entrypoint, Module, Program, Script
 from tests.unit.process.workers import TIMEOUT_S, Ended, Running, await_end, launch_of, run
@@ -266,6 +268,26 @@ def test_a_huge_message_is_cut(starter: Starter, folder: Path) -> None:
     (folder / "fail.py").write_text("raise ValueError('x' * 10_000_000)")
     launch = ours(starter, folder, Script("fail.py")).launch
     assert launch.error_file.stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("letter", ["é", "語", "\\x01", "\\ud800", "😀"])
+def test_a_long_message_does_not_cost_the_traceback(
+    starter: Starter, folder: Path, letter: str
+) -> None:
+    """Whatever it is written in: an error file that is too large would not be read."""
+    script = folder / "fail.py"
+    script.write_text(f"def here():\n    raise ValueError('{letter}' * 150_000)\nhere()\n")
+    ended = run(starter, launch_of(folder, Script(str(script))))
+    found = read_error_file(ended.launch.error_file)
+    assert isinstance(found, ErrorFile)
+    report = parse_error_data(found.data)
+    assert report.error_type == "ValueError"
+    assert report.message.startswith("ValueError: ")
+    assert "in here\n" in report.traceback
+
+
+def test_an_error_file_holds_what_is_read_of_it() -> None:
+    assert (child._MESSAGE_MAX, child._TRACEBACK_MAX) == (MESSAGE_CHARS_MAX, TRACEBACK_CHARS_MAX)
 
 
 def test_a_native_crash_leaves_its_stack(starter: Starter, folder: Path) -> None:
