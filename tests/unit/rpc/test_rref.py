@@ -413,5 +413,4 @@ def test_who_asks_at_once_hears_that_the_creation_could_not_be_read(
     refused_everywhere(three, rref, r"RRef creation via rpc.remote\(\) failed at .*version")
     assert passed.to_here() == 3
     del rref, passed, future
-    if not by_proxy:
-        nothing_left(three)
+    nothing_left(three)
