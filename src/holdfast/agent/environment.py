@@ -14,7 +14,6 @@ Guarantees
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,10 +117,7 @@ GIVEN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFacts:
-    """What all workers of a node are told in one round.
-
-    `token` are the variables by which the agent finds its processes.
-    """
+    """What all workers of a node are told in one round."""
 
     run_id: str
     master_address: str
@@ -135,7 +131,6 @@ class RoundFacts:
     virtual_local_rank: bool = False
     timer_file: Path | None = None
     secret_file: Path | None = None
-    token: Mapping[str, str] = field(default_factory=dict)
 
 
 def limits_threads(base: Mapping[str, str], local_world_size: int) -> bool:
@@ -176,7 +171,6 @@ def worker_environment(
         "TORCHELASTIC_ERROR_FILE": str(error_file),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": facts.signals_to_handle,
         "HOLDFAST_ROUND": str(facts.round),
-        **facts.token,
     }
     if facts.virtual_local_rank:
         found["LOCAL_RANK"] = "0"
