@@ -61,7 +61,7 @@ BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
     # calls between workers, which have proved to each other that they are of one job.
     "pickle": (
         "use store.wire, or JSON",
-        ("process/child.py", "process/returns.py", "rpc/serialize.py"),
+        ("process/child.py", "process/returns.py", "rpc/raised.py", "rpc/serialize.py"),
     ),
     "marshal": ("use store.wire, or JSON", ()),
     "shelve": ("use store.wire, or JSON", ()),

@@ -18,6 +18,7 @@ Layout, in reading order (◦ = pure)
     rref_protocol.py ◦  counting references: when a value may go
     callables.py        functions by name
     serialize.py        values as bytes
+    raised.py           errors as bytes
     big.py              large buffers on one machine
     forks.py            sockets of this process alone
     link.py             one connection

@@ -30,9 +30,9 @@ from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.pipe import NEVER
+from holdfast.rpc.raised import dump_error
 from holdfast.rpc.receipts import Receipts, Verdict
 from holdfast.rpc.rref_protocol import Number, Ticket
-from holdfast.rpc.serialize import dump_error
 from holdfast.rpc.server import Later
 
 __all__ = ["Answerer", "creation_head", "deadline_here"]

@@ -23,10 +23,11 @@ from holdfast.rpc.future import Future
 from holdfast.rpc.messages import RETRYABLE, Buffer, Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.passing import here
+from holdfast.rpc.raised import anew
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef, short
 from holdfast.rpc.rref_protocol import ForkState, Number, Outcome, References, Send, Ticket
-from holdfast.rpc.serialize import anew, dump, dump_plain, load
+from holdfast.rpc.serialize import dump, dump_plain, load
 
 __all__ = ["Holdings", "timed_out"]
 

@@ -14,7 +14,7 @@ from holdfast.rpc.future import Future
 from holdfast.rpc.holdings import Holdings, timed_out
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.peers import Peer
-from holdfast.rpc.serialize import load_error
+from holdfast.rpc.raised import load_error
 
 __all__ = ["Asker", "Awaited", "read", "settle"]
 

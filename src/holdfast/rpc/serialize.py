@@ -1,4 +1,4 @@
-"""Values as bytes, and back: calls, results and errors.
+"""Values as bytes, and back: what calls take and return.
 
 Pickle, protocol 5: what is large lies outside of the pickle, in buffers that are sent from where
 they are and received into the memory that the value keeps. Arrays of numpy do that by themselves;
@@ -11,14 +11,10 @@ Guarantees
     SZ-1  What is loaded shares no memory with what was dumped, and can be written to: arrays and
           tensors are whole, in memory of their own, whatever they were a view of.
     SZ-2  A tensor that requires a gradient arrives as a leaf that does: its history stays.
-    SZ-3  An error always comes back: as itself, or as a RemoteError; never as one that would end
-          the process that asked.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import copyreg
 import functools
 import importlib
@@ -27,26 +23,22 @@ import pickle
 import reprlib
 import sys
 import threading
-import traceback
 from collections import ChainMap
 from collections.abc import Callable, Sequence
-from types import NoneType, TracebackType
-from typing import Any, TypeAlias, cast
+from types import NoneType
+from typing import Any, TypeAlias
 
-from holdfast.errors import RemoteError, UsageError
+from holdfast.errors import UsageError
 from holdfast.rpc.codec import BUFFERS_MAX
 from holdfast.rpc.messages import Buffer
 from holdfast.rpc.passing import start_over
 
 __all__ = [
     "OUTSIDE_BYTES",
-    "anew",
     "dump",
-    "dump_error",
     "dump_plain",
     "is_plain",
     "load",
-    "load_error",
     "reduce_tensor",
     "teach",
 ]
@@ -60,10 +52,8 @@ Reducer: TypeAlias = Callable[[Any], Any]
 
 _NONE = pickle.dumps(None, 5)
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes})
-_OURS = "holdfast.rpc."
 _SHORT = reprlib.Repr()
 _SHORT.maxother = 100  # or of an object nothing is left but its address
-_BANNER = "It was raised at {worker}:\n\n{text}"
 
 
 def dump_plain(value: Any) -> bytes | None:
@@ -110,103 +100,6 @@ def dump(value: Any) -> tuple[bytes, list[Buffer]]:
 def load(body: Buffer, buffers: Sequence[Buffer]) -> Any:
     """Read a value; it owns the memory of the buffers from now on."""
     return pickle.loads(body, buffers=buffers)  # noqa: S301  # see above
-
-
-def dump_error(error: BaseException, worker: str) -> tuple[bytes, list[Buffer]]:
-    """Return an error that is to be raised at the caller."""
-    ways = []
-    with contextlib.suppress(BaseException):  # whatever its own code does; it may refuse, too
-        ways.append(pickle.dumps(error, 5))
-        ways.append(pickle.dumps(_Parts(error), 5))
-    return pickle.dumps((ways, *_words(error), worker), 5), []
-
-
-def load_error(body: Buffer, buffers: Sequence[Buffer]) -> BaseException:
-    """Read an error: of its own type if that can be made here, else a RemoteError.
-
-    One that would end this process (SystemExit, KeyboardInterrupt) never comes back as such.
-    """
-    ways, name, message, text, worker = load(body, buffers)
-    note = _BANNER.format(worker=worker, text=text)
-    for way in ways:
-        with contextlib.suppress(Exception, SystemExit):  # whatever its own code does
-            error = load(way, [])
-            if isinstance(error, Exception):
-                vars(error).setdefault("__notes__", []).append(note)  # some refuse `add_note`
-                return error
-    remote = RemoteError(message, type_name=name, traceback_text=text, worker=worker)
-    remote.add_note(note)
-    return remote
-
-
-def anew(error: BaseException, worker: str) -> BaseException:
-    """Return another error that says the same, for each who is told.
-
-    An error keeps all that it passes on its way up, for as long as anybody keeps the error. One
-    that cannot be made again is told by a RemoteError.
-    """
-    made: Any = None
-    for way in (copy.copy, _Parts.copy):
-        with contextlib.suppress(Exception, SystemExit):  # whatever its own code does
-            made = way(error)
-        if type(made) is type(error) and made is not error:
-            break
-    else:
-        name, message, text = _words(error)
-        made = RemoteError(message, type_name=name, traceback_text=text, worker=worker)
-    for name in ("__traceback__", "__cause__", "__context__", "__suppress_context__"):
-        BaseException.__setattr__(made, name, getattr(error, name))  # some refuse theirs
-    if "__notes__" in vars(made):
-        vars(made)["__notes__"] = [*vars(made)["__notes__"]]
-    return cast("BaseException", made)
-
-
-class _Parts:
-    """An error that is sent as its class and what it holds.
-
-    By itself it is made as it was made at first, by a call of its class with `args`. These are not
-    what the class wants if it passes something else on to its base; others refuse attributes.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __reduce__(self) -> Any:
-        error = self._error
-        return _put_together, (type(error), error.args, vars(error))
-
-    @classmethod
-    def copy(cls, error: BaseException) -> Any:
-        make, parts = cls(error).__reduce__()
-        return make(*parts)
-
-
-def _put_together(kind: type, args: tuple[Any, ...], state: dict[str, Any]) -> Any:
-    error = kind.__new__(kind, *args)
-    vars(error).update(state)
-    return error
-
-
-def _words(error: BaseException) -> tuple[str, str, str]:
-    """Return the name of an error's type, what it says with that, and its traceback."""
-    name = f"{type(error).__module__}.{type(error).__qualname__}"
-    trace = "".join(traceback.format_exception(type(error), error, _users_part(error)))
-    return name, f"{name}: {_text(error)}", trace
-
-
-def _users_part(error: BaseException) -> TracebackType | None:
-    """Return a traceback from where it leaves our own code; all of it if it never does."""
-    trace = error.__traceback__
-    while trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith(_OURS):
-        trace = trace.tb_next
-    return trace or error.__traceback__
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # whatever its own code does
-        return "(it cannot say what it is)"
 
 
 class _Pen:
@@ -367,7 +260,7 @@ def reduce_tensor(tensor: Any) -> Any:
     """Reduce a tensor of torch."""
     torch = sys.modules["torch"]
     if not (tensor.is_cpu and is_plain(tensor)):
-        return tensor.__reduce_ex__(5)
+        return _reduce_by_torch(tensor)
     plain, grad = tensor, tensor.requires_grad
     if grad:
         plain = tensor.detach()
@@ -377,6 +270,26 @@ def reduce_tensor(tensor: Any) -> Any:
         array = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
     kind = str(tensor.dtype).removeprefix("torch.")
     return _rebuild_tensor, (pickle.PickleBuffer(array), kind, tuple(tensor.shape), grad)
+
+
+def _reduce_by_torch(tensor: Any) -> Any:
+    """Reduce a tensor as torch does, except for what that forgets, or sends in vain."""
+    if tensor.layout is not sys.modules["torch"].strided:
+        if tensor.requires_grad:  # which torch forgets, or sends as one that is no leaf
+            return _rebuild_leaf, (tensor.detach(), vars(tensor))
+    elif tensor.is_cpu and not tensor.is_nested:
+        used = tensor.numel() * tensor.element_size()
+        if tensor.untyped_storage().nbytes() > 2 * used + OUTSIDE_BYTES:
+            # All that it is a view of would go with it.
+            own = tensor.detach().clone()
+            vars(own).update(vars(tensor))
+            return reduce_tensor(own.requires_grad_(tensor.requires_grad))
+    return tensor.__reduce_ex__(5)
+
+
+def _rebuild_leaf(tensor: Any, state: dict[str, Any]) -> Any:
+    vars(tensor).update(state)
+    return tensor.requires_grad_()
 
 
 def is_plain(tensor: Any) -> bool:

@@ -24,8 +24,8 @@ from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer
 from holdfast.rpc.pipe import NEVER, Reply
+from holdfast.rpc.raised import load_error
 from holdfast.rpc.retry import RetryPolicy
-from holdfast.rpc.serialize import load_error
 
 if TYPE_CHECKING:
     from holdfast.testing.oncesim import OnceSim

@@ -27,9 +27,10 @@ from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.pipe import NEVER
+from holdfast.rpc.raised import load_error
 from holdfast.rpc.receipts import Receipts, acknowledgement
 from holdfast.rpc.rref_protocol import Number, Ticket
-from holdfast.rpc.serialize import dump, load, load_error
+from holdfast.rpc.serialize import dump, load
 
 ME = WorkerInfo("me", 0)
 CALLER = Greeting("you", 1, "your life", "my life", Purpose.PIPE)

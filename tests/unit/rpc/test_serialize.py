@@ -7,25 +7,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from holdfast.errors import PeerLost, RemoteError, UsageError
+from holdfast.errors import RemoteError, UsageError
 from holdfast.rpc import serialize
 from holdfast.rpc.messages import Buffer
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.serialize import (
     OUTSIDE_BYTES,
-    anew,
     dump,
-    dump_error,
     dump_plain,
     load,
-    load_error,
     teach,
 )
 from tests.unit.rpc.world import agents
@@ -118,6 +114,11 @@ class TestArrays:
         assert came.tolist() == array.tolist()
 
 
+def with_told(tensor: Any) -> Any:
+    tensor.told = "so"
+    return tensor
+
+
 class TestTensors:
     @SIZES
     def test_contiguous(self, n: int) -> None:
@@ -134,10 +135,26 @@ class TestTensors:
         tensor[0] = 7
         assert memoryview(buffer)[0] == 7
 
-    def test_a_small_view_does_not_take_all_with_it(self) -> None:
-        body, buffers = dump(torch.zeros(10**6)[5:7])
+    @pytest.mark.parametrize(
+        "view",
+        [
+            lambda all_: all_[5:7],
+            lambda all_: all_[:0],
+            lambda all_: all_[:1].conj(),
+            lambda all_: all_[:1].conj().imag,
+            lambda all_: with_told(all_[:2]),
+            lambda all_: with_told(all_.detach()[:2]),
+        ],
+    )
+    def test_a_small_view_does_not_take_all_with_it(self, view: Callable[[Any], Any]) -> None:
+        tensor = view(torch.ones(10**6, dtype=torch.complex64, requires_grad=True))
+        body, buffers = dump(tensor)
         assert buffers == []
         assert len(body) < 1000
+        came = load(body, buffers)
+        assert torch.equal(came, tensor)
+        assert (came.requires_grad, came.is_leaf) == (tensor.requires_grad, True)
+        assert vars(came) == vars(tensor)
 
     @SIZES
     @pytest.mark.parametrize(
@@ -185,6 +202,16 @@ class TestTensors:
             assert torch.equal(came.grad, torch.ones(n))
         assert not through(leaf.detach()).requires_grad
 
+    @pytest.mark.filterwarnings("ignore:Sparse CSR")
+    @pytest.mark.parametrize("make", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
+    def test_gradients_of_sparse_tensors(self, make: str) -> None:
+        leaf = with_told(getattr(torch.eye(3), make)().requires_grad_())
+        for tensor in (leaf, leaf * 2):
+            came = through(tensor)
+            assert torch.equal(came.to_dense(), tensor.to_dense())
+            assert (came.requires_grad, came.is_leaf) == (True, True)
+            assert vars(came) == vars(tensor)
+
     @SIZES
     def test_parameters(self, n: int) -> None:
         came = through(torch.nn.Parameter(torch.ones(n)))
@@ -206,9 +233,7 @@ class TestTensors:
         assert torch.equal(came.to_dense(), tensor.to_dense())
 
     def test_attributes_are_kept(self) -> None:
-        tensor = torch.ones(2)
-        tensor.told = "so"
-        assert through(tensor).told == "so"
+        assert through(with_told(torch.ones(2))).told == "so"
 
     def test_one_tensor_twice_stays_one(self) -> None:
         tensor = torch.ones(2)
@@ -315,6 +340,11 @@ class Nameless:
         raise TypeError("no")
 
 
+class Holder:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
 class TestWhatPickleCannotDo:
     def test_lambdas_closures_and_classes_within_functions(self) -> None:
         offset = 3
@@ -385,158 +415,6 @@ class TestWhatPickleCannotDo:
         monkeypatch.setitem(sys.modules, "cloudpickle", None)
         with pytest.raises(UsageError, match="lambdas and closures need cloudpickle"):
             dump(lambda: 3)
-
-
-class Odd(Exception):
-    """Its constructor wants more than it passes on."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(f"{code}: {reason}")
-        self.code = code
-
-
-class Choosy(Exception):
-    """Only its constructor can make it."""
-
-    def __new__(cls, *, reason: str) -> Self:
-        return super().__new__(cls, reason)
-
-    def __init__(self, *, reason: str) -> None:
-        super().__init__(reason)
-
-
-class Same(Choosy):
-    def __copy__(self) -> Self:
-        return self
-
-
-@dataclass(frozen=True)
-class Frozen(Exception):
-    code: int
-
-
-class Rigid(Exception):
-    def __setattr__(self, name: str, value: object) -> None:
-        raise RuntimeError("no attributes")
-
-
-class Secretive(Exception):
-    def __reduce__(self) -> Any:
-        raise SystemExit(3)
-
-    def __str__(self) -> str:
-        raise SystemExit(4)
-
-
-class Holder:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-class Deadly(Exception):
-    def __reduce__(self) -> Any:
-        return sys.exit, (5,)
-
-
-ODD_ERRORS = pytest.mark.parametrize(
-    "error",
-    [
-        *(Odd(7, "odd"), Frozen(3), Rigid("rigid"), Deadly("x")),
-        *(KeyError("x", 2), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-
-
-def told(error: BaseException) -> BaseException:
-    try:
-        raise error
-    except BaseException as raised:
-        body, buffers = dump_error(raised, "WorkerInfo(id=1, name=w1)")
-    return load_error(body, buffers)
-
-
-class TestErrors:
-    def test_as_itself_with_where_it_came_from(self) -> None:
-        error = told(KeyError("x", 2))
-        assert type(error) is KeyError
-        assert error.args == ("x", 2)
-        (note,) = error.__notes__
-        assert "It was raised at WorkerInfo(id=1, name=w1)" in note
-        assert "raise error" in note
-        assert "KeyError" in note
-
-    def test_with_its_attributes(self) -> None:
-        error = told(PeerLost("gone", peer="w3", incarnation="abc"))
-        assert isinstance(error, PeerLost)
-        assert (error.peer, error.incarnation) == ("w3", "abc")
-
-    @ODD_ERRORS
-    def test_as_itself_though_pickle_cannot_make_it(self, error: Exception) -> None:
-        came = told(error)
-        assert type(came) is type(error)
-        assert came.args == error.args
-        assert {name: vars(came)[name] for name in vars(error)} == vars(error)
-        (note,) = came.__notes__
-        assert "It was raised at WorkerInfo(id=1, name=w1)" in note
-        assert len(told(came).__notes__) == 2
-
-    @ODD_ERRORS
-    def test_another_one_says_the_same_and_keeps_nothing_that_this_one_passes(
-        self, error: Exception
-    ) -> None:
-        vars(error)["__notes__"] = ["noted"]
-        try:
-            raise error from KeyError("cause")
-        except Exception:
-            made = anew(error, "w1")
-        assert made is not error
-        assert type(made) is type(error)
-        assert (made.args, vars(made)) == (error.args, vars(error))
-        assert str(made.__cause__) == "'cause'"
-        assert made.__traceback__ is error.__traceback__
-        vars(made)["__notes__"].append("by who was told")
-        with pytest.raises(type(error)):
-            raise made
-        assert vars(error).pop("__notes__") == ["noted"]
-        assert made.__traceback__ is not error.__traceback__
-
-    @pytest.mark.parametrize("error", [Choosy(reason="odd"), Same(reason="odd")])
-    def test_what_cannot_be_made_again_is_told_by_a_remote_error(self, error: Exception) -> None:
-        made = anew(error, "w1")
-        assert isinstance(made, RemoteError)
-        assert made.type_name.endswith(type(error).__qualname__)
-        assert str(made).endswith(str(error))
-
-    @pytest.mark.parametrize(
-        ("error", "name", "message"),
-        [
-            (Choosy(reason="odd"), "test_serialize.Choosy", "odd"),
-            (Secretive(), "test_serialize.Secretive", "it cannot say what it is"),
-            (SystemExit(3), "builtins.SystemExit", "3"),
-            (KeyboardInterrupt(), "builtins.KeyboardInterrupt", ""),
-            (type("Local", (Exception,), {})("here"), "test_serialize.Local", "here"),
-            (ValueError(threading.Lock()), "builtins.ValueError", "lock"),
-        ],
-    )
-    def test_as_a_remote_error(self, error: BaseException, name: str, message: str) -> None:
-        came = told(error)
-        assert isinstance(came, RemoteError)
-        assert came.type_name.endswith(name)
-        assert message in str(came)
-        assert came.worker == "WorkerInfo(id=1, name=w1)"
-        assert "Traceback" in came.traceback_text
-
-    def test_through_several_workers(self) -> None:
-        came = told(told(Choosy(reason="odd")))
-        assert isinstance(came, RemoteError)
-        assert came.type_name.endswith(".Choosy")
-        assert len(came.__notes__) == 2
-
-    def test_a_group(self) -> None:
-        came = told(ExceptionGroup("both", [ValueError(1), KeyError(2)]))
-        assert isinstance(came, ExceptionGroup)
-        assert [type(one) for one in came.exceptions] == [ValueError, KeyError]
 
 
 # Between agents.

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.errors import CallCancelled, CallTimedOut, PeerLost, UsageError
 from holdfast.rpc.messages import Kind, Message
-from holdfast.rpc.serialize import dump_error
+from holdfast.rpc.raised import dump_error
 from holdfast.testing.faultplan import FaultPlan
 from holdfast.testing.oncesim import OncePlan, OnceSim
 from holdfast.testing.onceworker import Call

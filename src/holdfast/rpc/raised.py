@@ -1,0 +1,123 @@
+"""Errors as bytes, and back: what a call raised is raised at its caller.
+
+Guarantees
+    RS-1  An error always comes back: as itself, or as a RemoteError; never as one that would end
+          the process that asked.
+    RS-2  Another one says the same as the first, and keeps nothing that the first passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from holdfast.errors import RemoteError
+from holdfast.rpc.messages import Buffer
+from holdfast.rpc.serialize import load
+
+__all__ = ["anew", "dump_error", "load_error"]
+
+_OURS = "holdfast.rpc."
+_BANNER = "It was raised at {worker}:\n\n{text}"
+
+
+def dump_error(error: BaseException, worker: str) -> tuple[bytes, list[Buffer]]:
+    """Return an error that is to be raised at the caller."""
+    ways = []
+    with contextlib.suppress(BaseException):  # whatever its own code does; it may refuse, too
+        ways.append(pickle.dumps(error, 5))
+        ways.append(pickle.dumps(_Parts(error), 5))
+    return pickle.dumps((ways, *_words(error), worker), 5), []
+
+
+def load_error(body: Buffer, buffers: Sequence[Buffer]) -> BaseException:
+    """Read an error: of its own type if that can be made here, else a RemoteError.
+
+    One that would end this process (SystemExit, KeyboardInterrupt) never comes back as such.
+    """
+    ways, name, message, text, worker = load(body, buffers)
+    note = _BANNER.format(worker=worker, text=text)
+    for way in ways:
+        with contextlib.suppress(Exception, SystemExit):  # whatever its own code does
+            error = load(way, [])
+            if isinstance(error, Exception):
+                vars(error).setdefault("__notes__", []).append(note)  # some refuse `add_note`
+                return error
+    remote = RemoteError(message, type_name=name, traceback_text=text, worker=worker)
+    remote.add_note(note)
+    return remote
+
+
+def anew(error: BaseException, worker: str) -> BaseException:
+    """Return another error that says the same, for each who is told.
+
+    An error keeps all that it passes on its way up, for as long as anybody keeps the error. One
+    that cannot be made again is told by a RemoteError.
+    """
+    made: Any = None
+    for way in (copy.copy, _Parts.copy):
+        with contextlib.suppress(Exception, SystemExit):  # whatever its own code does
+            made = way(error)
+        if type(made) is type(error) and made is not error:
+            break
+    else:
+        name, message, text = _words(error)
+        made = RemoteError(message, type_name=name, traceback_text=text, worker=worker)
+    for name in ("__traceback__", "__cause__", "__context__", "__suppress_context__"):
+        BaseException.__setattr__(made, name, getattr(error, name))  # some refuse theirs
+    if "__notes__" in vars(made):
+        vars(made)["__notes__"] = [*vars(made)["__notes__"]]
+    return cast("BaseException", made)
+
+
+class _Parts:
+    """An error that is sent as its class and what it holds.
+
+    By itself it is made as it was made at first, by a call of its class with `args`. These are not
+    what the class wants if it passes something else on to its base; others refuse attributes.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        error = self._error
+        return _put_together, (type(error), error.args, vars(error))
+
+    @classmethod
+    def copy(cls, error: BaseException) -> Any:
+        make, parts = cls(error).__reduce__()
+        return make(*parts)
+
+
+def _put_together(kind: type, args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    vars(error).update(state)
+    return error
+
+
+def _words(error: BaseException) -> tuple[str, str, str]:
+    """Return the name of an error's type, what it says with that, and its traceback."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    trace = "".join(traceback.format_exception(type(error), error, _users_part(error)))
+    return name, f"{name}: {_text(error)}", trace
+
+
+def _users_part(error: BaseException) -> TracebackType | None:
+    """Return a traceback from where it leaves our own code; all of it if it never does."""
+    trace = error.__traceback__
+    while trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith(_OURS):
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # whatever its own code does
+        return "(it cannot say what it is)"
