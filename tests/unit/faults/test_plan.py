@@ -175,6 +175,7 @@ class TestText:
 
     @given(st.integers(), st.lists(rules, max_size=4))
     def test_a_plan_as_text_is_the_same_plan(self, seed: int, some: list[Rule]) -> None:
+        """Proves FP-4."""
         plan = FaultPlan(seed, some)
         again = parse_plan(str(plan))
         assert (again.seed, again.rules) == (seed, tuple(some))
@@ -210,6 +211,7 @@ class TestText:
         ],
     )
     def test_what_is_no_plan(self, line: str, said: str) -> None:
+        """Proves FP-3."""
         with pytest.raises(UsageError, match=f"fault plan, line 2: '{line}': .*{said}"):
             parse_plan(f"drop\n{line}\n")
 
