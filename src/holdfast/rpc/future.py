@@ -19,7 +19,9 @@ Guarantees
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar
@@ -38,7 +40,9 @@ S = TypeVar("S")
 
 _log = logging.getLogger("holdfast.rpc")
 # One for all futures: it is held for a few instructions only, and each future is lighter by one.
-_lock = threading.Lock()
+# A signal handler, or what the garbage collector drops, may use futures on a thread that holds it:
+# it can be taken again, and nothing that it guards is half done when that may happen.
+_lock = threading.RLock()
 
 
 class Driver(Protocol):
@@ -58,7 +62,7 @@ class Future(Generic[T]):
         "_complete",
         "_driver",
         "_error",
-        "_event",
+        "_gates",
         "_stop",
         "_value",
     )
@@ -68,7 +72,7 @@ class Future(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Future[T]], object]] | None = None
-        self._event: threading.Event | None = None
+        self._gates: list[threading.Lock] | None = None  # of those who wait; each opened once
         self._driver = driver
         self._stop: Callable[[], object] | None = None  # tells who works for it
 
@@ -107,9 +111,10 @@ class Future(Generic[T]):
             self._value, self._error = value, error
             self._complete = True
             callbacks, self._callbacks = self._callbacks, None
-            event, self._driver, self._stop = self._event, None, None
-        if event is not None:
-            event.set()
+            gates, self._driver, self._stop = self._gates, None, None
+        if gates is not None:
+            for gate in gates:
+                gate.release()
         if callbacks:
             left = iter(callbacks)
             try:
@@ -172,11 +177,13 @@ class Future(Generic[T]):
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Call this with the future when it is complete."""
+        more = [callback]
         with _lock:
             if not self._complete:
                 if self._callbacks is None:
-                    self._callbacks = []
-                self._callbacks.append(callback)
+                    self._callbacks = more
+                else:
+                    self._callbacks += more
                 return
         self._call(callback)
 
@@ -235,13 +242,21 @@ class Future(Generic[T]):
         if self._complete or deadline.passed():
             return
         # Nobody drives it, or the driver left it to others.
+        gate = threading.Lock()  # not an event, which a handler that comes in between could not set
+        gate.acquire()
+        more = [gate]
         with _lock:
             if self._complete:
                 return
-            event = self._event
-            if event is None:
-                event = self._event = threading.Event()
-        event.wait(deadline.remaining())
+            if self._gates is None:
+                self._gates = more
+            else:
+                self._gates += more
+        remaining = deadline.remaining()
+        if not gate.acquire(timeout=-1 if remaining is None else remaining):
+            with _lock:
+                if not self._complete:
+                    self._gates.remove(gate)
 
 
 def expected(function: Callable[..., Any], value: Any) -> Any:
@@ -255,18 +270,13 @@ def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
     """Return a future of all these futures, complete when the last of them is."""
     waited = list(futures)
     together: Future[list[Future[Any]]] = Future(_Drivers(waited))
-    left = len(waited)
-    if not left:
+    if not waited:
         together.set_result(waited)
     together._stop = lambda: [future.cancel() for future in waited]
-    lock = threading.Lock()
+    counted = itertools.count(1)
 
     def count(_: Future[Any]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            last = left == 0
-        if last:
+        if next(counted) == len(waited):
             together._settle(waited, None)
 
     for future in waited:
@@ -294,3 +304,11 @@ class _Drivers:
                 return
             if not future.done():
                 future._wait(deadline)
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603  # as all of them have one
+    _lock = threading.RLock()  # somebody may have held the other one
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -14,28 +14,43 @@ when nothing is under way: most likely more follow. It is never put off for long
 Nothing here blocks for the peer's sake but `drive`, and that only until its deadline: a peer that
 neither reads nor writes cannot hold up the calls to others.
 
+Who reads tells those who are answered, and they may wait for something else then. Before they do,
+whoever reads makes way (`way.py`): somebody else goes on, from where he stopped.
+
+A signal handler, or what the garbage collector drops, may post a call at any moment, on a thread
+that is in the midst of anything here. So the lock can be taken again by who has it, and whenever
+something is called or made under it, what it guards is as it should be. Such a call is sent by the
+one who was interrupted, at the latest.
+
 Guarantees
     PI-1  Every call that was posted is completed exactly once: answered, expired, or lost.
     PI-2  At most one thread reads the link at a time, and at most one writes.
     PI-3  A message is sent soon after being posted (`PUT_OFF_S`), if the peer takes it.
     PI-4  At most CALLS_MAX calls and BYTES_MAX bytes of requests are under way; what is more is
           refused with Overloaded. One request may be larger, if it is the only one.
+    PI-5  A callback that waits for another call, or for a future, holds up no answer: other threads
+          read meanwhile.
+    PI-6  Who interrupts this very thread while it reads or sends, and waits for a call, is refused
+          with UsageError: nobody else could go on.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import Overloaded, PeerViolation
+from holdfast.errors import Overloaded, PeerViolation, UsageError
 from holdfast.rpc.eagerness import LOOKS, Eagerness
 from holdfast.rpc.link import CORES, NEVER, Link, views_of
 from holdfast.rpc.messages import Buffer, Message
 from holdfast.rpc.readers import ATTENDED_ROUNDS, TICK_S, Readers
+from holdfast.rpc.way import reading, rise, sit
 
 __all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply", "tell"]
 
@@ -72,7 +87,7 @@ class Pipe:
         self._poll = select.poll()
         self._eager = Eagerness(CORES)
         # Guards what follows; never held while reading, sending or completing.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._open: dict[int, tuple[Reply, float, int]] = {}
         self._open_bytes = 0
         self._freed: deque[int] = deque()  # bytes of calls that are over, not yet taken off
@@ -80,14 +95,16 @@ class Pipe:
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._burst = False  # whether many went out together the last time
-        self._sending = False
-        self._unsent: list[memoryview] = []  # belongs to the thread that sends
+        self._sender = 0  # the thread that sends
+        self._unsent: list[memoryview] = []  # belongs to it
         self._blocked = False
         self.lost: Exception | None = None
         """Why nothing can be sent any more, None while it can."""
         # Held by the thread that reads; those that wait meanwhile are told when it stops.
         self._reading = threading.Lock()
         self._reader = 0
+        # Whether somebody who reads tells what came, or has left something untold.
+        self._unread = False
         self._polled = 0
         # Of the reader of last resort: does it know of this pipe; does it hear what comes; for how
         # many more of its rounds is it to hold back, since somebody has waited.
@@ -95,6 +112,7 @@ class Pipe:
         self.attended = 0
         self._turn = threading.Condition(self._lock)
         self._waiting = 0
+        _living.add(self)
 
     def fileno(self) -> int:
         """Return the descriptor of the link."""
@@ -108,6 +126,7 @@ class Pipe:
         """
         size = message.size() if message.buffers else len(message.body)
         calls, call = self._open, message.call
+        parts: list[Buffer] = []
         with self._lock:
             lost, first = self.lost, not calls
             if lost is None:
@@ -117,15 +136,17 @@ class Pipe:
                         f"{len(calls)} calls and {open_bytes - size} bytes are under way to this "
                         f"worker: at most {self._calls_max} and {self._bytes_max}"
                     )
-                self._link.put(message, self._out)  # may refuse it
-                known = calls.pop(call, None)
-                if known is not None:  # sent again, under the same number: one answer is for both
-                    reply, size = _both(known[0], reply), size + known[2]
+                self._link.put(message, parts)  # may refuse it
+                self._open_bytes += size
+                self._out_bytes += size
+                if call in calls:  # sent again, under the same number: one answer is for both
+                    known = calls.pop(call, None)
+                    if known is not None:
+                        reply, size = _both(known[0], reply), size + known[2]
                 calls[call] = (reply, expire_at, size)
-                self._open_bytes = open_bytes
                 if expire_at < self._expire_at:  # noqa: PLR1730  # min is slower
                     self._expire_at = expire_at
-                self._out_bytes += size
+                self._out += parts  # whole, and when its answer is expected
         if lost is not None:
             reply(lost)
             return
@@ -140,27 +161,38 @@ class Pipe:
     def _count_bytes(self) -> int:
         """Return how many bytes are under way. With the lock held, which who completes does not."""
         while self._freed:
-            self._open_bytes -= self._freed.popleft()
+            freed = self._freed.popleft()
+            self._open_bytes -= freed
         return self._open_bytes
 
     def note(self, message: Message) -> None:
         """Send a message that is not answered."""
+        parts: list[Buffer] = []
         with self._lock:
             if self.lost is not None:
                 return
-            self._link.put(message, self._out)
+            self._link.put(message, parts)
+            self._out += parts
         self.flush()
 
     def expire(self, now: float) -> None:
         """Tell those whose time is up."""
         if now < self._expire_at:
             return
-        with self._lock:
-            calls = list(self._open.items())  # at once: others take calls out without the lock
-            late = [call for call, (_, at, _) in calls if at <= now]
-            self._expire_at = min((at for _, (_, at, _) in calls if at > now), default=NEVER)
+        calls = self._open.copy()  # at once: others take calls out without the lock
+        late = [call for call, (_, at, _) in calls.items() if at <= now]
+        if self._reader == threading.get_ident():
+            self._unread = True  # for all that we know: who is told may let others read
         for call in late:
             self._complete(call, TimeoutError())
+        # Only now: whoever looks while one of them is told, and waits, tells the others.
+        with self._lock:
+            self._expire_at = NEVER
+            calls = self._open.copy()
+        soonest = min((at for _, at, _ in calls.values()), default=NEVER)
+        with self._lock:
+            if soonest < self._expire_at:  # noqa: PLR1730  # min is a call
+                self._expire_at = soonest
 
     @property
     def busy(self) -> bool:
@@ -193,14 +225,15 @@ class Pipe:
 
         A thread that finds another one sending leaves it to that.
         """
-        while True:
+        while self._out or self._unsent:  # also what others have left to us meanwhile
+            here = threading.get_ident()
             with self._lock:
-                if self._sending or self.lost is not None or not (self._out or self._unsent):
+                if self._sender or self.lost is not None or not (self._out or self._unsent):
                     return
+                self._sender = here
                 out, self._out = self._out, []
                 self._out_bytes = 0
                 self._burst = 2 * len(out) > _GATHER_MESSAGES
-                self._sending = True
             blocked = False
             try:
                 self._unsent += views_of(out)
@@ -211,9 +244,8 @@ class Pipe:
                 self._break(ConnectionError("Connection closed by peer (sending was interrupted)"))
                 raise
             finally:
-                with self._lock:
-                    self._sending = False
-                    self._blocked = blocked
+                self._blocked = blocked
+                self._sender = 0  # last: from now on others may send
             if blocked:
                 self._readers.arm(self)
                 return
@@ -222,19 +254,27 @@ class Pipe:
         """Read until `done()` or the deadline: who waits works for everybody."""
         here = threading.get_ident()
         while not done():
+            if self.lost is not None:
+                self._tell_lost(self.lost)
+                return
+            if self._sender == here:
+                raise UsageError(_INTERRUPTED)
             self.flush()
-            if self._reader == here:  # a callback waits, within our own reading
-                self._read(deadline)
-            elif self._reading.acquire(blocking=False):
+            if self._reading.acquire(blocking=False):
                 self._reader = here
+                reading[here] = self
                 self.attended = ATTENDED_ROUNDS
                 try:
                     if self.armed:
                         self._readers.disarm(self)
                     while not done() and self.lost is None and not deadline.passed():
                         self._read(deadline)
+                        if self._reader != here:
+                            break
                 finally:
-                    self._stop_reading()
+                    self._stop_reading(here)
+            elif self._reader == here:
+                raise UsageError(_INTERRUPTED)
             else:
                 with self._turn:
                     self._waiting += 1  # before looking: who completes something then tells us
@@ -243,18 +283,21 @@ class Pipe:
                             self._turn.wait(deadline.sooner(TICK_S).remaining())
                     finally:
                         self._waiting -= 1
-            if deadline.passed() or self.lost is not None:
+            if deadline.passed():
                 return
 
     def read_for_others(self) -> None:
         """Read what is there, for those who do not wait. The reader of last resort calls it."""
         self.flush()
-        if self._reader != threading.get_ident() and self._reading.acquire(blocking=False):
-            self._reader = threading.get_ident()
+        if self.lost is not None:
+            self._tell_lost(self.lost)
+        elif self._reading.acquire(blocking=False):
+            self._reader = here = threading.get_ident()
+            reading[here] = self
             try:
                 self._receive()
             finally:
-                self._stop_reading()
+                self._stop_reading(here)
 
     def close(self, lost: Exception) -> None:
         """End it: every open call hears this. The link is left to who gave it. Idempotent."""
@@ -262,13 +305,33 @@ class Pipe:
             if self.lost is not None:
                 return
             self.lost = lost
-            calls = list(self._open)
             self._out, self._unsent = [], []
             self._turn.notify_all()
         self._readers.drop(self)
         self._link.shut()  # wakes who reads it
-        for call in calls:
-            self._complete(call, lost)
+        self._tell_lost(lost)
+
+    def make_way(self) -> None:
+        """Let another thread read, if ours does and is telling what came: it is about to block."""
+        if self._unread:  # else it is interrupted, and nobody could go on from where it is
+            self._stop_reading(threading.get_ident())
+
+    def _tell_lost(self, lost: Exception) -> None:
+        """Tell every open call that it is over. Who waits helps: a callback may wait for others."""
+        before = sit(lambda: self._readers.hand(self))
+        try:
+            for call in list(self._open):
+                self._complete(call, lost)
+        finally:
+            rise(before)
+
+    def _let_go(self) -> None:
+        """Be of no use to a forked child: the link is its parent's."""
+        self._lock = threading.RLock()  # somebody may have held the other one
+        self._turn = threading.Condition(self._lock)
+        if self.lost is None:
+            why = "Connection closed by peer (this process has been forked)"
+            self.lost = self._lost_error(ConnectionError(why))
 
     # Reading.
 
@@ -276,7 +339,7 @@ class Pipe:
         """Complete what the link brings; wait for it a while, but not beyond the deadline."""
         now = self._clock.monotonic()
         until = min(now + TICK_S, self._expire_at, NEVER if deadline.at is None else deadline.at)
-        if not self._link.ready():
+        if not self._unread:
             fd = self._link.fileno()
             if fd < 0:
                 return
@@ -307,18 +370,25 @@ class Pipe:
         return came
 
     def _receive(self) -> None:
-        """Read and complete what is there."""
-        link = self._link
+        """Read and complete what is there, unless somebody else reads by then."""
+        link, here = self._link, threading.get_ident()
+        if self._reader != here:  # one whose time was up has made us make way
+            return
+        self._unread = False
         come = link.come
         message = self._next(link.advance)
         while message is not None:
+            self._unread = True
             if link.owes:
                 for note in link.due():
                     self.note(note)
             self._complete(message.call, message)
-            while come:
+            while come and self._reader == here:
                 message = come.popleft()
                 self._complete(message.call, message)
+            if self._reader != here:
+                return
+            self._unread = False
             message = self._next(link.here)
 
     def _next(self, read: Callable[[], Message | None]) -> Message | None:
@@ -348,8 +418,12 @@ class Pipe:
             with self._turn:
                 self._turn.notify_all()
 
-    def _stop_reading(self) -> None:
-        """Let somebody else read: one who waits, or the reader of last resort."""
+    def _stop_reading(self, here: int) -> None:
+        """Let somebody else read, if we do: one who waits, or the reader of last resort."""
+        if self._reader != here:
+            return
+        unread = self._unread
+        reading.pop(here, None)
         self._reader = 0
         self._reading.release()
         if self._waiting:
@@ -357,7 +431,10 @@ class Pipe:
                 self._turn.notify_all()
         if self._open and self.lost is None:
             # Even if somebody waits: it may be done, and leave without a look at the others.
-            self._leave()
+            if unread:
+                self._readers.hand(self)
+            else:
+                self._leave()
 
     def _leave(self) -> None:
         """Leave the answers to the reader of last resort, unless somebody comes for them soon."""
@@ -372,6 +449,9 @@ class Pipe:
 
 
 NOT_TOLD = "an answer to a call could not be told"
+_INTERRUPTED = (
+    "a signal handler, or a __del__, that has interrupted a call to this worker cannot wait for one"
+)
 
 
 def tell(reply: Reply, answer: Message | Exception) -> None:
@@ -392,3 +472,13 @@ def _both(first: Reply, second: Reply) -> Reply:
 
 _IN = select.POLLIN
 _IN_OR_OUT = select.POLLIN | select.POLLOUT
+
+_living: weakref.WeakSet[Pipe] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pipe in tuple(_living):
+        pipe._let_go()
+
+
+os.register_at_fork(after_in_child=_after_fork)

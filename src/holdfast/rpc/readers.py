@@ -3,6 +3,9 @@
 It reads a pipe on which calls are under way while nobody waits for them, sends what was put off,
 and tells calls that their time is up. Where somebody has waited of late it holds back at first
 (see `pipe.py`). It sleeps while nothing is under way.
+
+A callback that waits for something makes way (`way.py`): then another thread takes over, and this
+one ends when the callback does. So there are as many threads as callbacks that wait, and one more.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ import logging
 import select
 import socket
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.rpc.way import sit
 
 if TYPE_CHECKING:
     from holdfast.rpc.pipe import Pipe
@@ -26,6 +31,7 @@ TICK_S = 0.02
 """How late a deadline may be noticed, or an answer that came by another way."""
 ATTENDED_ROUNDS = 20
 """For how many rounds it counts that somebody has waited: as long as it looks every PUT_OFF_S."""
+_END_WITHIN_S = 5.0
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 _log = logging.getLogger("holdfast.rpc")
@@ -42,6 +48,8 @@ class Timed(Protocol):
 class Readers:
     """The thread, and what it looks after."""
 
+    # The lock can be taken again by who has it, for the sake of those who interrupt (`pipe.py`).
+
     def __init__(self, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._epoll = select.epoll()
@@ -49,15 +57,17 @@ class Readers:
         self._wake.setblocking(False)
         self._woken.setblocking(False)
         self._epoll.register(self._woken, select.EPOLLIN)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._pipes: dict[int, Pipe] = {}
+        self._ready: deque[Pipe] = deque()  # to be read now, by the thread
         self._timed: set[Timed] = set()
         self._asleep = True
         self._closing = False
         self.slow = True
         """Whether it must be woken for what is put off; read without the lock."""
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._name = name
+        self._threads: list[threading.Thread] = []  # the last one is the thread
+        self._begin()
 
     def arm(self, pipe: Pipe) -> None:
         """Read this pipe when something comes, since nobody else does."""
@@ -70,10 +80,11 @@ class Readers:
             wake, self._asleep = self._asleep, False
             events = _ONCE | select.EPOLLOUT if pipe.blocked else _ONCE
             pipe.known = pipe.armed = True
-            if known:
-                self._epoll.modify(fd, events)
-            else:
+            if not known:
                 self._epoll.register(fd, events)
+            else:
+                with contextlib.suppress(FileNotFoundError):  # whom we interrupt is about to
+                    self._epoll.modify(fd, events)
         if wake:
             self._poke()
 
@@ -83,15 +94,24 @@ class Readers:
             fd = pipe.fileno()
             pipe.armed = False
             if self._pipes.get(fd) is pipe and not self._closing:
-                self._epoll.modify(fd, 0)
+                with contextlib.suppress(FileNotFoundError):
+                    self._epoll.modify(
+                        fd, select.EPOLLONESHOT
+                    )  # without, a hang-up is told for ever
 
     def drop(self, pipe: Pipe) -> None:
         """Forget a pipe that is over, before its link is closed."""
         with self._lock:
-            for fd in [fd for fd, known in self._pipes.items() if known is pipe]:
-                del self._pipes[fd]
-                with contextlib.suppress(OSError, ValueError):
-                    self._epoll.unregister(fd)
+            for fd in list(self._pipes):
+                if self._pipes.get(fd) is pipe:
+                    del self._pipes[fd]
+                    with contextlib.suppress(OSError, ValueError):
+                        self._epoll.unregister(fd)
+
+    def hand(self, pipe: Pipe) -> None:
+        """Read this pipe now: there are answers that have come, and have not been told."""
+        self._ready.append(pipe)
+        self._poke()
 
     def time(self, timed: Timed) -> None:
         """Keep the deadlines of something else, for as long as it says."""
@@ -105,40 +125,71 @@ class Readers:
         self._poke()
 
     def close(self) -> None:
-        """End the thread. Pipes must have been closed before. Idempotent."""
+        """End the threads. Pipes must have been closed before. Idempotent."""
         with self._lock:
             self._closing = True
         self._poke()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(5.0)
+        limit = Deadline.after(_END_WITHIN_S)
+        for thread in tuple(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(limit.remaining())
 
     def _poke(self) -> None:
         with contextlib.suppress(OSError):
             self._wake.send(b".")
 
-    def _run(self) -> None:
+    def _begin(self) -> None:
+        """Let another thread be the thread."""
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._threads.append(thread)
         try:
-            quiet = 0
-            while not self._closing:
+            thread.start()
+        except BaseException:
+            self._threads.remove(thread)
+            raise
+
+    def _is_mine(self) -> bool:
+        """Say whether we are the thread."""
+        return self._threads[-1] is threading.current_thread()
+
+    def _make_way(self) -> None:
+        """Let another thread go on: this one is about to block, in a callback."""
+        with self._lock:
+            if not self._is_mine() or self._closing:
+                return
+            try:
+                self._begin()
+            except RuntimeError as error:  # we must go on ourselves, when the callback is over
+                _log.warning("a thread could not be started: %s", error)
+        self._poke()  # for what is left of our round
+
+    def _run(self) -> None:
+        sit(self._make_way)
+        quiet = 0
+        try:
+            while self._is_mine() and not self._closing:
                 try:
                     quiet = self._round(quiet)
                 except Exception:  # it ends a pipe at most; the others need this thread
                     _log.exception("reading for those who do not wait failed")
         finally:
             with self._lock:
-                self._closing = True
-                self._epoll.close()
-            self._wake.close()
-            self._woken.close()
+                if self._is_mine():
+                    self._closing = True
+                    self._epoll.close()
+                    self._wake.close()
+                    self._woken.close()
+                else:
+                    self._threads.remove(threading.current_thread())
 
     def _round(self, quiet: int) -> int:
         """Wait for something to do, and do it; return for how many rounds nothing was put off."""
         with self._lock:
             self._asleep = True
-            busy = [pipe for pipe in self._pipes.values() if pipe.busy]
-            timed = list(self._timed)
-            if busy or timed:
-                self._asleep = False
+            pipes, timed = list(self._pipes.values()), list(self._timed)
+        busy = [pipe for pipe in pipes if pipe.busy]
+        if busy or timed:
+            self._asleep = False
         soon = [pipe for pipe in busy if pipe.puts_off or self._holds_back(pipe)]
         quiet = 0 if soon else quiet + 1
         if busy and quiet < ATTENDED_ROUNDS:
@@ -153,10 +204,12 @@ class Readers:
             pipe = self._pipes.get(fd)
             if pipe is not None:
                 pipe.armed = False
-                pipe.read_for_others()
+                self._ready.append(pipe)
             else:
                 with contextlib.suppress(OSError):
                     self._woken.recv(4096)
+        while self._ready and self._is_mine():
+            self._ready.popleft().read_for_others()
         now = self._clock.monotonic()
         for pipe in busy:
             pipe.flush()

@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-__all__ = ["Seat", "make_way", "rise", "sit"]
+__all__ = ["Reading", "Seat", "make_way", "reading", "rise", "sit"]
 
+
+class Reading(Protocol):
+    """Something that is read by one thread at a time."""
+
+    def make_way(self) -> None:
+        """Let another thread read it, if it may: ours is about to block."""
+        ...
+
+
+reading: dict[int, Reading] = {}
+"""What threads read, by their numbers; for who reads, in every call: `sit` takes too long there."""
 
 Seat: TypeAlias = tuple[Callable[[], None], "Seat"] | None
 """How to give up what a thread has, and what it had before that; None for nothing."""
@@ -38,6 +49,9 @@ def rise(before: Seat) -> None:
 
 def make_way() -> None:
     """Give up what others need: this thread is about to block."""
+    read = reading.get(threading.get_ident())
+    if read is not None:
+        read.make_way()
     seat = _here.seat
     if seat is not None:
         _here.seat = None  # what it takes on while it waits is not the same any more

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from holdfast.clock import Deadline
 from holdfast.errors import CallCancelled, TimeoutExpired, UsageError
+from holdfast.rpc import future as future_module
 from holdfast.rpc.future import ASYNC_MARK, Future, collect_all, expected, wait_all
 
-SOON = 20.0
+SOON = 30.0
 
 
 class Drive:
@@ -351,3 +355,74 @@ def test_waiting_for_all_raises_the_first_error_in_their_order() -> None:
     timer.join()
     assert wait_all([futures[0], futures[0]]) == [0, 0]
     assert wait_all([]) == []
+
+
+class Garbage:
+    """Does something when the garbage collector finds it."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.me = self
+        self.act = act
+
+    def __del__(self) -> None:
+        self.act()
+
+
+@pytest.fixture
+def always_collected() -> Iterator[None]:
+    """Let the garbage collector come whenever something is made."""
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("always_collected")
+def test_what_the_garbage_collector_drops_may_complete_a_future() -> None:
+    """As a signal handler may, which comes in the midst of anything as well."""
+    heard: list[Future[int]] = []
+
+    def use() -> None:
+        for number in range(50):
+            future: Future[int] = Future()
+            Garbage(lambda f=future, n=number: f.set_result(n))  # type: ignore[misc]
+            future.add_done_callback(heard.append)
+            assert future.wait(SOON) == number
+            Garbage(lambda: Future[int]().set_result(1))
+            Future[int]().add_done_callback(heard.append)
+            with pytest.raises(TimeoutExpired):
+                Future[int]().wait(0)
+
+    user = threading.Thread(target=use, daemon=True)
+    user.start()
+    user.join(SOON)
+    assert [future.value() for future in heard] == list(range(50))
+    assert not user.is_alive()
+
+
+def test_who_waited_in_vain_leaves_nothing_behind() -> None:
+    future: Future[int] = Future()
+    for _ in range(3):
+        with pytest.raises(TimeoutExpired):
+            future.wait(0.001)
+    assert not future._gates
+
+
+def test_a_forked_child_can_use_futures_whatever_other_threads_did() -> None:
+    with future_module._lock:
+        forked: list[int] = []
+
+        def fork() -> None:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(int(SOON))
+                Future[int]().set_result(1)
+                os._exit(7)
+            forked.append(child)
+
+        forker = threading.Thread(target=fork)
+        forker.start()
+        forker.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(forked[0], 0)[1]) == 7

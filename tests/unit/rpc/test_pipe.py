@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import socket
+import gc
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -11,39 +13,9 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import Overloaded, PeerLost, UsageError
 from holdfast.rpc.codec import BUFFERS_MAX, HEADER
-from holdfast.rpc.future import Future
-from holdfast.rpc.link import Link
 from holdfast.rpc.messages import Buffer, Kind, Message
 from holdfast.rpc.pipe import NEVER, Pipe, Reply
-from holdfast.rpc.readers import Readers
-
-SOON = 20.0
-
-
-class World:
-    """A pipe, the reader of last resort, and the link at the other end, which tests answer by."""
-
-    def __init__(self) -> None:
-        self.readers = Readers("test-read")
-        self.socks: list[socket.socket] = []
-        self.pipe, self.there, self.raw = self.make()
-
-    def make(self, calls_max: int = 100, bytes_max: int = 1 << 20) -> tuple[Pipe, Link, Link]:
-        one, other = socket.socketpair()
-        self.socks += (one, other)
-        link = Link(one)
-        pipe = Pipe(link, self.readers, lost, calls_max=calls_max, bytes_max=bytes_max)
-        return pipe, Link(other), link
-
-    def close(self) -> None:
-        self.pipe.close(PeerLost("the test is over"))
-        self.readers.close()
-        for sock in self.socks:
-            sock.close()
-
-
-def lost(error: OSError) -> Exception:
-    return PeerLost(f"lost: {error}")
+from tests.unit.rpc.pipe_world import SOON, Heard, World, beside, reply, request, serve, then
 
 
 @pytest.fixture
@@ -53,48 +25,6 @@ def world() -> Iterator[World]:
         yield made
     finally:
         made.close()
-
-
-class Heard:
-    """A reply that remembers what it heard, and can be waited for by drivers and others."""
-
-    def __init__(self) -> None:
-        self.future: Future[Message] = Future()
-        self.times = 0
-
-    def __call__(self, answer: Message | Exception) -> None:
-        self.times += 1
-        if isinstance(answer, Message):
-            self.future.set_result(answer)
-        else:
-            self.future.set_exception(answer)
-
-    def wait(self) -> Message:
-        """Wait without driving."""
-        return self.future.wait(SOON)
-
-    def driven(self, pipe: Pipe) -> Message:
-        pipe.drive(self.future.done, Deadline.after(SOON))
-        assert self.future.done() or pipe.lost is not None
-        return self.future.wait(SOON)  # who ends a pipe tells everybody, but not all at once
-
-    def fails(self, pipe: Pipe) -> None:
-        with pytest.raises(PeerLost):
-            self.driven(pipe)
-
-
-def request(call: int, body: bytes = b"", *buffers: bytes) -> Message:
-    return Message(Kind.PYTHON_CALL, call, body, list(buffers))
-
-
-def reply(call: int, body: Buffer = b"") -> Message:
-    return Message(Kind.REPLY, call, body)
-
-
-def beside(act: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=act)
-    thread.start()
-    return thread
 
 
 def test_who_waits_reads_its_own_answer(world: World) -> None:
@@ -521,3 +451,204 @@ def test_an_interrupt_within_sending_ends_the_pipe(
         world.pipe.post(request(1), heard)
     with pytest.raises(PeerLost, match="sending was interrupted"):
         heard.wait()
+
+
+def test_callbacks_of_two_workers_may_wait_for_each_others_workers(world: World) -> None:
+    """PI-5: each of them is told by who reads the pipe that the other one needs."""
+    other, there, _ = world.make()
+    both = threading.Barrier(2)
+
+    def cross(pipe: Pipe, across: Pipe) -> None:
+        inner, outer = Heard(), Heard()
+
+        def ask() -> None:
+            both.wait(SOON)
+            across.post(request(2), inner)
+            inner.asked(across)
+
+        pipe.post(request(1), then(outer, ask))
+        done.append((outer.asked(pipe).call, inner.times))
+
+    done: list[tuple[int, int]] = []
+    threads = [
+        beside(lambda: serve(world.there, 2)),
+        beside(lambda: serve(there, 2)),
+        beside(lambda: cross(world.pipe, other)),
+        beside(lambda: cross(other, world.pipe)),
+    ]
+    for thread in threads:
+        thread.join()
+    assert done == [(1, 1), (1, 1)]
+    other.close(PeerLost("the test is over"))
+
+
+@pytest.mark.parametrize("buffers", [[], [b"apart"]])
+@pytest.mark.parametrize("driven", [False, True])
+def test_what_came_with_an_answer_is_told_though_its_callback_waits(
+    world: World, driven: bool, buffers: list[Buffer]
+) -> None:
+    """PI-5: for something that only the next answer brings."""
+    first, second = Heard(), Heard()
+    world.pipe.post(request(1), then(first, second.wait))
+    world.pipe.post(request(2), second)
+    for _ in range(2):
+        world.there.receive()
+    world.there.send_all([reply(1), Message(Kind.REPLY, 2, b"", buffers)])
+    assert (first.asked(world.pipe) if driven else first.wait()).call == 1
+    assert second.times == 1
+
+
+@pytest.mark.parametrize("driven", [False, True])
+def test_calls_that_end_together_may_wait_for_each_other(world: World, driven: bool) -> None:
+    """PI-5: the time of both is up, and one waits for the other when it is told so."""
+    at = SYSTEM_CLOCK.monotonic() + 0.02
+    first, second = Heard(), Heard()
+
+    def wait_for_the_other() -> None:
+        with pytest.raises(TimeoutError):
+            second.asked(world.pipe)
+
+    world.pipe.post(request(1), then(first, wait_for_the_other), at)
+    world.pipe.post(request(2), second, at)
+    with pytest.raises(TimeoutError):
+        first.asked(world.pipe) if driven else first.wait()
+    assert first.times == second.times == 1
+    world.pipe.post(request(3), Heard(), NEVER)
+    assert world.pipe.under_way[0] == 1
+
+
+@pytest.mark.parametrize("driven", [False, True])
+def test_calls_that_are_lost_together_may_wait_for_each_other(world: World, driven: bool) -> None:
+    """PI-5: and there is nobody to read any more."""
+    first, second = Heard(), Heard()
+
+    def wait_for_the_other() -> None:
+        with pytest.raises(PeerLost):
+            second.asked(world.pipe) if driven else second.wait()
+
+    world.pipe.post(request(1), then(first, wait_for_the_other))
+    world.pipe.post(request(2), second)
+    world.pipe.close(PeerLost("given up"))
+    assert first.times == second.times == 1
+
+
+@pytest.mark.parametrize("busy", ["advance", "send_some"])
+def test_who_interrupts_a_thread_that_reads_or_sends_cannot_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch, busy: str
+) -> None:
+    """PI-6: as a signal handler does, say; and whom it has interrupted goes on."""
+    heard, other = Heard(), Heard()
+    real = getattr(world.raw, busy)
+    refused: list[str] = []
+    told = threading.Event()
+
+    def interrupted(*args: object) -> object:
+        if not refused:
+            refused.append("")
+            with pytest.raises(UsageError, match="cannot wait") as caught:
+                other.asked(world.pipe)
+            refused[0] = str(caught.value)
+            told.set()
+        return real(*args)
+
+    world.pipe.post(request(2), other)
+    monkeypatch.setattr(world.raw, busy, interrupted)
+    world.pipe.post(request(1), heard)
+    world.pipe.flush()
+    world.there.send(reply(1))
+    assert heard.asked(world.pipe).call == 1
+    assert told.wait(SOON)
+    assert "signal handler" in refused[0]
+    world.there.send(reply(2))
+    assert other.asked(world.pipe).call == 2
+
+
+def test_a_call_may_be_posted_in_the_midst_of_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a signal handler, or the garbage collector, which come at any moment."""
+    real, heard = world.raw.put, [Heard() for _ in range(10)]
+    left = iter(range(1, 10))
+
+    def post(number: int) -> None:
+        world.pipe.post(request(number, bytes([number]) * 10_000), heard[number])
+
+    def interrupted(message: Message, parts: list[Buffer]) -> None:
+        mine: list[Buffer] = []
+        real(message, mine)
+        for part in mine:
+            parts.append(part)
+            for number in left:
+                post(number)
+                break
+
+    monkeypatch.setattr(world.raw, "put", interrupted)
+    poster = threading.Thread(target=post, args=(0,), daemon=True)
+    poster.start()
+    poster.join(SOON)
+    assert not poster.is_alive()
+    for _ in heard:
+        message = world.there.receive()
+        assert message.body == bytes([message.call]) * 10_000
+        world.there.send(reply(message.call))
+    assert [each.wait().call for each in heard] == list(range(10))
+    assert world.pipe.under_way == (0, 0)
+
+
+class Garbage:
+    """Does something when the garbage collector finds it."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.me = self
+        self.act = act
+
+    def __del__(self) -> None:
+        self.act()
+
+
+def test_what_the_garbage_collector_drops_may_post_calls(world: World) -> None:
+    heard = {number: Heard() for number in range(80)}
+
+    def post() -> None:
+        before = gc.get_threshold()
+        gc.set_threshold(1)  # so that it comes whenever something is made
+        try:
+            for number in range(0, 80, 2):
+                Garbage(lambda n=number + 1: world.pipe.post(request(n), heard[n]))  # type: ignore[misc]
+                world.pipe.post(request(number), heard[number], SYSTEM_CLOCK.monotonic() + SOON)
+                world.pipe.expire(SYSTEM_CLOCK.monotonic())
+                world.readers.arm(world.pipe)
+        finally:
+            gc.set_threshold(*before)
+            gc.collect()
+
+    server = beside(lambda: serve(world.there, 80))
+    poster = threading.Thread(target=post, daemon=True)
+    poster.start()
+    poster.join(SOON)
+    assert not poster.is_alive()
+    assert [each.wait().call for each in heard.values()] == list(heard)
+    server.join()
+
+
+def test_a_forked_child_that_waits_hears_that_it_has_no_connection(world: World) -> None:
+    heard = Heard()
+    world.pipe.post(request(1), heard)
+    forked: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(int(SOON))
+            try:
+                heard.asked(world.pipe)
+            except PeerLost:
+                os._exit(7)
+            os._exit(1)
+        forked.append(child)
+
+    with world.pipe._lock, world.pipe._reading:  # which nobody releases in the child
+        beside(fork).join()
+    assert os.waitstatus_to_exitcode(os.waitpid(forked[0], 0)[1]) == 7
+    world.there.send(reply(1))
+    assert heard.wait().call == 1
