@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import runpy
 import sys
 from typing import NoReturn
 
+from holdfast.process.child import run
 from holdfast.torch_compat import install
 
 __all__: list[str] = []
@@ -27,22 +27,18 @@ def main(args: list[str]) -> None:
     if importlib.util.find_spec("torch") is None:
         sys.exit("holdfast.torch_compat: needs torch, which is not installed")
     install()
-    if args[0] == "-m":
-        sys.argv = args[1:]
-        _put_first(os.getcwd())
-        if not _is_there(args[1]):
-            _refuse(f"{args[1]}: no such module; {USAGE}")
-        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
-        return
-    sys.argv = args
-    _put_first(os.path.dirname(os.path.abspath(args[0])))
-    runpy.run_path(args[0], run_name="__main__")
-
-
-def _put_first(folder: str) -> None:
-    """Let modules be found where Python itself would look first: with -P nowhere in particular."""
+    if args[0] == "-m" and not _is_there(args[1]):
+        _refuse(f"{args[1]}: no such module; {USAGE}")
     if not sys.flags.safe_path:
-        sys.path[0] = folder
+        del sys.path[0]  # where Python found us; what is run has its own place there
+    ours = sys.modules["__main__"]
+    ours.__spec__ = ours.__package__ = None  # what is run is no module of ours
+    # It stays the main module when its last line has been run: threads, and what is done at the
+    # exit, find their functions there.
+    if args[0] == "-m":
+        run({"kind": "module"}, args[1:])
+    else:
+        run({"kind": "script"}, args)
 
 
 def _refuse(why: str) -> NoReturn:

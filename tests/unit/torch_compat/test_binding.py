@@ -138,6 +138,30 @@ def test_help_is_no_error(word: str) -> None:
     assert ended("-m", "holdfast.torch_compat", word) == (0, f"{USAGE}\n", "")
 
 
+AFTERWARDS = """
+import os, sys, threading
+main = sys.modules["__main__"]
+print(__file__ == os.path.abspath(sys.argv[0]), __spec__ is not None, vars(main) is globals())
+def twice(x): return 2 * x
+def late():
+    threading.main_thread().join()
+    print(sys.modules["__main__"] is main and main.twice(4))
+threading.Thread(target=late).start()
+"""
+
+
+@pytest.mark.parametrize("words", [("sub/program.py",), ("-m", "sub.program")])
+def test_the_program_is_the_main_module_also_when_its_last_line_was_run(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads, and what is done at the exit, find their functions where they were."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "program.py").write_text(AFTERWARDS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    told = run("-m", "holdfast.torch_compat", *words)
+    assert told == run(*words) == f"True {words[0] == '-m'} True\n8\n"
+
+
 def test_without_torch_it_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SHOW, encoding="utf-8")
     hide = "import runpy, sys; sys.modules['torch'] = None; del sys.argv[0]; "
