@@ -70,6 +70,10 @@ def echoes(rpc: Any) -> None:
         found = rpc.rpc_sync("worker1", plus_one, (view,))
         assert torch.equal(found, view + 1)
         assert found.stride() == view.stride()
+    column = whole.view(LARGE, 4)[:, 1]
+    found = rpc.rpc_sync("worker1", plus_one, (column,))
+    assert torch.equal(found, column + 1)
+    assert found.stride() == (1,)  # without the gaps
     many = torch.ones(1, device="cuda:0").expand(LARGE)
     assert rpc.rpc_sync("worker1", stride_of, (many,)) == (0,)
     sparse = torch.eye(4, device="cuda:0").to_sparse()
