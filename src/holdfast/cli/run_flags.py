@@ -169,7 +169,7 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
                 name="monitor-interval",
                 metavar="S",
                 default="0.1",
-                help="seconds after which it is noticed at the latest that a worker is ending",
+                help="look so often who is on its way out, at most every 0.5 s",
             ),
             Flag(name="report", metavar="FILE", bare=True, help="leave a failure there, as JSON"),
         ),

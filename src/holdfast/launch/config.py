@@ -55,7 +55,7 @@ class LaunchConfig:
     max_restarts: int = 3
     restart_window_s: float | None = None
     monitor_interval: float = 0.1
-    """At most so long after a worker began to end that is noticed; its end is noticed at once."""
+    """How often to look who is on its way out, at most every 0.5 s; an end is noticed at once."""
     start_method: str = "spawn"
     """How the processes of functions begin."""
     logs: LogOptions = field(default_factory=LogOptions)

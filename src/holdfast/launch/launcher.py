@@ -40,7 +40,7 @@ from holdfast.observe.sinks import LogSink, Sink
 from holdfast.process.containment import Containment
 from holdfast.process.errorfile import examine, write_reply_file
 from holdfast.process.failure import Failure
-from holdfast.process.group import WorkerGroup
+from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
 from holdfast.process.logs import AttemptLogs, RunLogs
 from holdfast.process.memory import MemoryWatch
 from holdfast.process.spawn import Starter, check_entrypoint
@@ -277,7 +277,9 @@ class _Launch:
             containment,
             report,
             examine=look,
-            monitor_interval_s=self._config.monitor_interval,
+            # Ends are told by the kernel; looking who is on his way there is for slow deaths only,
+            # and more often would keep an idle agent awake.
+            monitor_interval_s=max(LOOK_EVERY_S, self._config.monitor_interval),
         )
 
     # What runs beside the agent.

@@ -30,7 +30,7 @@ from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import Exit, GroupEnded, Launch
 from holdfast.records import dataclass
 
-__all__ = ["Streams", "WorkerGroup"]
+__all__ = ["LOOK_EVERY_S", "Streams", "WorkerGroup"]
 
 LOOK_EVERY_S = 0.5
 """How often to look who is on its way out: well within NOTICED_LATE_S, and cheap enough to idle."""

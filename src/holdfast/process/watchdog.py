@@ -466,7 +466,11 @@ def _announce(path: Path | None, request: TimerRequest) -> bool:
     except OSError as error:
         if not _warned.is_set():
             _warned.set()
-            _log.warning("timers: nobody watches over this process: %s", error.strerror)
+            _log.warning(
+                "timers: nobody watches over this process: %s"
+                " (TORCHELASTIC_ENABLE_FILE_TIMER=1 lets the agent do so)",
+                error.strerror,
+            )
         return False
     return True
 
