@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.faults.backends import plan_of
 from holdfast.faults.plan import Action
 from holdfast.faults.transport import FaultyTransport
-from holdfast.rpc.agent import Agent
 from holdfast.rpc.api import DEFAULT_TIMEOUT_S, remote, rpc_async, rpc_sync
 from holdfast.rpc.current import current_agent
 from holdfast.rpc.messages import Kind
@@ -160,28 +159,47 @@ def test_the_options_arrive(rank: int) -> None:
     assert current_agent().timeout_s == DEFAULT_TIMEOUT_S
 
 
-def test_chosen_messages_fail_and_are_late() -> None:
-    def kinds(**options: Any) -> list[tuple[Action, set[str], float]]:
-        rules = plan_of(options).rules
-        return [(rule.action, {kind.name for kind in rule.kinds}, rule.seconds) for rule in rules]
+@rpc_workers(4, messages_to_fail=CONTROL[:2], num_fail_sends=1)
+def test_chosen_messages_fail(rank: int) -> None:
+    found = options_of_plan()
+    assert (found["fail"], found["delay"]) == (set(CONTROL[:2]), {})
+    if rank == 0:
+        count_through_failures()
+        assert [done_by(2, kind) for kind in CONTROL] == [1, 1, 0]
 
-    chosen = ["RREF_FORK_REQUEST", "RREF_CHILD_ACCEPT"]
-    assert kinds(messages_to_fail=chosen) == [(Action.FAIL, set(chosen), 0.0)]
-    assert kinds(messages_to_fail=[]) == []
-    assert kinds(messages_to_delay={"SCRIPT_CALL": 1.5}) == [(Action.DELAY, {"SCRIPT_CALL"}, 1.5)]
+
+@rpc_workers(4, messages_to_fail=[], messages_to_delay={})
+def test_no_messages_fail_and_none_is_late(rank: int) -> None:
+    assert plan().rules == ()
+    if rank == 0:
+        count_through_failures()
+        assert [done_by(worker, kind) for worker in range(4) for kind in CONTROL] == [0] * 12
+        assert fired() == {}
+
+
+@rpc_workers(4, messages_to_fail=[], messages_to_delay={"SCRIPT_CALL": 0.3})
+def test_chosen_messages_are_late(rank: int) -> None:
+    found = options_of_plan()
+    assert (found["fail"], found["delay"]) == (set(), {"SCRIPT_CALL": 0.3})
+    if rank == 0:
+        refused(TIMED_OUT, post_script("worker1", timeout=0.01).wait)
+        assert post_script("worker1").wait() == 2
+        assert rpc_sync("worker1", operator.add, args=(1, 1)) == 2
+        assert fired() == {(Action.DELAY, "SCRIPT_CALL"): 2}
 
 
 # Creations that never arrive.
 
 
-def creation_fails(worker: str) -> None:
-    rref = remote(worker, operator.add, args=(1, 2))
+def creation_fails(worker: str, kind: Kind = Kind.PYTHON_REMOTE_CALL) -> None:
+    before = fired().get((Action.FAIL, kind.name), 0)
+    rref = current_agent().remote(worker, operator.add, (1, 2), kind=kind)
     assert rref._get_future().done()  # the sending failed, and that is known at once
     refused(CREATION, rref.__reduce__)
     refused(CREATION, rpc_async, worker, add_to, args=(rref, 1))
     refused(CREATION, rpc_sync, worker, add_to, args=(rref, 1))
     refused(CREATION, rref.to_here)
-    assert fired() == {(Action.FAIL, "PYTHON_REMOTE_CALL"): 1}
+    assert fired() == {(Action.FAIL, kind.name): before + 1}
     del rref
     nothing_left()
 
@@ -201,12 +219,13 @@ def test_a_creation_at_ourselves_that_was_not_sent(rank: int) -> None:
 # Creations that are late.
 
 
-def creation_is_late(worker: str) -> None:
-    rref = remote(worker, operator.add, args=(1, 2), timeout=0.001)
+def creation_is_late(worker: str, kind: Kind = Kind.PYTHON_REMOTE_CALL) -> None:
+    make = partial(current_agent().remote, kind=kind)
+    rref = make(worker, operator.add, (1, 2), timeout=0.001)
     refused(TIMED_OUT, rref._get_future().wait)
     refused(CREATION, rref.to_here)
     refused(CREATION, rpc_async, worker, add_to, args=(rref, 1))
-    patient = remote(worker, operator.add, args=(3, 4), timeout=WITHIN_S)
+    patient = make(worker, operator.add, (3, 4), timeout=WITHIN_S)
     refused(TIMED_OUT, patient.to_here, timeout=0.001)
     assert patient.to_here() == 7
     # Late is not never: the owner has made both, and counts them until they are let go of.
@@ -266,48 +285,42 @@ def test_calls_that_are_late(rank: int) -> None:
     )
 
 
-# The kinds that torch's scripts use. Nothing of ours sends them: the torch facade will, by this.
+# The kinds that calls of torch's own functions, and of its scripts, go by under torch's names.
 
 
-def post_script(agent: Agent, kind: Kind, to: str, timeout: float | None = None) -> Any:
-    return agent.request(agent.find(to).incarnation, kind, (1, 1), timeout)
+def post_script(to: str, timeout: float | None = None) -> Any:
+    agent = current_agent()
+    return agent.call_async(to, operator.add, (1, 1), timeout=timeout, kind=Kind.SCRIPT_CALL)
 
 
 @rpc_workers(4, messages_to_fail=[], messages_to_delay={"SCRIPT_CALL": 0.4})
 def test_calls_of_scripts_that_are_late(rank: int) -> None:
-    agent = current_agent()
-    agent._answerer.add_handler(Kind.SCRIPT_CALL, lambda caller, value: sum(value))
-    to = f"worker{(rank + 1) % 4}"
-    rpc_sync(to, operator.add, args=(1, 1))  # the neighbour may not be as far yet
-    wait_until(lambda: rpc_sync(to, serves, args=("SCRIPT_CALL",)), lambda: to)
     calls_are_late(
-        to,
-        lambda to, **more: post_script(agent, Kind.SCRIPT_CALL, to, **more).wait(),
-        lambda to, **more: post_script(agent, Kind.SCRIPT_CALL, to, **more),
+        f"worker{(rank + 1) % 4}",
+        lambda to, **more: post_script(to, **more).wait(),
+        post_script,
     )
 
 
-def serves(kind: str) -> bool:
-    return Kind[kind] in current_agent()._answerer._handlers
+@rpc_workers(4, messages_to_fail=["SCRIPT_REMOTE_CALL"], num_fail_sends=3)
+def test_creations_of_scripts_that_were_not_sent(rank: int) -> None:
+    if rank == 0:
+        creation_fails("worker1", Kind.SCRIPT_REMOTE_CALL)
+        creation_fails("worker0", Kind.SCRIPT_REMOTE_CALL)
 
 
-@rpc_workers(
-    4,
-    messages_to_fail=["SCRIPT_REMOTE_CALL"],
-    num_fail_sends=1,
-    messages_to_delay={"SCRIPT_RREF_FETCH_CALL": 0.3},
-)
-def test_creations_and_fetches_of_scripts(rank: int) -> None:
-    agent = current_agent()
-    for kind in (Kind.SCRIPT_REMOTE_CALL, Kind.SCRIPT_RREF_FETCH_CALL):
-        agent._answerer.add_handler(kind, lambda caller, value: sum(value))
-    for to in ("worker1", "worker0"):
-        if rank == 0:
-            for name in ("SCRIPT_REMOTE_CALL", "SCRIPT_RREF_FETCH_CALL"):
-                wait_until(lambda: rpc_sync(to, serves, args=(name,)), lambda: to)  # noqa: B023
-            first = post_script(agent, Kind.SCRIPT_REMOTE_CALL, to)
-            assert first.done()
-            refused("intentionally", first.wait)
-            assert post_script(agent, Kind.SCRIPT_REMOTE_CALL, to).wait() == 2
-            refused(TIMED_OUT, post_script(agent, Kind.SCRIPT_RREF_FETCH_CALL, to, 0.01).wait)
-            assert post_script(agent, Kind.SCRIPT_RREF_FETCH_CALL, to).wait() == 2
+@rpc_workers(4, messages_to_fail=[], messages_to_delay={"SCRIPT_REMOTE_CALL": 0.5})
+def test_creations_of_scripts_that_are_late(rank: int) -> None:
+    if rank == 0:
+        creation_is_late("worker1", Kind.SCRIPT_REMOTE_CALL)
+        creation_is_late("worker0", Kind.SCRIPT_REMOTE_CALL)
+
+
+@rpc_workers(4, messages_to_fail=[], messages_to_delay={"SCRIPT_RREF_FETCH_CALL": 0.3})
+def test_fetches_of_scripts_that_are_late(rank: int) -> None:
+    if rank == 0:
+        kind = Kind.SCRIPT_RREF_FETCH_CALL
+        rref = current_agent().remote("worker1", operator.add, (1, 1), kind=Kind.SCRIPT_REMOTE_CALL)
+        refused(TIMED_OUT, rref._fetch, 0.01, kind)
+        assert rref._fetch(None, kind) == 2
+        assert fired() == {(Action.DELAY, kind.name): 2}

@@ -218,6 +218,20 @@ def test_what_cannot_be_sent_at_all_is_told_at_once(world: World) -> None:
     assert len(world.desk) == 0
 
 
+def test_a_retry_that_cannot_be_sent_is_the_last(world: World) -> None:
+    def refuse(_: Reply) -> None:
+        raise UsageError("too large")
+
+    world.post()
+    world.sends.fail()
+    world.sends.acts = [refuse]
+    world.later.pass_time(1.0)
+    assert [text(outcome, UsageError) for outcome in world.heard] == ["too large"]
+    assert len(world.desk) == 0
+    world.later.pass_time(100.0)
+    assert len(world.sends.sent) == 2
+
+
 def test_a_try_that_is_interrupted_has_failed_and_the_interrupt_goes_on(world: World) -> None:
     def interrupt(_: Reply) -> None:
         raise KeyboardInterrupt
