@@ -2,7 +2,8 @@
 
 Pickle, protocol 5: what is large lies outside of the pickle, in buffers that are sent from where
 they are and received into the memory that the value keeps. Arrays of numpy do that by themselves;
-tensors of torch and memoryviews are taught to. What pickle cannot do (lambdas, closures, classes
+tensors of torch and memoryviews are taught to. Bytes cannot be, but are put outside where they are
+a positional argument, or the result, themselves. What pickle cannot do (lambdas, closures, classes
 made within functions) is left to cloudpickle.
 
 Only peers that have proved that they hold the job's secret get here: they are the same user's code.
@@ -34,6 +35,7 @@ from holdfast.rpc.messages import Buffer
 from holdfast.rpc.passing import start_over
 
 __all__ = [
+    "LARGE_BYTES",
     "OUTSIDE_BYTES",
     "dump",
     "dump_plain",
@@ -45,13 +47,16 @@ __all__ = [
 
 OUTSIDE_BYTES = 16 * 1024
 """Smaller buffers cost less inside of the pickle."""
+LARGE_BYTES = 1 << 20
+"""Bytes of this length, and more, are worth a detour."""
 AGAIN_BYTES = 512
 """A pickler of a larger value is not used again."""
 
 Reducer: TypeAlias = Callable[[Any], Any]
 
 _NONE = pickle.dumps(None, 5)
-_PLAIN = frozenset({NoneType, bool, int, float, str, bytes})
+_PLAIN = frozenset({NoneType, bool, int, float, str})
+_BYTES = frozenset({bytes, bytearray})
 _SHORT = reprlib.Repr()
 _SHORT.maxother = 100  # or of an object nothing is left but its address
 
@@ -65,14 +70,27 @@ def dump_plain(value: Any) -> bytes | None:
     if value is None:  # what most functions return that are called for what they do
         return _NONE
     if type(value) is not tuple:
-        return pickle.dumps(value, 5) if type(value) in _PLAIN else None
+        return pickle.dumps(value, 5) if type(value) in _PLAIN or _is_small((value,)) else None
     for item in value:
         kind = type(item)
-        if kind not in _PLAIN and (
-            kind is not tuple or (item and not _PLAIN.issuperset(map(type, item)))
+        if (
+            kind not in _PLAIN
+            and (kind is not tuple or (item and not _PLAIN.issuperset(map(type, item))))
+            and not _is_small(item if kind is tuple else (item,))
         ):
             return None
     return pickle.dumps(value, 5)
+
+
+def _is_small(items: tuple[Any, ...]) -> bool:
+    """Say whether items are plain, bytes among them, none of which is large."""
+    for item in items:
+        if type(item) is bytes:
+            if len(item) >= LARGE_BYTES:
+                return False
+        elif type(item) not in _PLAIN:
+            return False
+    return True
 
 
 def dump(value: Any) -> tuple[bytes, list[Buffer]]:
@@ -81,6 +99,12 @@ def dump(value: Any) -> tuple[bytes, list[Buffer]]:
     The buffers are the value's own memory: it must not change before they are sent. UsageError if
     it cannot be pickled.
     """
+    if type(value) is not tuple:
+        if type(value) in _BYTES:
+            value = _outside(value)
+    elif len(value) == 3 and type(value[1]) is tuple and not _BYTES.isdisjoint(map(type, value[1])):
+        function, args, kwargs = value
+        value = (function, tuple(map(_outside, args)), kwargs)
     table, pen = _table(), _here.pen
     _here.pen = None  # what is pickled may make calls of its own
     if pen is None or pen.table is not table:
@@ -100,6 +124,22 @@ def dump(value: Any) -> tuple[bytes, list[Buffer]]:
 def load(body: Buffer, buffers: Sequence[Buffer]) -> Any:
     """Read a value; it owns the memory of the buffers from now on."""
     return pickle.loads(body, buffers=buffers)  # noqa: S301  # see above
+
+
+def _outside(value: Any) -> Any:
+    """Return what is pickled in place of a value, if that is large bytes, and arrives as these."""
+    return _Outside(value) if type(value) in _BYTES and len(value) >= LARGE_BYTES else value
+
+
+class _Outside:
+    """Bytes that are sent from where they lie."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data = data
+
+    def __reduce__(self) -> Any:
+        # What can be resized is copied: nobody could resize it while it is sent.
+        return type(self._data), (pickle.PickleBuffer(bytes(self._data)),)
 
 
 class _Pen:

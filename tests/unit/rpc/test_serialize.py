@@ -18,6 +18,7 @@ from holdfast.rpc import serialize
 from holdfast.rpc.messages import Buffer
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.serialize import (
+    LARGE_BYTES,
     OUTSIDE_BYTES,
     dump,
     dump_plain,
@@ -277,6 +278,40 @@ class TestBytes:
         came = through(kind(b"x" * n))
         assert type(came) is kind
         assert came == b"x" * n
+
+    @pytest.mark.parametrize("kind", [bytes, bytearray])
+    @pytest.mark.parametrize(
+        "around",
+        [
+            lambda large: large,
+            lambda large: ("module:name", (1, large, b"small"), None),
+            lambda large: ("module:name", ([1], large, bytearray(3)), {"more": 1}),
+            lambda large: (lambda: 3, (large,), None),
+        ],
+    )
+    def test_large_bytes_are_not_copied_into_the_pickle(
+        self, around: Callable[[Any], Any], kind: type
+    ) -> None:
+        large = kind(bytes(range(256)) * (LARGE_BYTES // 256))
+        value = around(large)
+        assert dump_plain(value) is None
+        body, buffers = sent(value)
+        assert len(buffers) == 1
+        assert len(body) < 10_000
+        came = load(body, buffers)
+        found, wanted = (came, value) if came == large else (came[1], value[1])
+        assert found == wanted
+        assert type(came) is kind or list(map(type, found)) == list(map(type, wanted))
+        if kind is bytearray:
+            large.extend(b"more")  # nothing is kept of it
+
+    @pytest.mark.parametrize("kind", [bytes, bytearray])
+    def test_bytes_that_are_not_large_or_lie_deeper_are_copied(self, kind: type) -> None:
+        for value in (kind(LARGE_BYTES - 1), [kind(LARGE_BYTES)], (1, (), kind(LARGE_BYTES))):
+            body, buffers = sent(value)
+            assert buffers == []
+            assert load(body, buffers) == value
+        assert dump_plain(("a" * LARGE_BYTES,)) is not None
 
     @SIZES
     def test_memoryviews(self, n: int) -> None:
