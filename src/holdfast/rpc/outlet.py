@@ -3,7 +3,8 @@
 The thread that serves the connection may block until the peer takes what it is sent. Others must
 not: an answer that comes later comes from the event loop, say, or from the reader of all pipes,
 and a peer that does not read would hold up everybody's. What the peer does not take at once of
-such an answer is sent by a thread of its own.
+such an answer is sent by a thread of its own, and what follows is kept until then. So that this
+does not grow for ever, the thread that serves reads no more requests while much is kept.
 
 Guarantees
     OU-1  At most one thread sends at a time, and answers go out whole, one after the other.
@@ -37,6 +38,10 @@ class Outlet:
     def gather(self, answer: Message) -> int:
         """Keep an answer until the next `flush`; return how many are kept."""
         self._answers.append(answer)
+        return len(self._answers)
+
+    def __len__(self) -> int:
+        """Return how many are kept."""
         return len(self._answers)
 
     def flush(self) -> None:

@@ -399,7 +399,8 @@ class _PipeOwner:
                 watch.wake()
             answer = handle(caller, message, outlet.offer)
             mine = running.pop(token, False) or self._goes_on(token)
-            gathered = 0 if answer is None else outlet.gather(answer)
+            # Of those that came later, too: who does not read his answers is not read either.
+            gathered = len(outlet) if answer is None else outlet.gather(answer)
             if not mine or gathered >= _ANSWERS_AT_ONCE or not (come or link.ready()):
                 outlet.flush()
             if not mine:
