@@ -29,7 +29,7 @@ Guarantees
     PI-4  At most CALLS_MAX calls and BYTES_MAX bytes of requests are under way; what is more is
           refused with Overloaded. One request may be larger, if it is the only one.
     PI-5  A callback that waits for another call, or for a future, holds up no answer: other threads
-          read meanwhile.
+          read meanwhile. However many such callbacks there are, the stack bears them.
     PI-6  Who interrupts this very thread while it reads or sends, and waits for a call, is refused
           with UsageError: nobody else could go on.
 """
@@ -50,7 +50,7 @@ from holdfast.rpc.eagerness import LOOKS, Eagerness
 from holdfast.rpc.link import CORES, NEVER, Link, views_of
 from holdfast.rpc.messages import Buffer, Message
 from holdfast.rpc.readers import ATTENDED_ROUNDS, TICK_S, Readers
-from holdfast.rpc.way import reading, rise, sit
+from holdfast.rpc.way import WITHIN_MAX, leave_callbacks, reading, rise, sit, within
 
 __all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply", "tell"]
 
@@ -253,6 +253,7 @@ class Pipe:
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Read until `done()` or the deadline: who waits works for everybody."""
         here = threading.get_ident()
+        before = within.get(here, 0)
         while not done():
             if self.lost is not None:
                 self._tell_lost(self.lost)
@@ -260,7 +261,8 @@ class Pipe:
             if self._sender == here:
                 raise UsageError(_INTERRUPTED)
             self.flush()
-            if self._reading.acquire(blocking=False):
+            deep = within.get(here, 0) >= WITHIN_MAX
+            if not deep and self._reading.acquire(blocking=False):
                 self._reader = here
                 reading[here] = self
                 self.attended = ATTENDED_ROUNDS
@@ -273,13 +275,16 @@ class Pipe:
                             break
                 finally:
                     self._stop_reading(here)
+                    leave_callbacks(here, before)
             elif self._reader == here:
                 raise UsageError(_INTERRUPTED)
             else:
+                if deep:
+                    self._readers.hand(self)
                 with self._turn:
                     self._waiting += 1  # before looking: who completes something then tells us
                     try:
-                        if not done() and self._reading.locked() and self.lost is None:
+                        if not done() and (deep or self._reading.locked()) and self.lost is None:
                             self._turn.wait(deadline.sooner(TICK_S).remaining())
                     finally:
                         self._waiting -= 1
@@ -298,6 +303,7 @@ class Pipe:
                 self._receive()
             finally:
                 self._stop_reading(here)
+                leave_callbacks(here, 0)
 
     def close(self, lost: Exception) -> None:
         """End it: every open call hears this. The link is left to who gave it. Idempotent."""
@@ -313,8 +319,10 @@ class Pipe:
 
     def make_way(self) -> None:
         """Let another thread read, if ours does and is telling what came: it is about to block."""
-        if self._unread:  # else it is interrupted, and nobody could go on from where it is
-            self._stop_reading(threading.get_ident())
+        here = threading.get_ident()
+        if self._unread and self._reader == here:  # else it is interrupted: nobody could go on
+            self._stop_reading(here)
+            within[here] = within.get(here, 0) + 1
 
     def _tell_lost(self, lost: Exception) -> None:
         """Tell every open call that it is over. Who waits helps: a callback may wait for others."""

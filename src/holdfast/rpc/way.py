@@ -10,7 +10,17 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-__all__ = ["Reading", "Seat", "make_way", "reading", "rise", "sit"]
+__all__ = [
+    "WITHIN_MAX",
+    "Reading",
+    "Seat",
+    "leave_callbacks",
+    "make_way",
+    "reading",
+    "rise",
+    "sit",
+    "within",
+]
 
 
 class Reading(Protocol):
@@ -23,6 +33,11 @@ class Reading(Protocol):
 
 reading: dict[int, Reading] = {}
 """What threads read, by their numbers; for who reads, in every call: `sit` takes too long there."""
+
+within: dict[int, int] = {}
+"""By thread, how many callbacks that wait are under way there, one within the other …"""
+WITHIN_MAX = 16
+"""… and within so many nobody reads any more: each answer could be another one that waits."""
 
 Seat: TypeAlias = tuple[Callable[[], None], "Seat"] | None
 """How to give up what a thread has, and what it had before that; None for nothing."""
@@ -45,6 +60,14 @@ def sit(give_up: Callable[[], None]) -> Seat:
 def rise(before: Seat) -> None:
     """Have no more to give up than before."""
     _here.seat = before
+
+
+def leave_callbacks(here: int, before: int) -> None:
+    """Be within so many callbacks again."""
+    if within:
+        within.pop(here, None)
+        if before:
+            within[here] = before
 
 
 def make_way() -> None:

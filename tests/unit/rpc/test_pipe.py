@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from holdfast.errors import Overloaded, PeerLost, UsageError
 from holdfast.rpc.codec import BUFFERS_MAX, HEADER
 from holdfast.rpc.messages import Buffer, Kind, Message
 from holdfast.rpc.pipe import NEVER, Pipe, Reply
+from holdfast.rpc.way import within
 from tests.unit.rpc.pipe_world import SOON, Heard, World, beside, reply, request, serve, then
 
 
@@ -119,6 +121,27 @@ def test_a_callback_may_wait_for_another_call(world: World) -> None:
         assert (outer.driven(world.pipe) if driven else outer.wait()).call == 1
         assert inner.times == outer.times == 1
         server.join()
+
+
+def test_pi5_hundreds_of_callbacks_may_wait_for_other_calls(world: World) -> None:
+    """One within the other they would be too many for the stack."""
+    pipe, there, _ = world.make(calls_max=2000)
+    many = 400
+    inner, outer = [Heard() for _ in range(many)], [Heard() for _ in range(many)]
+
+    def ask_again(number: int, answer: Message | Exception) -> None:
+        pipe.post(request(many + number), inner[number])
+        inner[number].driven(pipe)
+        outer[number](answer)
+
+    for number in range(many):
+        pipe.post(request(number), partial(ask_again, number))
+    server = beside(lambda: serve(there, 2 * many))
+    assert [one.driven(pipe).call for one in outer] == list(range(many))
+    assert {one.times for one in inner + outer} == {1}
+    server.join()
+    pipe.close(PeerLost("the test is over"))
+    assert not within
 
 
 @pytest.mark.parametrize("driven", [False, True])
