@@ -122,6 +122,14 @@ def guarantees(path: Path, cited: dict[str, list[str]]) -> list[Guarantee]:
     ]
 
 
+def uncited(paths: list[Path], cited: dict[str, list[str]]) -> Iterator[str]:
+    """Yield a line for each guarantee that no test cites."""
+    for path in paths:
+        for row in guarantees(path, cited):
+            if not row.tests:
+                yield f"{path.name}: no test cites {row.number}"
+
+
 def modules() -> list[Path]:
     """Find the modules that promise something: all but those which check others."""
     testing = ROOT / "src" / "holdfast" / "testing"
@@ -156,7 +164,7 @@ def render_guarantees() -> str:
         for row in rows:
             links = ", ".join(f"[{Path(test).stem}](../{test})" for test in row.tests)
             promise = row.promise.replace("|", "\\|")
-            parts.append(f"| {row.number} | {promise} | {links or 'none yet'} |\n")
+            parts.append(f"| {row.number} | {promise} | {links} |\n")
     return "".join(parts)
 
 
@@ -171,6 +179,7 @@ def problems() -> Iterator[str]:
         if path == GUARANTEES and text != render_guarantees():
             found.append("behind the source: run `make docs`")
         yield from (f"{path.relative_to(ROOT)}: {problem}" for problem in found)
+    yield from uncited(modules(), citations())
     for path in sorted((ROOT / "changelog.d").iterdir()):
         named = re.fullmatch(rf"[a-z0-9-]+\.({'|'.join(KINDS)})\.md", path.name)
         if not named and path.name != "README.md":

@@ -73,6 +73,9 @@ def test_guarantees_are_read_with_their_continuations(tmp_path: Path) -> None:
         check.Guarantee("XX-2", "Another.", ("tests/t.py",)),
         check.Guarantee("X3", "A third.", ()),
     ]
+    assert list(check.uncited([module], {"XX-2": ["tests/t.py"], "X3": ["tests/t.py"]})) == [
+        "module.py: no test cites XX-1"
+    ]
 
 
 def test_every_guarantee_has_a_number_of_its_own() -> None:

@@ -178,6 +178,7 @@ def _worker(rank: int, meeting: str, map_: Any, body: Any, said: Any) -> None:
     ],
 )
 def test_on_one_gpu(body: Body, map_: Any) -> None:
+    """DV-1 to DV-4: DV-2 by `streams`, DV-3 by `echoes`, DV-4 by `echoes` and `memory_is_flat`."""
     context = multiprocessing.get_context("spawn")
     said = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:

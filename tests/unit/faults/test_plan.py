@@ -27,7 +27,7 @@ class TestChoosing:
         assert plan.decide(CALL, "w1", Moment.REQUEST, 1) == [fired]
         assert times(plan, 2, kind=Kind.RREF_USER_DELETE, to="w2") == [1]
 
-    def test_by_kind_receiver_and_moment(self) -> None:
+    def test_fp1_by_kind_receiver_and_moment(self) -> None:
         rule = Rule(
             action=Action.DROP,
             moment=Moment.REPLY,
@@ -40,7 +40,7 @@ class TestChoosing:
         assert not plan.decide(CALL, "w2", Moment.REPLY, 1)
         assert not plan.decide(Kind.SCRIPT_CALL, "w1", Moment.REPLY, 1)
 
-    def test_so_often_in_all(self) -> None:
+    def test_fp1_so_often_in_all(self) -> None:
         plan = FaultPlan(0, [Rule(action=Action.DROP, times=2)])
         assert times(plan, 1, 2, 3, 4) == [1, 1, 0, 0]
 
@@ -71,7 +71,7 @@ class TestChoosing:
 
 
 class TestRecord:
-    def test_everything_that_happened(self) -> None:
+    def test_fp2_everything_that_happened(self) -> None:
         plan = FaultPlan(0, [Rule(action=Action.DROP, nth=2), Rule(action=Action.DUPLICATE)])
         times(plan, 1, 2)
         assert [fault.action for fault in plan.record] == ["duplicate", "drop", "duplicate"]

@@ -153,7 +153,7 @@ def until(true: Callable[[], bool]) -> None:
         SYSTEM_CLOCK.sleep(0.001)
 
 
-def test_a_request_is_run_and_answered_at_once(answerer: Answerer) -> None:
+def test_an1_a_request_is_run_and_answered_at_once(answerer: Answerer) -> None:
     later = Later()
     answer = answerer.handle(CALLER, call(7, add, 1, 2), later)
     assert read(answer) == 3
@@ -162,7 +162,7 @@ def test_a_request_is_run_and_answered_at_once(answerer: Answerer) -> None:
     assert not later.answers
 
 
-def test_whatever_goes_wrong_is_an_answer(answerer: Answerer) -> None:
+def test_an1_whatever_goes_wrong_is_an_answer(answerer: Answerer) -> None:
     with pytest.raises(TypeError):
         read(answerer.handle(CALLER, call(1, add, 1), Later()))
     with pytest.raises(UsageError, match="cannot be pickled"):
@@ -200,7 +200,7 @@ def test_the_deadline_of_the_call_is_known_to_what_it_runs(answerer: Answerer) -
     assert before + 5 <= later.wait() <= SYSTEM_CLOCK.monotonic() + 5
 
 
-def test_a_future_answers_when_it_is_complete(answerer: Answerer) -> None:
+def test_an1_a_future_answers_when_it_is_complete(answerer: Answerer) -> None:
     later = Later()
     assert answerer.handle(CALLER, call(1, marked), later) is None
     promised[0].set_result(4)

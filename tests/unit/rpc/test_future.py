@@ -61,7 +61,7 @@ def test_an_error_is_raised_for_everybody() -> None:
     assert repr(future) == "<Future failed>"
 
 
-def test_a_future_is_completed_once() -> None:
+def test_fu1_a_future_is_completed_once() -> None:
     future: Future[int] = Future()
     future.set_result(1)
     with pytest.raises(UsageError, match="complete already"):
@@ -73,7 +73,7 @@ def test_a_future_is_completed_once() -> None:
         Future[int]().set_exception("no")  # type: ignore[arg-type]
 
 
-def test_of_many_that_complete_it_one_succeeds() -> None:
+def test_fu1_of_many_that_complete_it_one_succeeds() -> None:
     for _ in range(50):
         future: Future[int] = Future()
         refused: list[int] = []
@@ -133,7 +133,7 @@ def test_a_driver_that_gives_up_leaves_it_to_others() -> None:
     timer.join()
 
 
-def test_callbacks_are_called_once_and_late_ones_at_once(
+def test_fu2_callbacks_are_called_once_and_late_ones_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     future: Future[int] = Future()
@@ -214,7 +214,7 @@ def test_cancelling_completes_it_and_tells_who_works_for_it() -> None:
     assert (here.value(), here.cancelled()) == (1, False)
 
 
-def test_cancelling_wakes_who_waits() -> None:
+def test_fu3_cancelling_wakes_who_waits() -> None:
     future: Future[int] = Future()
     timer = after(future.cancel)
     with pytest.raises(CallCancelled):

@@ -74,7 +74,7 @@ def test_what_has_gathered_goes_out_in_order(ends: Ends) -> None:
     assert not senders()
 
 
-def test_an_offer_does_not_wait_for_a_peer_that_does_not_read(ends: Ends) -> None:
+def test_ou2_an_offer_does_not_wait_for_a_peer_that_does_not_read(ends: Ends) -> None:
     for call in (1, 2, 3):
         ends.outlet.offer(answer(call, MORE_THAN_FITS))  # or it would hang here
     assert senders() == 1
@@ -94,7 +94,7 @@ def test_who_flushes_waits_and_takes_along_what_others_offer(ends: Ends) -> None
     assert not flusher.is_alive()
 
 
-def test_many_threads_do_not_mix_their_answers(ends: Ends) -> None:
+def test_ou1_many_threads_do_not_mix_their_answers(ends: Ends) -> None:
     def offer(first: int) -> None:
         for call in range(first, first + 20):
             ends.outlet.offer(answer(call, 50_000))

@@ -39,7 +39,7 @@ def test_who_waits_reads_its_own_answer(world: World) -> None:
     assert not world.pipe.busy
 
 
-def test_answers_come_in_any_order_and_without_anybody_waiting(world: World) -> None:
+def test_pi1_answers_come_in_any_order_and_without_anybody_waiting(world: World) -> None:
     heard = [Heard() for _ in range(5)]
     for number, each in enumerate(heard):
         world.pipe.post(request(number), each)
@@ -78,7 +78,7 @@ def test_a_waiter_that_leaves_does_not_leave_others_unread(world: World) -> None
         assert three.wait().call == number + 2
 
 
-def test_many_threads_wait_for_calls_of_their_own(world: World) -> None:
+def test_pi2_many_threads_wait_for_calls_of_their_own(world: World) -> None:
     stop = Message(Kind.CANCEL, 0)
 
     def serve() -> None:
@@ -145,7 +145,7 @@ def test_pi5_hundreds_of_callbacks_may_wait_for_other_calls(world: World) -> Non
 
 
 @pytest.mark.parametrize("driven", [False, True])
-def test_deadlines_pass_even_if_the_waiter_has_none(world: World, driven: bool) -> None:
+def test_pi1_deadlines_pass_even_if_the_waiter_has_none(world: World, driven: bool) -> None:
     heard, other = Heard(), Heard()
     world.pipe.post(request(1), heard, SYSTEM_CLOCK.monotonic() + 0.02)
     world.pipe.post(request(2), other)
@@ -193,7 +193,7 @@ def test_a_waiter_notices_what_is_completed_elsewhere(world: World) -> None:
     waiter.join()
 
 
-def test_the_end_of_the_connection_is_told_to_all_and_the_link_is_left_to_its_owner(
+def test_pi1_the_end_of_the_connection_is_told_to_all_and_the_link_is_left_to_its_owner(
     world: World,
 ) -> None:
     heard = [Heard() for _ in range(3)]
@@ -325,7 +325,7 @@ def test_an_answer_of_which_half_has_come_holds_up_nobody(world: World) -> None:
     slow.close(PeerLost("the test is over"))
 
 
-def test_too_many_calls_are_refused_and_counted_exactly(world: World) -> None:
+def test_pi4_too_many_calls_are_refused_and_counted_exactly(world: World) -> None:
     pipe, there, _ = world.make(calls_max=3, bytes_max=1000)
     heard = [Heard() for _ in range(3)]
     for number, each in enumerate(heard):
@@ -375,13 +375,15 @@ def test_a_call_that_is_sent_twice_answers_both(world: World) -> None:
     assert world.pipe.under_way == (0, 0)
 
 
-def test_what_is_put_off_is_sent_though_nothing_moves(world: World) -> None:
+def test_pi3_what_is_put_off_is_sent_though_nothing_moves(world: World) -> None:
     for number in range(50):  # the first one is never answered
         world.pipe.post(request(number), Heard())
         assert world.there.receive().call == number
 
 
-def test_one_that_follows_many_is_sent_though_nobody_waits_and_nothing_moves(world: World) -> None:
+def test_pi3_one_that_follows_many_is_sent_though_nobody_waits(
+    world: World,
+) -> None:
     many = [Heard() for _ in range(64)]
     for number, each in enumerate(many):
         world.pipe.post(request(number), each)
@@ -406,7 +408,7 @@ def test_an_answer_to_a_large_request_is_read_though_nobody_waits(world: World) 
     server.join()
 
 
-def test_bytes_are_counted_exactly_whoever_completes(world: World) -> None:
+def test_pi4_bytes_are_counted_exactly_whoever_completes(world: World) -> None:
     size, times = 300_000, 20
     left = threading.Semaphore(0)
 

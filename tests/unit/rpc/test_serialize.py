@@ -192,7 +192,7 @@ class TestTensors:
         assert torch.equal(came, torch.ones(shape))
 
     @SIZES
-    def test_gradients(self, n: int) -> None:
+    def test_sz2_gradients(self, n: int) -> None:
         leaf = torch.ones(n, requires_grad=True)
         for tensor in (leaf, leaf * 2):
             came = through(tensor)
@@ -205,7 +205,7 @@ class TestTensors:
 
     @pytest.mark.filterwarnings("ignore:Sparse CSR")
     @pytest.mark.parametrize("make", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
-    def test_gradients_of_sparse_tensors(self, make: str) -> None:
+    def test_sz2_gradients_of_sparse_tensors(self, make: str) -> None:
         leaf = with_told(getattr(torch.eye(3), make)().requires_grad_())
         for tensor in (leaf, leaf * 2):
             came = through(tensor)
@@ -474,7 +474,7 @@ async def divide_later(one: int, other: int) -> float:
 class TestCalls:
     @SIZES
     @pytest.mark.parametrize("make", [np.ones, torch.ones, lambda n: memoryview(bytearray(n))])
-    def test_nobody_sees_what_others_do_to_theirs(self, make: Callable[[int], Any], n: int) -> None:
+    def test_sz1_nobody_sees_what_others_do(self, make: Callable[[int], Any], n: int) -> None:
         kept.clear()
         with agents(None, None) as (agent, _):
             mine = make(n)

@@ -59,7 +59,7 @@ def test_all_of_torchs_names_are_there() -> None:
     assert {name for name in theirs if not name.startswith("__")} == set(AUTOGRAD_NAMES)
 
 
-def test_gradients_go_through_calls_into_the_context() -> None:
+def test_da1_gradients_go_through_calls_into_the_context() -> None:
     a, b = (torch.rand(3, requires_grad=True) for _ in "ab")
     with group("a", "b") as (_, other), context() as number:
         to = other.get_worker_info()

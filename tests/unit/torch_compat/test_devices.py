@@ -26,7 +26,7 @@ def devices(towards: Any, back: Any, core: Core | None = None) -> Devices:
     return Devices(core or Core(), None, towards, back)  # type: ignore[arg-type]
 
 
-def test_a_request_goes_by_the_map_and_an_answer_by_the_callers_map_backwards() -> None:
+def test_dv1_a_request_goes_by_the_map_and_an_answer_by_the_callers_map_backwards() -> None:
     one = devices({"b": {GPU0: GPU1}}, {"b": {GPU0: CPU}})
     assert one.where("b", GPU0, is_answer=False) == GPU1
     assert one.where("b", GPU0, is_answer=True) == CPU
@@ -47,7 +47,7 @@ def test_what_is_on_the_cpu_stays_there_unless_the_map_names_it() -> None:
 
 
 @pytest.mark.parametrize(("is_answer", "way"), [(False, "Request"), (True, "Response")])
-def test_a_device_that_no_map_names_is_an_error_that_says_how_to_name_it(
+def test_dv1_a_device_that_no_map_names_is_an_error_that_says_how_to_name_it(
     is_answer: bool, way: str
 ) -> None:
     one = devices({"b": {GPU1: GPU1}}, {"b": {GPU1: GPU1}})

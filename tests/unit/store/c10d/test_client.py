@@ -355,7 +355,7 @@ def test_a_server_that_falls_silent_ends_a_wait(monkeypatch: pytest.MonkeyPatch)
             store.get("k", timeout=None)
 
 
-def test_a_wait_that_expires_at_a_silent_server_misses_every_key(
+def test_cl1_a_wait_that_expires_at_a_silent_server_misses_every_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(c10d_client, "GRACE_S", 0.05)
@@ -500,7 +500,7 @@ def test_an_over_long_answer_is_a_violation() -> None:
             store.get("k")
 
 
-def test_a_silent_server_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cl1_a_silent_server_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c10d_line, "HANDSHAKE_WITHIN_S", 0.05)
 
     def serve(sock: socket.socket) -> None:

@@ -61,6 +61,7 @@ def test_it_is_torchs_agent() -> None:
 
 
 def test_ranks_come_from_our_round_and_a_round_that_is_over_is_followed_by_the_next() -> None:
+    """TA-1 and TA-4."""
     handler = our_handler()
     ranks = handler.exchange.return_value
     handler.exchange.side_effect = [RoundOver, ranks]
@@ -84,7 +85,7 @@ def test_a_run_that_has_ended_is_no_reason_to_fail_who_is_done() -> None:
 @pytest.mark.parametrize(
     "message", ["first\nsecond", {"message": "first\nsecond", "extraInfo": {}}]
 )
-def test_when_it_gives_up_all_nodes_hear_the_first_cause(message: Any) -> None:
+def test_ta2_when_it_gives_up_all_nodes_hear_the_first_cause(message: Any) -> None:
     handler = our_handler()
     failure = ProcessFailure(local_rank=1, pid=8, exitcode=1, error_file="")
     failure.message = message
@@ -95,7 +96,7 @@ def test_when_it_gives_up_all_nodes_hear_the_first_cause(message: Any) -> None:
     assert reason.endswith(": first")
 
 
-def test_a_signal_makes_it_leave_the_run() -> None:
+def test_ta3_a_signal_makes_it_leave_the_run() -> None:
     handler = our_handler()
     with pytest.raises(SignalException):
         run(make(handler), SignalException("told", signal.SIGTERM))

@@ -44,7 +44,7 @@ assert get_rendezvous_handler(RendezvousParameters("mine", "", "run", 1, 1)) is 
 """
 
 
-def test_every_module_that_has_a_name_has_ours() -> None:
+def test_te1_every_module_that_has_a_name_has_ours() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", BOUND],
         env={"PYTHONPATH": SOURCE},
@@ -62,7 +62,7 @@ def test_what_replaces_torchs_is_ours() -> None:
         assert ours.__module__.startswith("holdfast.torch_compat.elastic.")
 
 
-def test_torchs_backends_are_ours_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_te2_torchs_backends_are_ours_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = RendezvousHandlerRegistry()
     registry.register("mine", lambda params: params)
     monkeypatch.setattr(names, "rendezvous_handler_registry", registry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,8 +16,10 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.errors import _NOT_AVAILABLE
 from torch.numa.binding import AffinityMode, NumaOptions
 
+from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError
 from holdfast.process.failure import Failure
+from holdfast.process.handle import is_ending
 from holdfast.process.spec import Exit
 from holdfast.torch_compat.elastic.processes import start_processes
 
@@ -33,6 +36,13 @@ def add(one: int, other: int) -> int:
 def fail_or_stay(fails: bool) -> None:
     if fails:
         raise RuntimeError("on purpose")
+    signal.pause()
+
+
+def leave_a_daemon(told: str) -> None:
+    daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    Path(f"{told}.new").write_text(str(daemon.pid))
+    os.rename(f"{told}.new", told)
     signal.pause()
 
 
@@ -114,7 +124,7 @@ def test_streams_go_where_torch_says(start: Start, tmp_path: Path) -> None:
     assert (result.stdouts[1], Path(result.stderrs[1]).read_text()) == ("", "B\n")
 
 
-def test_one_that_fails_stops_the_others(start: Start) -> None:
+def test_tp2_one_that_fails_stops_the_others(start: Start) -> None:
     context = start(fail_or_stay, (False,), (True,))
     pids = context.pids()
     result = context.wait(WITHIN_S)
@@ -125,6 +135,22 @@ def test_one_that_fails_stops_the_others(start: Start) -> None:
     assert failure.message["message"] == "RuntimeError: on purpose"
     assert context.pids() == pids
     assert all(map(gone, pids.values()))
+
+
+def test_nothing_that_workers_have_started_outlives_their_context(
+    start: Start, tmp_path: Path
+) -> None:
+    """TP-1 and TP-4."""
+    told = tmp_path / "daemon"
+    context = start(leave_a_daemon, (str(told),))
+    limit = Deadline.after(WITHIN_S)
+    while not told.exists():
+        assert not limit.passed()
+        SYSTEM_CLOCK.sleep(0.01)
+    pids = [*context.pids().values(), int(told.read_text())]
+    context.close()
+    context.close()
+    assert all(gone(pid) or is_ending(pid) for pid in pids)
 
 
 def test_a_signal_is_told_with_what_is_known(start: Start) -> None:

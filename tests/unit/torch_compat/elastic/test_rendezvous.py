@@ -63,7 +63,7 @@ def held() -> Iterator[str]:
 # A round.
 
 
-def test_a_round_has_ranks_and_a_store_of_torchs_kind() -> None:
+def test_th1_a_round_has_ranks_and_a_store_of_torchs_kind() -> None:
     with handler(run_id="some run", local_addr="127.0.0.1") as one:
         assert (one.get_backend(), one.get_run_id()) == ("c10d", "some run")
         info = one.next_rendezvous()
@@ -91,7 +91,7 @@ def test_of_two_that_should_host_one_does() -> None:
         assert infos[1].store.get("key") == b"value"
 
 
-def test_no_round_sees_the_keys_of_another() -> None:
+def test_th1_no_round_sees_the_keys_of_another() -> None:
     with handler() as one:
         before = one.next_rendezvous().store
         before.set("key", "value")
@@ -132,7 +132,7 @@ def test_a_given_master_is_passed_on() -> None:
 # The end of a run.
 
 
-def test_a_run_that_is_closed_disturbs_nobody_and_lets_nobody_in() -> None:
+def test_th3_a_run_that_is_closed_disturbs_nobody_and_lets_nobody_in() -> None:
     with handler() as one:
         one.next_rendezvous()
         assert not one.is_closed()
@@ -144,7 +144,7 @@ def test_a_run_that_is_closed_disturbs_nobody_and_lets_nobody_in() -> None:
             one.next_rendezvous()
 
 
-def test_a_run_that_has_failed_makes_agents_ask_and_hear_why() -> None:
+def test_th3_a_run_that_has_failed_makes_agents_ask_and_hear_why() -> None:
     with handler() as one:
         one.next_rendezvous()
         one.fail("rank 3 failed")
