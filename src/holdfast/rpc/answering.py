@@ -297,8 +297,12 @@ class Answerer:
         def done(future: Future[Any]) -> None:
             with self._lock:
                 self._tasks.pop(key, None)
+            failed = future.exception()  # not raised: a kept one would gather our frames each time
             try:
-                answer = self._answer(caller, message, future.value())
+                if failed is None:
+                    answer = self._answer(caller, message, future.value())
+                else:
+                    answer = self._failure(message, failed)
             except BaseException as error:
                 answer = self._failure(message, error)
             _send(later, answer)
