@@ -53,6 +53,7 @@ class Stage:
 
     def __init__(self, phase: Phase | None, reports: int, releases: int) -> None:
         self._phase = phase
+        self._has_met = False
         self._reports = reports
         self._releases = releases
 
@@ -84,7 +85,8 @@ class Stage:
     def show(self, status: Status) -> None:
         """Report what the agent does now."""
         self.report("state", state=status.state.value, reason=status.reason)
-        self.reach(_STATES.get(status.state.value))
+        if self._has_met:  # before that it looks where the others are, and joins nothing yet
+            self.reach(_STATES.get(status.state.value))
 
     def barrier(self, here: Round, stopped: Any, deadline: Deadline) -> None:
         """Be the exit barrier."""
@@ -109,6 +111,7 @@ class Stage:
         def staged_create(parameters: RendezvousParameters) -> Rendezvous:
             stage.reach(Phase.CREATING)
             rendezvous = create(parameters)
+            stage._has_met = True
             shutdown = rendezvous.shutdown
 
             def staged_shutdown() -> bool:
