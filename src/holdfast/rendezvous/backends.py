@@ -53,6 +53,10 @@ RUN_KEY = "run"
 TELL_AFTER_S = 5.0
 """How long a store is waited for in silence; then twice as long, and so on."""
 
+HANG_UP_WITHIN_S = 1.0
+"""How long a host waits for those who have left to hang up."""
+_LOOK_EVERY_S = 0.005
+
 _log = logging.getLogger("holdfast.rendezvous")
 _T = TypeVar("_T")
 
@@ -357,15 +361,22 @@ class _Release:
     held: HeldPort
 
     def __call__(self, keys: Keys, deadline: Deadline) -> bool:
-        """Close everything; a host waits until the other nodes have left (E3)."""
+        """Close everything; a host waits until the other nodes have left (E3), and hung up.
+
+        Who has left may still wait to hear that he has: without a store he would look for one.
+        """
         server = self.place.server
+        alone = False
         try:
-            return server is None or self._wait_alone(keys, deadline)
+            alone = server is None or self._wait_alone(keys, deadline)
         finally:
             self.place.store.close()
             if server is not None:
+                if alone:
+                    _wait_quiet(server, deadline.sooner(HANG_UP_WITHIN_S))
                 server.close()
             self.held.close()
+        return alone
 
     def _wait_alone(self, keys: Keys, deadline: Deadline) -> bool:
         store = self.place.store
@@ -379,3 +390,9 @@ class _Release:
         except HoldfastError:
             return False
         return True
+
+
+def _wait_quiet(server: StoreServer, deadline: Deadline) -> None:
+    """Wait until nobody is connected any more."""
+    while server.status().connections and not deadline.passed():
+        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)

@@ -348,6 +348,26 @@ class TestTheHostLeaves:
             assert late.shutdown()
             assert leaving.result(SOON)
 
+    def test_it_serves_those_that_left_until_they_hang_up(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who has left may not have heard it yet, and would look for the store in vain."""
+        monkeypatch.setattr(backends, "HANG_UP_WITHIN_S", SOON)
+        host = make("c10d", "127.0.0.1:0", 1, is_host="true")
+        together(host)
+        release: Any = host._release
+        server = release.place.server
+        with open_store(host.endpoint) as other, ThreadPoolExecutor(1) as pool:
+            assert other.get("a key") is None
+            leaving = pool.submit(host.shutdown)
+            limit = Deadline.after(SOON)
+            while server.status().connections > 1:  # until the host itself has hung up
+                assert not limit.passed()
+                SYSTEM_CLOCK.sleep(0.005)
+            assert other.get("a key") is None
+            other.close()
+            assert leaving.result(SOON)
+
     def test_but_not_for_ever(self, make: Make) -> None:
         host = make("c10d", "127.0.0.1:0", is_host="true", close_timeout=0.3)
         endpoint = host.endpoint.removeprefix("tcp://")
