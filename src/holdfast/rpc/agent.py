@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -435,23 +436,29 @@ class Agent:
 
     def lost(self, contact: Contact) -> None:
         """Hear that a worker is gone: whoever waits for it must know."""
-        # First, so that nothing of it is run any more once somebody has been told.
-        self._answerer.died(contact.incarnation)
-        self._server.hang_up(contact.incarnation)
-        peer = self._peers.pop(contact.incarnation, None)
-        if peer is not None:
-            self._insisting.lost(contact.incarnation, peer.lose(_GONE))
+        self.let_go(contact)()
+
+    def let_go(self, contact: Contact) -> Callable[[], None]:
+        """Forget a worker that is gone; return what tells those who wait for it, and may block."""
+        life = contact.incarnation
+        self._answerer.died(life)  # first: nothing of it is run once somebody has been told
+        self._server.hang_up(life)
+        peer = self._peers.pop(life, None)
         self._found = {}  # another one, not the same: somebody may be about to enter who is gone
-        self.holdings.died(contact.incarnation)
+
+        def tell() -> None:
+            if peer is not None:
+                self._insisting.lost(life, peer.lose(_GONE))
+            self.holdings.died(life)
+
+        return tell
 
 
 def _is_known(directory: Directory, incarnation: str) -> bool:
     """Say whether a life is not over; an error if nobody can tell now."""
-    try:
-        directory.find_incarnation(incarnation)
-    except PeerLost:
-        return False
-    return True
+    with contextlib.suppress(PeerLost):
+        return bool(directory.find_incarnation(incarnation))
+    return False
 
 
 class _Parts(NamedTuple):
@@ -479,8 +486,7 @@ class _Parts(NamedTuple):
             peer.lose("Connection closed by peer (this agent has been shut down)")
         if self.readers is not None:
             self.readers.close()
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)  # if there is one
 
 
 _living: weakref.WeakSet[Agent] = weakref.WeakSet()

@@ -85,8 +85,8 @@ def init_rpc(
     deadline = Deadline.after(check_timeout(timeout))
     keep_alive_s = check_ttl(keep_alive, "keep_alive")
 
-    def lost(contact: Contact) -> None:
-        agent.lost(contact)
+    def lost(contact: Contact) -> Callable[[], None]:
+        return agent.let_go(contact)
 
     with ExitStack() as undo:
         undo.callback(transport.close)

@@ -60,15 +60,16 @@ class Directory:
     """The workers of a job. `join` makes this process one of them; `close` takes it out.
 
     A worker that is silent for `keep_alive_s` is lost, and counts as lost even if it wakes up.
-    `lost` hears of each on a thread of its own, so it may block: whoever waited for that worker may
-    want to call another one.
+    `lost` hears of each before anything that comes later is known. It must not block, but what it
+    returns may, and is called on a thread of its own: whoever waited for that worker may want to
+    call others.
     """
 
     def __init__(
         self,
         store: Store,
         *,
-        lost: Callable[[Contact], None] = lambda contact: None,
+        lost: Callable[[Contact], Callable[[], None] | None] = lambda contact: None,
         keep_alive_s: float = KEEP_ALIVE_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -375,22 +376,23 @@ class Directory:
             if old is not None and lost:
                 self._note_over(old.incarnation)
             self._changed.notify_all()
-        if old is not None and lost:
-            self._tell_lost(old)
+        tell = self._lost(old) if old is not None and lost else None
+        if tell is not None:
+            self._do_beside(tell)
 
-    def _tell_lost(self, contact: Contact) -> None:
-        def tell() -> None:
+    def _do_beside(self, act: Callable[[], None]) -> None:
+        def do() -> None:
             try:
-                self._lost(contact)
+                act()
             finally:
                 self._tellers.discard(threading.current_thread())
 
-        thread = threading.Thread(target=tell, name="holdfast-rpc-loss", daemon=True)
+        thread = threading.Thread(target=do, name="holdfast-rpc-loss", daemon=True)
         self._tellers.add(thread)
         try:
             thread.start()
         except RuntimeError:
-            tell()  # there is no thread to be had: better here than not at all
+            do()  # there is no thread to be had: better here than not at all
             self._tellers.discard(thread)
 
     def _note_over(self, incarnation: str) -> None:

@@ -377,9 +377,12 @@ def test_who_hears_of_a_loss_may_wait_for_others(world: World) -> None:
     """Others come, and are lost, while somebody still deals with the first loss."""
     may_end, told = threading.Event(), queue.SimpleQueue[str]()
 
-    def lost(contact: Contact) -> None:
-        told.put(contact.info.name)
-        assert may_end.wait(SOON_S)
+    def lost(contact: Contact) -> Callable[[], None]:
+        def tell() -> None:
+            told.put(contact.info.name)
+            assert may_end.wait(SOON_S)
+
+        return tell
 
     stays = Directory(world.store, lost=lost)
     try:
@@ -401,7 +404,10 @@ def test_who_hears_of_a_loss_may_wait_for_others(world: World) -> None:
 def test_without_a_thread_to_be_had_a_loss_is_told_all_the_same(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stays, leaves = world.join("a", 0), world.join("b", 1)
+    told: list[Contact] = []
+    stays = Directory(world.store, lost=lambda contact: lambda: told.append(contact))
+    stays.join(contact("a", 0), Deadline.after(SOON_S))
+    leaves = world.join("b", 1)
     stays.wait_for(2, Deadline.after(SOON_S))
     start = threading.Thread.start
 
@@ -412,7 +418,8 @@ def test_without_a_thread_to_be_had_a_loss_is_told_all_the_same(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     leaves.close()
-    until(lambda: world.lost == [contact("b", 1)] and not stays._tellers)
+    until(lambda: told == [contact("b", 1)] and not stays._tellers)
+    stays.close()
 
 
 def test_di6_only_the_latest_of_very_many_that_are_gone_are_known(
