@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.clock import Deadline
+from holdfast.clock import SYSTEM_CLOCK, Deadline
 
 TIMEOUT_S = 120.0
 """How long anything may take; what takes longer does not come."""
@@ -83,9 +83,17 @@ class ReportingProcess:
         self.process.wait(TIMEOUT_S)
 
     def stop(self) -> None:
-        """Let it sleep: it says nothing more, and its connections stay open."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        """Let it sleep: it says nothing more, and its connections stay open.
+
+        Not while it holds the lock of a file, without which nobody could go on.
+        """
+        while True:
+            self.process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+            if not _holds_a_lock(self.process.pid):
+                return
+            self.wake()
+            SYSTEM_CLOCK.sleep(0.001)
 
     def wake(self) -> None:
         """Let it go on as if no time had passed."""
@@ -111,3 +119,9 @@ class ReportingProcess:
         *lines, self._rest = (self._rest + data).split(b"\n")
         self.said += map(json.loads, lines)
         return bool(data)
+
+
+def _holds_a_lock(pid: int) -> bool:
+    """Say whether a process has locked a file; one that waits for a lock has a `->` there."""
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return any(words[1] == "FLOCK" and words[4] == str(pid) for words in locks)
