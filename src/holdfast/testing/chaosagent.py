@@ -84,8 +84,8 @@ class Stage:
 
     def show(self, status: Status) -> None:
         """Report what the agent does now."""
-        self.report("state", state=status.state.value, reason=status.reason)
         if self._has_met:  # before that it looks where the others are, and joins nothing yet
+            self.report("state", state=status.state.value, reason=status.reason)
             self.reach(_STATES.get(status.state.value))
 
     def barrier(self, here: Round, stopped: Any, deadline: Deadline) -> None:
