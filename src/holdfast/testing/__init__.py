@@ -27,6 +27,7 @@ In reading order:
     chaos.py       many of these jobs, by a command
     rrefjudge.py   are remote references counted right, at every step?
     rrefplan.py    what a seed decides for them
+    lives.py       simulated workers of RPC, life after life, and the network between them
     rrefworker.py  one simulated worker that makes, passes on and drops them
     rrefsim.py     their counting between simulated workers, judged over many seeds
     onceworker.py  one simulated worker that makes calls, repeats them, and runs those of others

@@ -30,6 +30,7 @@ __all__ = [
     "Partition",
     "Pause",
     "Rates",
+    "draw_faults",
     "draw_partition",
     "draw_pause",
     "draw_rates",
@@ -163,6 +164,28 @@ def draw_pause(rng: random.Random, hosts: Sequence[str], until: float, longest_s
     """Draw a pause of one of these hosts that is over by `until`."""
     start, end = _draw_span(rng, until, longest_s)
     return Pause(start, end, rng.choice(hosts))
+
+
+def draw_faults(rng: random.Random, names: Sequence[str], work_s: float) -> FaultPlan:
+    """Draw all that goes wrong between workers of these names, until `work_s`."""
+    pairs = [(one, other) for one in names for other in names if one != other]
+    incidents: list[Incident] = []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        incidents.append(draw_partition(rng, pairs, work_s, 3.0))
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        incidents.append(draw_pause(rng, names, work_s, 2.0))
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        at = rng.uniform(0.3, work_s)
+        back = rng.choice((None, at + rng.uniform(0.1, 3.0)))
+        incidents.append(Crash(at, rng.choice(names), back, rng.random() < 0.5))
+    low = rng.uniform(0.0002, 0.01)
+    return FaultPlan(
+        latency_s=(low, low * rng.uniform(1.5, 30.0)),
+        delay_s=rng.choice((0.05, 0.5, 3.0)),
+        rates=draw_rates(rng),
+        incidents=tuple(incidents),
+        calm_at=work_s,
+    )
 
 
 def _draw_span(rng: random.Random, until: float, longest_s: float) -> tuple[float, float]:

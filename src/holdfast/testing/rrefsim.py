@@ -26,11 +26,10 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-from holdfast.testing.faultplan import Crash, Fault, Partition, Pause
+from holdfast.testing.faultplan import Crash, Fault
+from holdfast.testing.lives import Lives
 from holdfast.testing.network import Simulation
 from holdfast.testing.rrefjudge import Judge
 from holdfast.testing.rrefplan import RRefPlan, draw_plan
@@ -46,31 +45,22 @@ SETTLE_S = 30.0
 """Within which time everything must be gone once it is dropped (L1)."""
 
 
-class RRefSim:
+class RRefSim(Lives[Worker]):
     """A run of one plan."""
 
     def __init__(self, seed: int, plan: RRefPlan, *, traced: bool = False) -> None:
+        super().__init__(Simulation(seed, traced=traced), plan.faults, plan.every_s)
         self.plan = plan
-        self.sim = Simulation(seed, traced=traced)
-        self.rng = self.sim.rng
-        self.faults: Counter[Fault] = Counter()
         self.judge = Judge(self)
         self.dropping = False
-        self.workers: dict[str, Worker] = {}
-        self._names: dict[str, str] = {}  # worker → its life now
-        self.left: set[str] = set()
-        """Those who are gone, for all that the directory knows."""
         self._gifts = 0
-        for number in range(plan.workers):
-            self._join(f"w{number}")
-        for incident in plan.faults.incidents:
-            match incident:
-                case Crash():
-                    self.sim.call_at(incident.at, self._crash, incident)
-                case Pause():
-                    self.sim.call_at(incident.at, self._pause, incident)
-                case _:
-                    pass  # looked up when something is sent
+        self.begin(plan.workers)
+
+    def make(self, life: str) -> Worker:
+        return Worker(self, life)
+
+    def ended(self, worker: Worker) -> None:
+        self.judge.counts["deaths"] += 1
 
     def run(self) -> None:
         """Let everybody work, then drop everything, and wait until nothing is left."""
@@ -96,72 +86,15 @@ class RRefSim:
         gone, strangers = worker.references.is_dead, worker.strangers
         return [one for one in self._names.values() if one not in strangers and not gone(one)]
 
-    def is_known(self, worker: str) -> bool:
-        """Say whether a life is, for all that the directory knows, not over."""
-        return worker not in self.left
-
-    def later(self, worker: Worker, delay: float, act: Callable[..., None], *args: Any) -> None:
-        """Let a worker do something later in its life; late if it stands still then."""
-        self.sim.call_later(delay, self._do, worker, act, args)
-
-    def _do(self, worker: Worker, act: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if not worker.alive:
-            return
-        if worker.paused_until > self.sim.now:
-            self.faults[Fault.PAUSE] += 1
-            self.sim.call_at(worker.paused_until, self._do, worker, act, args)
-        else:
-            act(*args)
-
-    def _join(self, name: str) -> None:
-        life = f"{name}.{len(self.workers)}"
-        worker = self.workers[life] = Worker(self, life)
-        self._names[name] = life
-        self.later(worker, self.rng.random() * self.plan.every_s, worker.act)
-
     def ambush(self, worker: Worker) -> bool:
         """Strike a user who passes on a reference, if it is time: what it gave arrives late."""
         self._gifts += 1
         struck = self._gifts in self.plan.ambushes and worker.me not in self.left
         if struck:
-            self._crash(Crash(self.sim.now, worker.me.partition(".")[0]))
+            self.crash(Crash(self.sim.now, worker.me.partition(".")[0]))
         return struck
-
-    def _pause(self, pause: Pause) -> None:
-        self.workers[self._names[pause.host]].paused_until = pause.until
-
-    def _crash(self, crash: Crash) -> None:
-        life = self._names[crash.host]
-        worker = self.workers[life]
-        if not worker.alive or life in self.left:
-            return
-        self.faults[Fault.SILENT_CRASH if crash.silent else Fault.CRASH] += 1
-        # A lease may end before its worker does: it is cut off, and will know it soon.
-        lives_on = self.rng.choice((0.0, 0.0, self.rng.random()))
-        heard_within = 6.0 if crash.silent else self.rng.choice((0.01, 0.6))
-        self.sim.call_later(lives_on, self._end, worker)
-        self.left.add(life)
-        for other in self.living():
-            if other is not worker:
-                after = self.rng.random() * heard_within
-                self.later(other, after, other.died, life)
-        if crash.back is not None:
-            self.sim.call_at(max(crash.back, self.sim.now + lives_on), self._join, crash.host)
-
-    def _end(self, worker: Worker) -> None:
-        self.sim.note(worker.me, "dies")
-        worker.alive = False
-        self.judge.counts["deaths"] += 1
 
     # The network.
-
-    def strikes(self, fault: Fault) -> bool:
-        """Say whether a fault strikes now."""
-        calm = self.sim.now >= self.plan.faults.calm_at
-        struck = not calm and self.rng.random() < getattr(self.plan.faults.rates, fault.value)
-        if struck:
-            self.faults[fault] += 1
-        return struck
 
     def send(self, frame: Frame) -> None:
         """Carry a message, or lose it."""
@@ -169,7 +102,7 @@ class RRefSim:
         low, high = faults.latency_s
         delay = rng.uniform(low, high)
         if frame.source != frame.target:
-            if self._cut(frame) or self.strikes(Fault.DROP):
+            if self.cut(frame.source, frame.target) or self.strikes(Fault.DROP):
                 sim.note("lost:", frame.kind.name, frame.body, frame.source, frame.target)
                 return
             if self.strikes(Fault.DELAY):
@@ -180,19 +113,9 @@ class RRefSim:
                 sim.call_later(delay + rng.random() * faults.delay_s, self._deliver, frame)
         sim.call_later(delay, self._deliver, frame)
 
-    def _cut(self, frame: Frame) -> bool:
-        ends = (frame.source.partition(".")[0], frame.target.partition(".")[0])
-        for one in self.plan.faults.incidents:
-            if isinstance(one, Partition) and one.at <= self.sim.now < one.until:
-                there = (one.source, one.target)
-                if ends == there or (not one.one_way and ends == there[::-1]):
-                    self.faults[Fault.ONE_WAY if one.one_way else Fault.PARTITION] += 1
-                    return True
-        return False
-
     def _deliver(self, frame: Frame) -> None:
         target = self.workers[frame.target]
-        self._do(target, target.receive, (frame,))
+        self.do(target, target.receive, (frame,))
 
 
 def run_seed(seed: int, *, traced: bool = False) -> Report:
