@@ -6,6 +6,7 @@ Layout, in reading order (◦ = pure)
     errorfile.py      error files on disk, which nobody trusts; `record`
     memory.py         whether the kernel killed for want of memory
     escalation.py ◦   TERM, grace, KILL, abandon
+    orders.py         orders to worker processes, as the agent writes and sends them
     worker.py         what runs first in a worker's process (a script, run by path)
     child.py          what that does: makes the process ours, then becomes the program
     forked.py         what runs first in a worker that was forked

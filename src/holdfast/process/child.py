@@ -5,9 +5,10 @@
 A script that runs this file, so that a list of processes shows the user's program and its
 arguments. What to do comes as an order in one variable, which is removed at once. The process is
 tied to its parent's life, enters its control group, and handles signals as a fresh Python does.
-Then a script or module runs in this very interpreter as it would under plain `python -u`; a
-program takes the process over; a function is called, and what it returns is left in a file. An
-exception that ends any of them is left in the error file, unless the program wrote its own.
+Then a script or module runs in this very interpreter as it would under plain `python -u`, and ends
+as Python ends it; a program takes the process over; a function is called, and what it returns is
+left in a file; then its process ends by `work_until_end`. An exception that ends any of them is
+left in the error file, unless the program wrote its own.
 
 Nothing here may import holdfast, and `_signal` and `_ctypes` are used without the modules above
 them: every worker of every job pays for what is imported here. Forked workers begin in forked.py
@@ -39,7 +40,7 @@ import time
 TYPE_CHECKING = False  # the real one would cost the import of typing
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
     from typing import Any, NoReturn
 
@@ -58,15 +59,8 @@ _TRACEBACK_MAX = 128 * 1024
 _DESCRIPTORS_MAX = 250  # the system allows 253 in one message
 
 
-def write_order(fields: Mapping[str, str]) -> str:
-    """Put fields into one text: a line for each, with everything escaped that is not plain."""
-    return "\n".join(
-        f"{name}={value.encode('unicode_escape').decode()}" for name, value in fields.items()
-    )
-
-
 def read_order(text: str) -> dict[str, str]:
-    """Take the fields out of what `write_order` made."""
+    """Take the fields out of what `orders.write_order` made."""
     pairs = (line.partition("=") for line in text.split("\n") if line)
     return {name: value.encode().decode("unicode_escape") for name, _, value in pairs}
 
@@ -77,16 +71,22 @@ def read_order(text: str) -> dict[str, str]:
 def tie_to(parent: int) -> None:
     """Die when the parent dies, even if it did just now."""
     if sys.platform == "linux":
-        try:
-            import _ctypes
-
-            prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
-            _ctypes.call_function(prctl, (_PR_SET_PDEATHSIG, _signal.SIGKILL))
-        except (ImportError, OSError):
-            pass  # a Python built without it; the reaper does it then, a little later
+        # Where Python is built without it, the reaper does it, a little later.
+        _call_native("prctl", _PR_SET_PDEATHSIG, _signal.SIGKILL)
     # Who leads no session was started by a wrapper of the interpreter, and dies with that.
     if os.getppid() != parent and os.getsid(0) == os.getpid():
         os.kill(os.getpid(), _signal.SIGKILL)
+
+
+def _call_native(name: str, *numbers: int) -> None:
+    """Call a function of the C library, if this Python can."""
+    try:
+        import _ctypes
+
+        function = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]
+        _ctypes.call_function(function, numbers)
+    except (ImportError, OSError):
+        pass
 
 
 def reset_signals() -> None:
@@ -143,7 +143,7 @@ def run(order: Mapping[str, str], arguments: list[str]) -> None:
         case "program":
             _run_program(order["program"], arguments)
         case "function":
-            run_payload(order)
+            _run_function(order)
 
 
 def _fresh_main(path: str | None) -> dict[str, Any]:
@@ -275,6 +275,59 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], folder: str) -> No
     _write_file(os.path.join(folder, RESULT_FILE), data)
 
 
+# The end of a function's process.
+
+
+def work_until_end(work: Callable[[], None], folder: str) -> int:
+    """Work, then wait for threads, run exit functions, flush; return what to `leave` with.
+
+    The interpreter is not finalized, and no native destructor runs: a thread of a native library
+    that needed the interpreter meanwhile would be ended inside a destructor of its own, which
+    aborts the process.
+    """
+    import atexit
+    import threading
+
+    code = 0
+    try:
+        work()
+    except SystemExit as error:
+        leave_error(error, folder)
+        if isinstance(error.code, int):
+            code = error.code & 0xFF
+        elif error.code is not None:
+            sys.stderr.write(f"{error.code}\n")
+            code = 1
+    except BaseException as error:
+        leave_error(error, folder)
+        code = -_signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        stack = theirs(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(stack), stack)
+    vars(threading)["_shutdown"]()
+    vars(atexit)["_run_exitfuncs"]()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    return code
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once: with this exit code, or by the signal whose negative it is."""
+    if code < 0:
+        _signal.signal(-code, _signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _run_function(order: Mapping[str, str]) -> NoReturn:
+    code = 1
+    try:
+        code = work_until_end(lambda: run_payload(order), order["folder"])
+        _call_native("fflush", 0)  # what native code has printed
+    finally:
+        leave(code)
+
+
 # Saying what went wrong.
 
 
@@ -345,26 +398,7 @@ def _write_file(path: str, data: bytes) -> None:
         raise
 
 
-# Orders to a process that waits for them: one byte, and descriptors with it. The first is of a file
-# with the order, then come stdout, stderr, what else the receiver knows of, the payload and what
-# the payload refers to.
-
-
-def send_order(
-    orders: socket.socket,
-    order: Mapping[str, str],
-    environment: Mapping[str, str],
-    descriptors: Sequence[int],
-) -> None:
-    """Tell a process what it shall be; it gets copies of the descriptors."""
-    import socket
-    import tempfile
-
-    fields = {**order, "environment": write_order(environment)}
-    with tempfile.TemporaryFile(dir=order["folder"]) as file:
-        file.write(write_order(fields).encode())
-        file.flush()
-        socket.send_fds(orders, [b"x"], [file.fileno(), *descriptors])
+# An order to a process that waits for it.
 
 
 def receive_order(orders: socket.socket) -> tuple[dict[str, str], dict[str, str], list[int]] | None:

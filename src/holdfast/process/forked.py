@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from holdfast.process.child import leave_error, reset_signals, settle, theirs, tie_to
+from holdfast.process.child import leave, reset_signals, settle, tie_to, work_until_end
 
 __all__ = ["run_forked"]
 
@@ -25,7 +23,7 @@ def run_forked(
     begun: Callable[[], None],
     work: Callable[[], None],
 ) -> NoReturn:
-    """Run `work` in a process that was just forked, then end it as Python would end.
+    """Run `work` in a process that was just forked, then end it as any function's ends.
 
     `begun` is called as soon as the process is a group of its own.
     """
@@ -40,9 +38,9 @@ def run_forked(
         os.environ.update(environment)
         _redirect(streams)
         settle(order)
-        code = _work_until_end(work, order["folder"])
+        code = work_until_end(work, order["folder"])
     finally:
-        os._exit(code)
+        leave(code)
 
 
 def _redirect(streams: tuple[int | None, int | None]) -> None:
@@ -68,32 +66,3 @@ def _forget_parent() -> None:
         vars(util)["_finalizer_registry"].clear()
         vars(util)["_run_after_forkers"]()
         atexit.register(vars(util)["_exit_function"])
-
-
-def _work_until_end(work: Callable[[], None], folder: str) -> int:
-    """Work, then do what Python does at its end; return the exit code."""
-    code = 0
-    interrupted = False
-    try:
-        work()
-    except SystemExit as error:
-        leave_error(error, folder)
-        code = 0 if error.code is None else 1
-        if isinstance(error.code, int):
-            code = error.code & 0xFF
-        elif error.code is not None:
-            sys.stderr.write(f"{error.code}\n")
-    except BaseException as error:
-        leave_error(error, folder)
-        code, interrupted = 1, isinstance(error, KeyboardInterrupt)
-        stack = theirs(error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(stack), stack)
-    vars(threading)["_shutdown"]()
-    vars(atexit)["_run_exitfuncs"]()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    if interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    return code

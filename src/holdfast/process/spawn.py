@@ -26,6 +26,7 @@ from holdfast.process import child
 from holdfast.process.containment import outlive_group
 from holdfast.process.forked import run_forked
 from holdfast.process.handle import WorkerProcess, open_process, readable, watch
+from holdfast.process.orders import write_order
 from holdfast.process.spec import (
     Entrypoint,
     Function,
@@ -121,7 +122,7 @@ class Starter:
                 return standby.process
         if payload:
             order["payload"], order["inherited"] = str(payload[0]), ",".join(map(str, payload[1:]))
-        environment = {**launch.environment, child.ORDER: child.write_order(order)}
+        environment = {**launch.environment, child.ORDER: write_order(order)}
         return open_process(command, environment, stdout, stderr, payload)
 
     def close(self) -> None:

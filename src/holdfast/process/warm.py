@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from holdfast.process import child
 from holdfast.process.containment import outlive_group
 from holdfast.process.handle import WorkerProcess, end, open_process
+from holdfast.process.orders import send_order, write_order
 from holdfast.process.spec import (
     Function,
     Launch,
@@ -59,7 +60,7 @@ class Standby:
         """Give it its order; false if it cannot be the worker, and then it is let go."""
         try:
             where = {**order, "cwd": os.getcwd()}
-            child.send_order(self._orders, where, environment, [*streams, *payload])
+            send_order(self._orders, where, environment, [*streams, *payload])
         except (ConnectionError, FileNotFoundError):  # it has died, or our folder was removed
             self.close()
             return False
@@ -142,7 +143,7 @@ class Standbys:
             "becomes": type(entrypoint).__name__.lower(),
             "delay": str(delay_s),
         }
-        environment = {**self._environment, child.ORDER: child.write_order(order)}
+        environment = {**self._environment, child.ORDER: write_order(order)}
         try:
             with theirs, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
                 process = open_process(

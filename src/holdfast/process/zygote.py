@@ -26,6 +26,7 @@ from holdfast.errors import Unavailable
 from holdfast.process import child
 from holdfast.process.forked import run_forked
 from holdfast.process.handle import WorkerProcess, end, readable
+from holdfast.process.orders import send_order
 from holdfast.process.spec import Exit
 
 __all__ = ["Forked", "Zygote", "serve"]
@@ -98,7 +99,7 @@ class Zygote:
         """Have a worker forked; Unavailable if that fails."""
         reading, writing = os.pipe()
         try:
-            child.send_order(self._orders, order, environment, [*streams, writing, *payload])
+            send_order(self._orders, order, environment, [*streams, writing, *payload])
         except OSError as error:
             os.close(reading)
             raise Unavailable(f"the forkserver is gone: {error.strerror}") from error

@@ -16,6 +16,7 @@ import pytest
 from holdfast.process import child
 from holdfast.process.errorfile import ErrorFile, read_error_file
 from holdfast.process.failure import MESSAGE_CHARS_MAX, TRACEBACK_CHARS_MAX, parse_error_data
+from holdfast.process.orders import write_order
 from holdfast.process.spawn import Starter
 from holdfast.process.spec import Entrypoint, Module, Program, Script
 from tests.unit.process.workers import TIMEOUT_S, Ended, Running, await_end, launch_of, run
@@ -373,6 +374,7 @@ def test_a_worker_enters_its_control_group(folder: Path) -> None:
 AGENT = """
 import os, signal, sys
 from pathlib import Path
+from holdfast.process.orders import write_order
 from holdfast.process.spawn import Starter
 from holdfast.process.spec import Function, Launch, Program, Script, StartMethod
 def work():
@@ -409,15 +411,10 @@ def test_a_worker_whose_parent_is_gone_already_runs_nothing(folder: Path) -> Non
     order = {"kind": "script", "parent": "1" if os.getpid() != 1 else "2", "folder": str(folder)}
     done = subprocess.run(
         [sys.executable, "-u", child.SCRIPT, "run.py"],
-        env={**os.environ, child.ORDER: child.write_order(order)},
+        env={**os.environ, child.ORDER: write_order(order)},
         check=False,
         timeout=TIMEOUT_S,
         start_new_session=True,
     )
     assert done.returncode == -signal.SIGKILL
     assert not (folder / "ran").exists()
-
-
-def test_an_order_survives_every_character() -> None:
-    fields = {"a": "", "b": "x=y\n\\n\x1f\0", "c": "é\udcff😀", "d": " "}
-    assert child.read_order(child.write_order(fields)) == fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import select
@@ -72,6 +73,17 @@ def end_late() -> None:
 
     threading.Thread(target=outlast).start()
     atexit.register(print, "at exit")
+
+
+def abort_natively_at_exit() -> None:
+    """Register what a destructor does that finds a thread of its library ended."""
+    library = ctypes.CDLL(None)
+    library.on_exit(library.abort, None)
+
+
+def print_natively() -> None:
+    """Leave text in the buffer of the C library."""
+    ctypes.CDLL(None).printf(b"native\n")
 
 
 def where() -> tuple[int, int, int, str]:
@@ -158,6 +170,13 @@ class TestFunctions:
         ended = run(starter, launch_of(tmp_path, Function(end_late, (), method)))
         assert ended.stdout == "thread\nat exit\n"
 
+    def test_they_end_without_native_destructors(
+        self, starter: Starter, tmp_path: Path, method: StartMethod
+    ) -> None:
+        """A destructor that finds its threads ended by Python's finalization aborts."""
+        ended = run(starter, launch_of(tmp_path, Function(abort_natively_at_exit, (), method)))
+        assert ended.exit.code == 0, ended.stderr
+
     def test_they_may_be_given_a_connection(
         self, starter: Starter, tmp_path: Path, method: StartMethod
     ) -> None:
@@ -173,6 +192,13 @@ class TestFunctions:
         running = Running(starter, launch_of(tmp_path, Function(where, (), method)))
         pid = running.process.pid
         assert read_return(running.end().launch) == (pid, pid, pid, os.getcwd())
+
+
+def test_what_a_function_printed_by_native_code_is_not_lost(
+    starter: Starter, tmp_path: Path
+) -> None:
+    ended = run(starter, launch_of(tmp_path, Function(print_natively, (), StartMethod.SPAWN)))
+    assert ended.stdout == "native\n"
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m is not StartMethod.FORK])
