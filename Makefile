@@ -42,7 +42,7 @@ demo: .venv/.demo
 
 torch: .venv/.torch
 
-test: .venv/.test
+test: .venv/.test .venv/.lint
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # Each pure file (pyproject.toml lists them) by its own tests; not by those that draw what they try,

@@ -13,6 +13,7 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import PeerLost, UsageError
 from holdfast.launch.config import LaunchConfig
 from holdfast.rpc.api import init_rpc, remote, rpc_async, rpc_sync, shutdown
+from holdfast.rpc.rref import RRef
 from holdfast.testing.rpcworld import run_workers
 from tests.unit.rpc.api_worker import stay, visit, visit_from, visited, who
 from tests.unit.rpc.api_world import Worker, free_port, workers
@@ -136,7 +137,7 @@ class TestTheEnd:
             )
             with holdfast.open_store(where) as store:
                 init_rpc("w0", rank=0, world_size=2, store=store)
-                reference = remote("w1", dict)
+                reference: RRef[dict[str, int]] = remote("w1", dict)
                 assert reference.to_here() == {}
                 started[0].signal(signal.SIGSTOP)
                 assert shutdown(timeout=timeout) == ("w1",)

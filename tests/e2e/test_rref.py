@@ -82,7 +82,7 @@ def test_a_value_is_made_fetched_passed_on_given_back_and_freed(workers: Workers
 
 
 def test_a_value_lives_as_long_as_the_last_who_keeps_it(workers: Workers) -> None:
-    rref = api.remote("w1", dict, args=([("a", 1)],))
+    rref: RRef[dict[str, int]] = api.remote("w1", dict, args=([("a", 1)],))
     api.rpc_sync("w2", there.keep_at, args=(rref, "w1", "own"))
     api.rpc_sync("w2", there.keep, args=("user", rref))
     del rref
@@ -117,7 +117,7 @@ def test_a_value_of_ones_own_travels_too(workers: Workers) -> None:
 def test_methods_are_called_where_the_value_lives(workers: Workers) -> None:
     for _ in range(30):
         # Right after the creation, which they may overtake.
-        rref = api.remote("w1", list, args=((1, 2),))
+        rref: RRef[list[int]] = api.remote("w1", list, args=((1, 2),))
         assert rref.rpc_sync().index(2) == 1
         assert rref.rpc_async().count(1).wait() == 1
         assert rref.remote().copy().to_here() == [1, 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, assert_type
+from typing import assert_type
 
 import holdfast
 from holdfast.errors import LeaseLost
@@ -88,7 +88,7 @@ def configuring() -> holdfast.LaunchConfig:
 def launching(config: holdfast.LaunchConfig) -> int:
     assert_type(recorded(1, name="n"), float)
     try:
-        assert_type(holdfast.elastic_launch(config, training)(3), dict[int, Any])
+        assert_type(holdfast.elastic_launch(config, training)(3), dict[int, float])
         holdfast.elastic_launch(config, "./train.sh")("--epochs", "3")
     except holdfast.WorkersFailed as error:
         assert_type(error.failures[0].traceback, str)
@@ -116,6 +116,6 @@ def mistakes(store: holdfast.Store) -> None:
     holdfast.LaunchConfig(1, 1, 4, "job7")  # type: ignore[call-arg]
     holdfast.LaunchConfig(1, 1, "4")  # type: ignore[arg-type]
     holdfast.LaunchConfig(1, 1, 4).run_id = "job7"  # type: ignore[misc]
-    holdfast.elastic_launch(training)  # type: ignore[call-arg, arg-type]
+    holdfast.elastic_launch(training)  # type: ignore[call-overload]
     holdfast.expires("60")  # type: ignore[arg-type]
     holdfast.stroe  # type: ignore[attr-defined]  # noqa: B018

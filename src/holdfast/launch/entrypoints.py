@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import UsageError
@@ -23,14 +23,20 @@ def make_entrypoint(
     entrypoint: Callable[..., Any] | str,
     args: Sequence[Any] = (),
     start_method: str = "spawn",
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Entrypoint:
     """Return what to run in each worker."""
     if callable(entrypoint):
         if start_method != StartMethod.FORK:
             _check_home(entrypoint)
-        return Function(entrypoint, tuple(args), StartMethod(start_method))
+        return Function(entrypoint, tuple(args), StartMethod(start_method), dict(kwargs or {}))
     if not isinstance(entrypoint, str) or not entrypoint:
         raise UsageError(f"entry point {entrypoint!r:.80}: must be a function or a command")
+    if kwargs:
+        raise UsageError(
+            f"command {entrypoint!r:.80}: keyword argument {min(kwargs)!r} is not allowed; "
+            "a command takes words only"
+        )
     words = tuple(_word(arg) for arg in args)
     if not _is_this_python(entrypoint):
         return Program(_word(entrypoint), words)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, assert_never, overload
 
 from holdfast import env
 from holdfast.agent.agent import Barrier, ElasticAgent, Status
@@ -54,10 +54,13 @@ if TYPE_CHECKING:
 
 __all__ = ["elastic_launch", "run_job"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _log = logging.getLogger("holdfast.launch")
 
 
-class elastic_launch:  # noqa: N801  # called like the function that it stands for
+class elastic_launch(Generic[P, T]):  # noqa: N801  # called like the function that it stands for
     """Launch a function or a command on every worker: `elastic_launch(config, f)(*args)`.
 
     A call blocks until the job ends, and returns what the workers of this node returned, by rank;
@@ -65,6 +68,10 @@ class elastic_launch:  # noqa: N801  # called like the function that it stands f
     the other errors of the tree say what else went wrong.
     """
 
+    @overload
+    def __init__(self, config: LaunchConfig, entrypoint: Callable[P, T]) -> None: ...
+    @overload
+    def __init__(self: elastic_launch[..., Any], config: LaunchConfig, entrypoint: str) -> None: ...
     def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str) -> None:
         if not isinstance(config, LaunchConfig):
             raise UsageError(
@@ -74,10 +81,10 @@ class elastic_launch:  # noqa: N801  # called like the function that it stands f
         self._config = config
         self._entrypoint = entrypoint
 
-    def __call__(self, *args: Any) -> dict[int, Any]:
-        """Run the job with these arguments."""
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> dict[int, T]:
+        """Run the job with these arguments; a command takes words only."""
         config = self._config
-        return run_job(config, make_entrypoint(self._entrypoint, args, config.start_method))
+        return run_job(config, make_entrypoint(self._entrypoint, args, config.start_method, kwargs))
 
 
 def run_job(

@@ -255,17 +255,19 @@ def run_payload(order: Mapping[str, str]) -> None:
         vars(this)["_inheriting"] = True  # so that a program without its main guard is told
         try:
             vars(spawn)["prepare"](pickle.load(payload))  # noqa: S301  # our parent wrote it
-            function, args = pickle.load(payload)  # noqa: S301
+            function, args, kwargs = pickle.load(payload)  # noqa: S301
         finally:
             del vars(this)["_inheriting"]
-    call(function, args, order["folder"])
+    call(function, args, kwargs, order["folder"])
 
 
-def call(function: Callable[..., Any], args: tuple[Any, ...], folder: str) -> None:
+def call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: str
+) -> None:
     """Call the function and leave what it returns in the folder."""
     import pickle
 
-    value = function(*args)
+    value = function(*args, **kwargs)
     try:
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:

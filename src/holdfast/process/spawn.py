@@ -173,7 +173,7 @@ class Starter:
         stdout: int | None,
         stderr: int | None,
     ) -> WorkerProcess:
-        work = partial(child.call, function.call, function.args, order["folder"])
+        work = partial(child.call, function.call, function.args, function.kwargs, order["folder"])
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # else both processes would write what is in there
@@ -381,7 +381,7 @@ def _pickle_function(function: Function, name: str, file: IO[bytes]) -> list[int
     vars(context)["set_spawning_popen"](sending)
     try:
         reduction.dump(facts, file)
-        reduction.dump((function.call, function.args), file)
+        reduction.dump((function.call, function.args, function.kwargs), file)
     except Exception as error:  # whatever the classes of the arguments do
         raise UsageError(
             f"function {entrypoint_name(function)} with its arguments cannot be pickled: {error}; "

@@ -44,6 +44,7 @@ class Function:
     call: Callable[..., Any]
     args: tuple[Any, ...] = ()
     start_method: StartMethod = StartMethod.SPAWN
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ Layout, in reading order (◦ = pure)
     backends.py         what carries messages, by name
     meeting.py          where the workers of a job meet
     current.py          the current agent of this process
+    remote_worker.py    a worker to call, with arguments that a type checker checks
     api.py              the functions of this package
 
 The names below are imported when they are first used.
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from holdfast.rpc.backends import register_backend
     from holdfast.rpc.future import Future, collect_all, wait_all
     from holdfast.rpc.names import WorkerInfo
+    from holdfast.rpc.remote_worker import RemoteWorker
     from holdfast.rpc.retry import RetryPolicy
     from holdfast.rpc.rref import RRef
 
@@ -76,6 +78,7 @@ __all__ = [
     "Agent",
     "Future",
     "RRef",
+    "RemoteWorker",
     "RetryPolicy",
     "WorkerInfo",
     "async_execution",
@@ -95,6 +98,7 @@ _HOMES = {
     "Agent": "agent",
     "Future": "future",
     "RRef": "rref",
+    "RemoteWorker": "remote_worker",
     "RetryPolicy": "retry",
     "WorkerInfo": "names",
     "collect_all": "future",

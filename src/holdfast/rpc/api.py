@@ -10,10 +10,10 @@ Everything here is a convenience over an `Agent`; a process may have several of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from holdfast import env
 from holdfast.clock import Deadline, check_timeout
@@ -47,6 +47,7 @@ __all__ = [
 DEFAULT_TIMEOUT_S = 60.0
 STAY_WITHIN_S = 5.0
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _ends: dict[Agent, _End] = {}
 _log = logging.getLogger("holdfast.rpc")
@@ -172,6 +173,33 @@ def _reset(agent: Agent) -> None:
         current.reset_agent()
 
 
+@overload
+def rpc_sync(
+    to: Target,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: RetryPolicy | None = None,
+) -> T: ...
+@overload
+def rpc_sync(
+    to: Target,
+    func: Callable[..., Future[T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: RetryPolicy | None = None,
+) -> T: ...
+@overload
+def rpc_sync(
+    to: Target,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: RetryPolicy | None = None,
+) -> T: ...
 def rpc_sync(
     to: Target,
     func: Callable[..., Any],
@@ -199,6 +227,33 @@ def _check_arguments(args: object, kwargs: object) -> None:
         raise UsageError(f"kwargs {kwargs!r:.60}: must be a mapping of names to arguments")
 
 
+@overload
+def rpc_async(
+    to: Target,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: RetryPolicy | None = None,
+) -> Future[T]: ...
+@overload
+def rpc_async(
+    to: Target,
+    func: Callable[..., Future[T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: RetryPolicy | None = None,
+) -> Future[T]: ...
+@overload
+def rpc_async(
+    to: Target,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: RetryPolicy | None = None,
+) -> Future[T]: ...
 def rpc_async(
     to: Target,
     func: Callable[..., Any],
@@ -213,6 +268,33 @@ def rpc_async(
     return current.current_agent().call_async(to, func, args or (), kwargs, timeout, retries)
 
 
+@overload
+def remote(
+    to: Target,
+    func: Callable[..., Coroutine[Any, Any, T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: RetryPolicy | None = None,
+) -> RRef[T]: ...
+@overload
+def remote(
+    to: Target,
+    func: Callable[..., Future[T]],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: RetryPolicy | None = None,
+) -> RRef[T]: ...
+@overload
+def remote(
+    to: Target,
+    func: Callable[..., T],
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    retries: RetryPolicy | None = None,
+) -> RRef[T]: ...
 def remote(
     to: Target,
     func: Callable[..., Any],

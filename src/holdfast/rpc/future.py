@@ -24,7 +24,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from holdfast.clock import Deadline, check_timeout
 from holdfast.errors import CallCancelled, TimeoutExpired, UsageError
@@ -266,6 +266,10 @@ def expected(function: Callable[..., Any], value: Any) -> Any:
     return value
 
 
+@overload
+def collect_all(futures: Iterable[Future[T]]) -> Future[list[Future[T]]]: ...
+@overload
+def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]: ...  # of many types
 def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
     """Return a future of all these futures, complete when the last of them is."""
     waited = list(futures)
@@ -284,6 +288,10 @@ def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
     return together
 
 
+@overload
+def wait_all(futures: Iterable[Future[T]]) -> list[T]: ...
+@overload
+def wait_all(futures: Iterable[Future[Any]]) -> list[Any]: ...  # of many types
 def wait_all(futures: Iterable[Future[Any]]) -> list[Any]:
     """Wait for all of them and return their values; raises the first error, in their order."""
     waited = list(futures)

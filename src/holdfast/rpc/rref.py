@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from holdfast.errors import CallTimedOut, ReferenceFailed, UsageError
 from holdfast.rpc.future import ASYNC_MARK, Future, expected
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["RRef", "short"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class RRef(Generic[T]):
@@ -120,15 +121,22 @@ class RRef(Generic[T]):
 
     # What can be done with it.
 
-    def rpc_sync(self, timeout: float | None = None, retries: RetryPolicy | None = None) -> Any:
-        """Call methods of the value where it lives: `rref.rpc_sync().method(x)`."""
-        return _Proxy(self, "call", timeout, retries)
+    def rpc_sync(self, timeout: float | None = None, retries: RetryPolicy | None = None) -> T:
+        """Call methods of the value where it lives: `rref.rpc_sync().method(x)`.
 
-    def rpc_async(self, timeout: float | None = None, retries: RetryPolicy | None = None) -> Any:
+        To a type checker the proxy is the value. Methods can be called on it, nothing else.
+        """
+        return cast("T", _Proxy[Any](self, "call", timeout, retries))
+
+    def rpc_async(
+        self, timeout: float | None = None, retries: RetryPolicy | None = None
+    ) -> _Proxy[Future[Any]]:
         """Call methods of the value where it lives, and get futures."""
         return _Proxy(self, "call_async", timeout, retries)
 
-    def remote(self, timeout: float | None = None, retries: RetryPolicy | None = None) -> Any:
+    def remote(
+        self, timeout: float | None = None, retries: RetryPolicy | None = None
+    ) -> _Proxy[RRef[Any]]:
         """Call methods of the value where it lives, and get references to what they return."""
         return _Proxy(self, "remote", timeout, retries)
 
@@ -187,7 +195,7 @@ def _rebuild(
     return receiver().take(ticket, info)
 
 
-class _Proxy:
+class _Proxy(Generic[R]):
     """Makes calls of methods of what a reference stands for."""
 
     def __init__(
@@ -198,15 +206,16 @@ class _Proxy:
         self._timeout = timeout
         self._retries = retries
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Callable[..., R]:
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> R:
             rref = self._rref
             make = getattr(rref._holdings.agent, self._how)
             value = (rref, name, args, kwargs)
-            return make(rref.owner(), _call_method, value, None, self._timeout, self._retries)
+            result: R = make(rref.owner(), _call_method, value, None, self._timeout, self._retries)
+            return result
 
         return call
 

@@ -115,6 +115,16 @@ def test_wrong_ones(entrypoint: Any, args: list[Any], why: str) -> None:
     assert str(caught.value) == why
 
 
+def test_keyword_arguments_are_for_functions() -> None:
+    made = make_entrypoint(simple_rank_scale, [1], kwargs={"scale": 2})
+    assert made == Function(simple_rank_scale, (1,), kwargs={"scale": 2})
+    with pytest.raises(UsageError) as caught:
+        make_entrypoint("sh", ["-c"], kwargs={"scale": 2})
+    assert str(caught.value) == (
+        "command 'sh': keyword argument 'scale' is not allowed; a command takes words only"
+    )
+
+
 @pytest.mark.parametrize(
     ("entrypoint", "args", "name"),
     [

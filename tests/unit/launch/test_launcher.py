@@ -53,11 +53,17 @@ def test_results_come_back_by_rank() -> None:
     assert elastic_launch(config(2), ten_more)(10) == {0: 10, 1: 11}
 
 
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_a_function_takes_keyword_arguments(start_method: str) -> None:
+    launch = elastic_launch(config(start_method=start_method), ten_more)
+    assert launch(base=10) == {0: 10}
+
+
 def test_the_configuration_comes_first() -> None:
     with pytest.raises(
         UsageError, match=r"must be a LaunchConfig, and comes first: elastic_launch"
     ):
-        elastic_launch(ten_more, config())  # type: ignore[arg-type]
+        elastic_launch(ten_more, config())  # type: ignore[call-overload]
 
 
 def test_where_nodes_meet_is_shown_before_anybody_is_looked_for() -> None:
@@ -166,6 +172,7 @@ def test_timers_are_watched_if_asked_for(
     name = "TORCHELASTIC_TIMER_FILE"
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
     ours = elastic_launch(config(), what_is_given)(name)[0][name]
+    assert ours is not None
     assert Path(ours).name == "timers"
     assert not Path(ours).exists()
     path = tmp_path / "given"

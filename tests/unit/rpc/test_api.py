@@ -390,7 +390,7 @@ def test_a_method_of_a_reference_that_answers_later() -> None:
             assert getattr(desk.rpc_async(), method)(3).wait(20.0) == 3
             assert getattr(desk.remote(), method)(3).to_here() == 3
         with pytest.raises(UsageError, match=r"Desk\.unmarked .*mark it with async_execution"):
-            desk.rpc_sync().unmarked()
+            _ = desk.rpc_sync().unmarked()
         del desk
     finally:
         shutdown()

@@ -265,7 +265,7 @@ def refused_everywhere(three: list[Agent], rref: RRef[Any], text: str) -> None:
         with pytest.raises(ReferenceFailed, match=text):
             make("w2", use, (rref,))
     with pytest.raises(ReferenceFailed, match=text):
-        rref.rpc_async().index(1)
+        _ = rref.rpc_async().index(1)
 
 
 def test_a_creation_that_could_not_be_sent_is_refused_everywhere(slow: Slow) -> None:

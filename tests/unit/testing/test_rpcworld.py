@@ -159,7 +159,7 @@ def lives() -> tuple[str, int]:
 
 
 def ask(name: str) -> tuple[str, int]:
-    return rpc_sync(name, lives)  # type: ignore[no-any-return]
+    return rpc_sync(name, lives)
 
 
 def transport() -> str:
