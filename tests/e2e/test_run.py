@@ -223,6 +223,55 @@ def test_no_secret_is_left_with_the_logs_of_an_agent_that_dies(
     assert kept == ({"attempt_0"} if name == "SIGKILL" else set())
 
 
+AIMED = """\
+import os, signal, sys
+from pathlib import Path
+from holdfast.cli.main import main
+from holdfast.process import logs
+from holdfast.process.containment import Containment
+
+owner, name = {
+    "kill": (Containment, "empty"),
+    "remove": (logs, "_remove"),
+    "end": (Containment, "_end_reaper"),
+}[sys.argv[1]]
+real = getattr(owner, name)
+
+def hit(*args):
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    os.write(1, children.read_bytes() + b"\\n")
+    os.kill(os.getpid(), int(sys.argv[2]))
+    return real(*args)
+
+setattr(owner, name, hit)
+sys.exit(main(["run", "--no-python", "sh", "-c", "kill $PPID; exec sleep 1000"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("step", ["kill", "remove", "end"])
+def test_a_second_signal_while_the_agent_tidies_up_leaves_nothing(
+    variables: dict[str, str], tmp_path: Path, step: str, name: str
+) -> None:
+    """Not even SIGKILL: the reaper ends only when the folder with the secret is gone."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    number = signal.Signals[name]
+    done = subprocess.run(
+        [sys.executable, "-c", AIMED, step, str(number.value)],
+        env=variables | {"TMPDIR": str(place), "HOLDFAST_SECRET": "x" * 32},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    for child in done.stdout.split():  # the reaper, if it was there
+        await_end(int(child))
+    assert list(place.iterdir()) == []
+    assert done.returncode in {-number, 128 + number}
+    assert "Traceback" not in done.stderr
+
+
 STUBBORN = """\
 import os, signal, sys
 if os.environ["RANK"] == "1":

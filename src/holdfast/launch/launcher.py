@@ -43,6 +43,7 @@ from holdfast.process.failure import Failure
 from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
 from holdfast.process.logs import AttemptLogs, RunLogs
 from holdfast.process.memory import MemoryWatch
+from holdfast.process.signals import HeldSignals
 from holdfast.process.spawn import Starter, check_entrypoint
 from holdfast.process.spec import Entrypoint, Exit, Launch, Program, entrypoint_name
 from holdfast.process.warm import Standbys
@@ -128,33 +129,39 @@ class _Launch:
         self._watchdog: Watchdog | None = None
 
     def run(self, show: Callable[[Status], None], exit_barrier: Barrier) -> Outcome:
-        """Open, run, and close in the opposite order."""
-        config = self._config
-        with ExitStack() as stack:
-            self._serve_health(stack)
-            logs = RunLogs(config.logs, self._run_id)
-            logs.open()
-            stack.callback(logs.close)
-            containment = stack.enter_context(Containment(logs.private))
-            job = self._job(logs.private)
-            check_entrypoint(job.entrypoint, job.environment)
-            starter = Starter(
-                cgroup=containment.procs_path,
-                close_in_child=containment.forget,
-                standbys=self._standbys(job, containment),
-            )
-            stack.callback(starter.close)
-            self._watch_timers(job, stack)
-            rendezvous = self._meet(show)
-            stack.callback(rendezvous.shutdown)
+        """Open, run, and close in the opposite order.
 
-            def make_group(
-                launches: Sequence[Launch], attempt: AttemptLogs, report: Report
-            ) -> WorkerGroup:
-                return self._group(
-                    launches, attempt, starter, containment, report, gone=logs.temporary
-                )
+        A signal does not cut the closing short: it has its effect when all is closed.
+        """
+        with HeldSignals(self._config.signals) as held, ExitStack() as stack:
+            try:
+                return self._run(stack, show, exit_barrier)
+            finally:
+                held.hold()
 
+    def _run(
+        self, stack: ExitStack, show: Callable[[Status], None], exit_barrier: Barrier
+    ) -> Outcome:
+        """Run the job; whatever is opened for it is closed by the stack."""
+        self._serve_health(stack)
+        logs, containment = self._contain(stack)
+        job = self._job(logs.private)
+        check_entrypoint(job.entrypoint, job.environment)
+        starter = Starter(
+            cgroup=containment.procs_path,
+            close_in_child=containment.forget,
+            standbys=self._standbys(job, containment),
+        )
+        stack.callback(starter.close)
+        self._watch_timers(job, stack)
+
+        def make_group(
+            launches: Sequence[Launch], attempt: AttemptLogs, report: Report
+        ) -> WorkerGroup:
+            return self._group(launches, attempt, starter, containment, report, gone=logs.temporary)
+
+        rendezvous = self._meet(show)
+        try:
             self._agent = ElasticAgent(
                 job,
                 rendezvous,
@@ -166,6 +173,22 @@ class _Launch:
                 metrics=self._metrics,
             )
             return self._supervise(self._agent, rendezvous)
+        finally:
+            # Not by the stack: a host waits for the other nodes here, and a signal ends that wait.
+            rendezvous.shutdown()
+
+    def _contain(self, stack: ExitStack) -> tuple[RunLogs, Containment]:
+        """Open the logs and what holds the workers.
+
+        The reaper ends last: it removes what is private if we die before we have done so.
+        """
+        logs = RunLogs(self._config.logs, self._run_id)
+        logs.open()
+        containment = Containment(logs.private)
+        stack.callback(containment.close)
+        stack.callback(logs.close)
+        stack.callback(containment.empty)
+        return logs, containment.open()
 
     def _meet(self, show: Callable[[Status], None]) -> Rendezvous:
         """Find the place where nodes meet; it may be a while until it is there."""

@@ -125,10 +125,10 @@ class Containment:
             self._start_reaper()
         return self
 
-    def close(self) -> tuple[int, ...]:
-        """Kill whatever is left, let go of everything, and name what would not die. Idempotent.
+    def empty(self) -> tuple[int, ...]:
+        """Kill whatever is left, remove the control group, and name what would not die.
 
-        The folder is left alone.
+        Nothing is started any more; the reaper stays until `close`. Idempotent.
         """
         if not self._open:
             return ()
@@ -137,6 +137,15 @@ class Containment:
         if self._cgroup is not None:
             deadline = Deadline.after(0 if alive else KILL_WAIT_S, self._clock)
             _remove_cgroup(self._cgroup, deadline, self._clock)
+        return alive
+
+    def close(self) -> tuple[int, ...]:
+        """Empty it, end the reaper, and name what would not die. Idempotent.
+
+        The folder is left alone: remove it before this, while the reaper is there for a death
+        meanwhile.
+        """
+        alive = self.empty()
         self._end_reaper()
         return alive
 

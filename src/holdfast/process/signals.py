@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from holdfast.errors import UsageError
 
-__all__ = ["SignalEvents", "hear_of_children"]
+__all__ = ["HeldSignals", "SignalEvents", "hear_of_children"]
 
 _log = logging.getLogger("holdfast.process")
 
@@ -74,3 +74,34 @@ class SignalEvents:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._report(number)
+
+
+class HeldSignals:
+    """From `hold` until the exit these signals wait, and SIGINT; then they have their usual effect.
+
+    For a tidy-up that a signal must not cut short. Only SIGKILL ends the process meanwhile, so what
+    is done meanwhile must be bounded. Elsewhere than in the main thread this does nothing.
+    """
+
+    def __init__(self, signals: Iterable[Signals]) -> None:
+        self._came: list[int] = []
+        # SIGINT is the first to be held and the last to be released: it may raise at once.
+        others = [one for one in signals if one != Signals.SIGINT]
+        self._events = SignalEvents((Signals.SIGINT, *others), self._came.append)
+
+    def hold(self) -> None:
+        """Let them wait from now on."""
+        self._events.__enter__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._events.__exit__(kind, error, trace)
+        for number in dict.fromkeys(self._came):
+            signal.raise_signal(number)

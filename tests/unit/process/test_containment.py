@@ -250,6 +250,17 @@ def test_closing_twice_is_fine_and_ends_the_reaper() -> None:
     assert containment.close() == ()
 
 
+def test_the_reaper_stays_until_the_close() -> None:
+    containment = Containment().open()
+    reaper = reaper_of(containment)
+    with running(SLEEP, containment.environment) as (worker, _):
+        assert containment.empty() == ()
+        assert worker.wait(10) == -signal.SIGKILL
+    assert reaper.poll() is None
+    containment.close()
+    assert reaper.returncode == 0
+
+
 def test_the_end_of_a_good_agent_leaves_the_folder_alone(tmp_path: Path) -> None:
     with Containment(tmp_path):
         pass

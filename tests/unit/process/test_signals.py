@@ -14,7 +14,7 @@ from signal import Signals
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.process.signals import SignalEvents, hear_of_children
+from holdfast.process.signals import HeldSignals, SignalEvents, hear_of_children
 
 
 @pytest.fixture(autouse=True)
@@ -106,3 +106,43 @@ def test_who_hears_of_children_goes_on_to() -> None:
         assert signal.getsignal(signal.SIGCHLD) is handler
     finally:
         signal.signal(signal.SIGCHLD, earlier)
+
+
+def test_held_signals_wait_and_then_have_their_effect() -> None:
+    heard: list[int] = []
+    earlier = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    try:
+        with HeldSignals((Signals.SIGUSR1,)) as held:
+            signal.raise_signal(signal.SIGUSR1)
+            assert heard == [signal.SIGUSR1]  # nothing is held yet
+            held.hold()
+            for _ in range(3):
+                signal.raise_signal(signal.SIGUSR1)
+            assert heard == [signal.SIGUSR1]
+        assert heard == [signal.SIGUSR1] * 2  # what came several times is one signal, as ever
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
+
+
+def test_an_interrupt_that_was_held_finds_everything_released() -> None:
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    held = HeldSignals((Signals.SIGUSR1, Signals.SIGINT))
+    try:
+        held.hold()
+        signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL
+        with pytest.raises(KeyboardInterrupt):
+            held.__exit__(None, None, None)
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
+def test_nothing_is_held_outside_the_main_thread() -> None:
+    def hold() -> object:
+        with HeldSignals((Signals.SIGUSR1,)) as held:
+            held.hold()
+            return signal.getsignal(signal.SIGUSR1)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(hold).result(10) == signal.SIG_DFL
