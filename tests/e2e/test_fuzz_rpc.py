@@ -171,7 +171,8 @@ def test_a_worker_that_speaks_nonsense_loses_its_own_connection_only(purpose: Pu
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(SOON)
                 sock.connect(victim.contact.unix)
-                rest = shake_hands(sock, KEY, Address("unix", 0), Deadline.after(SOON))
+                key = KEY.meant_for(victim.contact.incarnation)
+                rest = shake_hands(sock, key, Address("unix", 0), Deadline.after(SOON))
                 link = Link(sock, rest)
                 me, there = friend.contact.incarnation, victim.contact.incarnation
                 link.send(Greeting("w1", 1, me, there, purpose).encode())

@@ -64,6 +64,7 @@ class Live:
             assert agent.contact is not None
             table.contacts.append(agent.contact)
         self.contact: Contact = table.contacts[0]
+        self.key = KEY.meant_for(self.contact.incarnation)
         self.table = table
         self._sockets: list[socket.socket] = []
 
@@ -83,7 +84,7 @@ class Live:
         """Be let in, as a worker that holds the secret."""
         sock = self.dial()
         self._sockets.append(sock)
-        shake(sock, KEY)
+        shake(sock, self.key)
         link = Link(sock)
         link.set_limit(SYSTEM_CLOCK.monotonic() + SOON)
         link.send(self.greeting(purpose))
@@ -237,7 +238,7 @@ def test_a_recorded_session_opens_nothing(live: Live) -> None:
     """The handshake, the greeting and a call, in one piece: none of them is obeyed."""
     ran: list[int] = []
     with live.dial() as sock:
-        said = shake(sock, KEY)
+        said = shake(sock, live.key)
     assert len(said) == HELLO_BYTES + PROOF_BYTES
     hello = live.greeting()
     call = Message(Kind.PYTHON_CALL, 1, pickle.dumps((ran.append, (1,), None)))
@@ -443,7 +444,7 @@ def test_a_greeting_of_any_length_is_not_waited_for(live: Live) -> None:
     for size in (2**20, 2**31, 2**39, 2**40):
         # A machine that is slow is hung up on before that.
         with live.dial() as sock, contextlib.suppress(ConnectionError):
-            shake(sock, KEY)
+            shake(sock, live.key)
             sock.sendall(HEADER.pack(Kind.HELLO, 0, 0, 0, 0, size) + b"{")
             hear(sock)
     assert hostile.resident_bytes() - before < 16 * MIB

@@ -5,6 +5,7 @@ Layout, in reading order:
     address.py      addresses and endpoints as text, and back
     frames.py       a length, then that many bytes, with a cap
     auth.py         the handshake: both sides prove that they hold the same secret
+    credentials.py  which user is at the other end of a Unix socket
     secret.py       where the secret comes from, and that it shows nowhere
     transport.py    what carries frames between two peers that trust each other
     tcp.py          the client's side: connecting, each step named when it fails

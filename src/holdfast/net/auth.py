@@ -10,7 +10,8 @@ Rule 2: this file does no I/O; nonces are given.
                                                ◀──      VERDICT  status HMAC(key, "server" ‖ both)
 
 The key is derived from a secret and a context: what is spoken afterwards, such as "store". So a
-proof for one protocol is worthless for another. Jobs are told apart by their secrets alone: two
+proof for one protocol is worthless for another. Where a client knows which server it means, the
+key is for that server alone (`Key.meant_for`). Jobs are told apart by their secrets alone: two
 that share one are one job to this file. Every message has a fixed size, so a
 server holds at most 70 bytes of a stranger, and it hangs up at the first byte that is not ours.
 A handshake that has failed keeps nothing, and stays failed: a connection has one guess.
@@ -21,6 +22,8 @@ Guarantees
     AU-3  A reflected message opens nothing: the two directions have different labels.
     AU-4  Version and status are under the proof, so no one in between can change them unseen.
     AU-5  Proofs are compared in constant time.
+    AU-6  A proof by a key that is meant for one server opens no other server: a handshake that is
+          passed on to another holder of the secret fails.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from abc import ABC, abstractmethod
-from typing import NoReturn, SupportsIndex
+from typing import NoReturn, Self, SupportsIndex
 
 from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
 
@@ -45,7 +48,17 @@ _OK, _REFUSED = 0, 1
 class Key(bytes):
     """A derived key. It opens what the secret opens, so it does not show in messages either."""
 
-    __slots__ = ()
+    group: int | None
+    """The number of the group that may hold it, besides this user; None if there is none."""
+
+    def __new__(cls, value: bytes, group: int | None = None) -> Self:
+        key = super().__new__(cls, value)
+        key.group = group
+        return key
+
+    def meant_for(self, server: str) -> Key:
+        """Return the key for one server, which is known by a name that no other one has (AU-6)."""
+        return Key(hmac.digest(self, b"meant for\0" + server.encode(), hashlib.sha256), self.group)
 
     def __repr__(self) -> str:
         return "<Key>"
@@ -56,9 +69,9 @@ class Key(bytes):
         raise TypeError("a key cannot be pickled")
 
 
-def derive_key(secret: bytes, context: str) -> Key:
+def derive_key(secret: bytes, context: str, group: int | None = None) -> Key:
     """Return the key that a secret gives in one context, which names what is spoken."""
-    return Key(hmac.digest(secret, b"holdfast key 1\0" + context.encode(), hashlib.sha256))
+    return Key(hmac.digest(secret, b"holdfast key 1\0" + context.encode(), hashlib.sha256), group)
 
 
 def _hello(status: int, nonce: bytes) -> bytes:
@@ -146,7 +159,9 @@ class ServerHandshake(_Handshake):
     def _judge(self, proof: bytes) -> bytes:
         if not hmac.compare_digest(proof, _proof(self._key, b"client", self._hellos)):
             self.farewell = bytes((_REFUSED,)) + bytes(_PROOF_BYTES)
-            raise Refused("the peer's secret is wrong", step=Step.SECRET)
+            raise Refused(
+                "the peer's secret is wrong, or it means another server", step=Step.SECRET
+            )
         self.done = True
         return bytes((_OK,)) + _proof(self._key, b"server", self._hellos)
 

@@ -26,10 +26,12 @@ _FILE_BYTES_MAX = 4096
 class Secret:
     """Secret bytes that do not show in repr, str, logs or tracebacks, and cannot be pickled."""
 
-    __slots__ = ("_value",)
+    __slots__ = ("_value", "group")
 
-    def __init__(self, value: bytes) -> None:
+    def __init__(self, value: bytes, group: int | None = None) -> None:
         self._value = value
+        self.group = group
+        """The number of the group that may hold it, besides this user; None if there is none."""
         del value  # what shows local variables must not find it in a frame that raised
         size = len(self._value)
         if size < SECRET_BYTES_MIN:
@@ -37,7 +39,7 @@ class Secret:
 
     def key(self, context: str) -> Key:
         """Return the key that this secret gives in a context. See `auth.derive_key`."""
-        return derive_key(self._value, context)
+        return derive_key(self._value, context, self.group)
 
     def reveal(self) -> str:
         """Return the secret as text, to hand it on over a file or a descriptor."""
@@ -62,7 +64,10 @@ def new_secret() -> Secret:
 
 
 def read_secret_file(path: Path) -> Secret:
-    """Read a secret from a file that others cannot read or write."""
+    """Read a secret from a file that only its owner, and maybe its group, can read.
+
+    A group that can read it may hold it.
+    """
     return _read(path, forbidden=stat.S_IRWXO | stat.S_IWGRP, flags=0)
 
 
@@ -104,7 +109,8 @@ def _read(path: Path, forbidden: int, flags: int) -> Secret:
         why = "must not be a symbolic link" if symlink else error.strerror
         raise Refused(f"secret file {path}: {why}") from None
     try:
-        _check_private(path, os.fstat(fd), forbidden)
+        found = os.fstat(fd)
+        _check_private(path, found, forbidden)
         data = os.read(fd, _FILE_BYTES_MAX + 1)
     except HoldfastError:
         raise
@@ -113,7 +119,8 @@ def _read(path: Path, forbidden: int, flags: int) -> Secret:
     finally:
         os.close(fd)
     fits = len(data) <= _FILE_BYTES_MAX and len(data.strip()) >= SECRET_BYTES_MIN
-    secret = Secret(data.strip()) if fits else None
+    group = found.st_gid if found.st_mode & stat.S_IRGRP else None
+    secret = Secret(data.strip(), group) if fits else None
     del data  # before anything is raised: see Secret
     if secret is None:
         raise Refused(

@@ -94,7 +94,8 @@ class Agent:
             *(info, self._incarnation, self.holdings, self._loop, clock),
             knows=partial(_is_known, directory),
         )
-        self._server = Server(f"holdfast-rpc-{info.name}", key, self._answerer)
+        mine = key.meant_for(self._incarnation)
+        self._server = Server(f"holdfast-rpc-{info.name}", mine, self._answerer)
         self._insisting = Insisting(info, self._transport, self._numbers, self._errands, clock)
         self._insight = Insight(
             *(info, self._numbers, self._peers, self._insisting),
@@ -107,7 +108,6 @@ class Agent:
     def start(self, tcp_host: str = "") -> None:
         """Listen: on a Unix socket, and on a port of this address for workers of other hosts."""
         # Linux has names for sockets that are no files: they end with the process, however it ends.
-        # Anybody on this machine can connect; the handshake is what keeps them out.
         if sys.platform == "linux":
             path = f"\0holdfast-rpc-{secrets.token_hex(16)}"
         else:

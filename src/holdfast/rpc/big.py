@@ -34,6 +34,7 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 
 from holdfast.errors import PeerViolation
+from holdfast.net.credentials import peer_credentials
 from holdfast.rpc.messages import Buffer, Kind, Message
 
 __all__ = [
@@ -57,7 +58,6 @@ POOL_BYTES_MAX = 1 << 29
 _SEAL_BYTES = 16
 _PLACE = struct.Struct(f"<QQ{_SEAL_BYTES}s")  # of the buffer, of the seal, and what the seal is
 PLACE_BYTES = _PLACE.size
-_CREDENTIALS = struct.Struct("@iII")
 _READ_BYTES_MAX = 1 << 30  # Linux reads a little less than twice that at once
 _SHARE_BYTES = 1 << 22
 _SHARES_MAX = 4
@@ -373,8 +373,5 @@ def _can_read(pid: int, place: Buffer) -> bool:
 
 def _peer(sock: socket.socket) -> int:
     """Return the process at the other end; 0 if it is none of this machine that we can see."""
-    if sys.platform != "linux" or sock.family != socket.AF_UNIX:
-        return 0
-    known = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid: int = _CREDENTIALS.unpack(known)[0]
-    return max(pid, 0)
+    found = peer_credentials(sock)
+    return 0 if found is None else found.pid

@@ -11,6 +11,7 @@ Guarantees
           need more is refused with Overloaded.
     PE-4  A connection that ends before the peer has welcomed us is made again, until the call's
           time or OPEN_WITHIN_S is over.
+    PE-5  Nothing is sent to a Unix socket of another user, and our proof opens no other worker.
 """
 
 from __future__ import annotations
@@ -25,9 +26,18 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import HoldfastError, Overloaded, PeerLost, PeerViolation, Step, Unavailable
+from holdfast.errors import (
+    HoldfastError,
+    Overloaded,
+    PeerLost,
+    PeerViolation,
+    Refused,
+    Step,
+    Unavailable,
+)
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
+from holdfast.net.credentials import check_peer
 from holdfast.net.reactor import tune
 from holdfast.net.tcp import open_socket, shake_hands
 from holdfast.rpc.forks import keep_from_children
@@ -89,7 +99,7 @@ class Peer:
     ) -> None:
         self.contact = contact
         self._me = me
-        self._key = key
+        self._key = key.meant_for(contact.incarnation)
         self._readers = readers
         self._clock = clock
         # Taken and put back without the lock: each is one instruction.
@@ -379,6 +389,7 @@ class Peer:
                 self._made(sock)
                 sock.setblocking(False)
                 self._connect_unix(sock, deadline)
+                check_peer(sock, self._key.group)  # its name may be another user's by now
             except BaseException:
                 sock.close()
                 raise
@@ -391,8 +402,10 @@ class Peer:
             tune(sock)
         try:
             return Link(sock, shake_hands(sock, self._key, address, deadline), self._clock)
-        except BaseException:
+        except BaseException as error:
             sock.close()
+            if isinstance(error, Refused):
+                raise Refused(f"{error}, or is another worker than the one that we mean") from None
             raise
 
     def _made(self, sock: socket.socket) -> None:

@@ -11,7 +11,8 @@ nothing has moved for a tick. Either way another thread takes over reading and g
 old one answers its call and is done.
 
 Guarantees
-    SR-1  Nothing is read of a stranger but a handshake of fixed size, within a time limit.
+    SR-1  Nothing is read of a stranger but a handshake of fixed size, within a time limit; and of
+          another user at a Unix socket nothing at all.
     SR-2  Every request that is read is answered once, unless the connection is gone.
     SR-3  A call that blocks delays the calls behind it on its pipe by at most two ticks.
     SR-4  Strangers, however many, keep nobody out: the oldest one makes room for the next.
@@ -35,6 +36,7 @@ from holdfast.errors import HoldfastError, Overloaded, PeerViolation, Refused, S
 from holdfast.ids import CauseId
 from holdfast.net.address import Address
 from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
+from holdfast.net.credentials import check_peer
 from holdfast.net.reactor import tune
 from holdfast.observe.events import ConnectionRefused
 from holdfast.observe.sinks import LogSink
@@ -163,6 +165,12 @@ class Server:
                 continue
             told = False
             keep_from_children(sock)
+            try:
+                check_peer(sock, self._key.group)
+            except (Refused, OSError) as error:
+                self._turned_away(sock, error)
+                sock.close()
+                continue
             with self._lock:
                 refused = self._closing
                 if not refused:

@@ -271,6 +271,7 @@ def test_roles_are_not_interchangeable() -> None:
         derive_key(SECRET, ""),
         derive_key(SECRET, "store "),
         derive_key(SECRET + b".", "store"),
+        KEY.meant_for("somebody"),
         SECRET,
         b"",
         bytes(32),
@@ -299,6 +300,28 @@ def test_a_key_depends_on_secret_and_context_and_shows_neither() -> None:
     assert len(keys) == 6
     assert KEY.find(SECRET) < 0
     assert KEY.find(b"store") < 0
+
+
+def test_a_handshake_that_is_passed_on_opens_no_other_server() -> None:
+    """AU-6: between holders of one secret, whoever stands in between."""
+    near = client(KEY.meant_for("one"))
+    one, other = server(KEY.meant_for("one")), server(KEY.meant_for("other"))
+    error = refused_by(other, near.receive(other.receive(near.greeting())))
+    assert isinstance(error, Refused)
+    assert not near.done
+    near = client(KEY.meant_for("one"))
+    verdict = one.receive(near.receive(one.receive(near.greeting())))
+    near.receive(verdict)
+    assert near.done
+    assert one.done
+
+
+def test_a_key_remembers_which_group_may_hold_it() -> None:
+    assert KEY.group is None
+    assert KEY.meant_for("one").group is None
+    shared = derive_key(SECRET, "store", 4242)
+    assert (shared, shared.group) == (KEY, 4242)
+    assert shared.meant_for("one").group == 4242
 
 
 def test_a_key_does_not_show_where_locals_are_shown() -> None:

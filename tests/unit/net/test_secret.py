@@ -161,9 +161,19 @@ def test_a_file_that_others_can_get_at_is_refused(tmp_path: Path, read: Read, mo
 
 def test_a_group_may_read_a_file_that_was_named_but_not_the_users_own(tmp_path: Path) -> None:
     path = put(tmp_path / "secret", mode=0o640)
-    assert read_secret_file(path).reveal() == CANARY
+    shared = read_secret_file(path)
+    assert shared.reveal() == CANARY
+    assert shared.group == shared.key("store").group == path.stat().st_gid
     with pytest.raises(Refused, match="mode 0640"):
         user_secret(tmp_path)
+
+
+@BOTH
+def test_a_group_that_cannot_read_the_file_may_not_hold_the_secret(
+    tmp_path: Path, read: Read
+) -> None:
+    secret = read(put(tmp_path / "secret", mode=0o600))
+    assert secret.group is secret.key("store").group is None
 
 
 @pytest.mark.parametrize("target", ["elsewhere", "nowhere"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import Overloaded, PeerLost
+from holdfast.errors import HoldfastError, Overloaded, PeerLost
 from holdfast.net.auth import Key, derive_key
 from holdfast.rpc import peers as peers_module
 from holdfast.rpc.greeting import Greeting, Purpose
@@ -40,10 +40,11 @@ class Desk:
         self.purposes: list[Purpose] = []
         self.notes: list[int] = []
         self.lies = False
+        self.refusal: HoldfastError | None = None
 
     def greeted(self, greeting: Greeting) -> None:
-        if greeting.target != "life":
-            raise PeerLost("Connection closed by peer (another one has its name now)")
+        if self.refusal is not None:
+            raise self.refusal
         self.purposes.append(greeting.purpose)
 
     def handle(self, caller: Greeting, message: Message, later: Later) -> Message | None:
@@ -62,7 +63,7 @@ class World:
         self.desk = Desk()
         self.readers = Readers("test-read")
         self.unix = f"\0holdfast-test-{os.urandom(8).hex()}"
-        self.server = Server("test", KEY, self.desk)
+        self.server = Server("test", KEY.meant_for("life"), self.desk)
         sock = socket.socket(socket.AF_UNIX)
         sock.bind(self.unix)
         self.server.listen(sock)
@@ -467,7 +468,7 @@ def test_threads_that_open_a_pipe_at_once_share_it(world: World) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"life": "an earlier life"}, "another one has its name now"),
+        ({"life": "an earlier life"}, "another worker than the one that we mean"),
         ({"key": derive_key(b"another job", "rpc")}, "Connection closed by peer .*secret"),
         ({"unix": "\0nobody"}, "Connection closed by peer .*refused"),
         ({"machine": "other", "tcp": ""}, "workers of its own host only"),
@@ -554,10 +555,11 @@ def test_a_peer_that_never_stops_hanging_up_is_tried_for_as_long_as_there_is_tim
 
 def test_a_refusal_is_not_argued_with(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     came = admit_after(world, 0, monkeypatch)
-    with pytest.raises(PeerLost, match="another one has its name now"):
-        world.make(life="an earlier life").exchange(ask(1), soon())
     with pytest.raises(PeerLost, match="secret"):
         world.make(key=derive_key(b"another job", "rpc")).exchange(ask(1), soon())
+    world.desk.refusal = PeerLost("another one has its name now")
+    with pytest.raises(PeerLost, match="another one has its name now"):
+        world.peer.exchange(ask(1), soon())
     assert len(came) == 2
 
 
