@@ -18,6 +18,20 @@ def test_no_seed_breaks_a_promise(share: int, sim_range: Callable[[int], range])
     keeps_them(run_seeds, sim_range(400)[share::SHARES], many=100)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(514, id="a_round_for_a_node_that_had_not_asked"),
+        pytest.param(236714176277, id="all_agents_die_after_the_run_was_closed"),
+        pytest.param(236714180077, id="the_only_agent_dies_after_it_closed_the_run"),
+        pytest.param(236714177127, id="a_worker_fails_while_its_agent_leaves"),
+        pytest.param(236714177154, id="a_worker_fails_late_in_the_grace_of_its_agent"),
+    ],
+)
+def test_a_seed_that_broke_a_promise_once(seed: int) -> None:
+    assert run_seed(seed).failures == []
+
+
 def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
     repeats_itself("holdfast.testing.agentsim", 10)
 

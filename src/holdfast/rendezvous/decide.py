@@ -187,8 +187,9 @@ def _judge(seen: Situation, rules: Rules) -> Decision:
         return Decision(forming, Progress(record.number + 1, ready, 0, (), None, reason), None)
     members = {member.node for member in record.members}
     inside = [node for node in seen.nodes.values() if node.node in members]
+    # A node of an earlier round that has not asked may be dead: it counts when it asks (RV-5).
     others = [node for node in seen.nodes.values() if node.node not in members]
-    outside = [node for node in others if node.phase is not Phase.LEFT]
+    outside = [node for node in others if node.phase is Phase.WAITING]
     fit, odd = _placeable([*inside, *outside], rules.max_nodes)
     waiting = 0 if done else max(0, min(len(fit), rules.max_nodes) - len(members))
     reason = f"{record.reason}; {len(done)} finished" if done else record.reason

@@ -50,8 +50,8 @@ class AgentJudge(Judge):
         self.uncounted: set[int] = set()
         """Rounds whose failure need not be counted, or could not be."""
         self.outcomes: dict[NodeId, Outcome] = {}
-        self.on_failure: Callable[[int], None] = lambda number: None
-        """Called when a worker of a round has failed."""
+        self.on_failure: Callable[[int, NodeId], None] = lambda number, node: None
+        """Called when a worker of a round, on this node, has failed."""
         self.on_counted: Callable[[], None] = lambda: None
         """Called when a failure has been counted."""
         self.causes: dict[int, list[tuple[float, int]]] = {}
@@ -89,11 +89,11 @@ class AgentJudge(Judge):
         """Hear that workers are no more."""
         self._alive[node] -= number
 
-    def worker_failed(self, number: int, rank: int, raised_at: float) -> None:
+    def worker_failed(self, node: NodeId, number: int, rank: int, raised_at: float) -> None:
         """Hear that a worker has ended which failed at that moment, of its own accord."""
         self.counts["worker failures"] += 1
         self.causes.setdefault(number, []).append((raised_at, rank))
-        self.on_failure(number)
+        self.on_failure(number, node)
 
     def worker_done(self, number: int) -> None:
         """Hear that a worker has ended well."""

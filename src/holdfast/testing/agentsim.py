@@ -10,9 +10,14 @@ at every step what agents promise. For some time after the network has healed wo
 fail. Then it stops, and within a bound
 
     L4  every agent has ended, or all are at work in one round, but for those without a place; if
-        workers can be done, all have ended
+        workers can be done, all have ended; every agent that lives to its end says how it ended
     E9  and while the network was whole, no node worked, or waited for the others to be done, for
         long after a worker had failed
+
+L4 asks nothing of a run whose agents were all killed: none of them is left to tell anything. E9
+gives the other nodes more time when the agent of the failed worker had been signalled before: this
+agent leaves when its workers have ended, at the latest when their grace is over, and the round ends
+then. Until then its other workers may need those of the other nodes, to save what they have.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from functools import partial
 
 from holdfast.agent.machine import GATHER_S, State, Terms
 from holdfast.agent.policy import RestartBudget
-from holdfast.ids import RunId
+from holdfast.ids import NodeId, RunId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.model import Keys, Status
 from holdfast.testing.agentjudge import AgentJudge
@@ -207,10 +212,13 @@ class AgentCluster:
 
     def users(self) -> list[AgentUser]:
         """Return the agents that live and have not ended."""
+        return [one for one in self._living() if one.ended is None]
+
+    def _living(self) -> list[AgentUser]:
+        """Return the agents that were not killed."""
         hosts = [self.network.hosts[node.name] for node in self.plan.nodes]
         programs = [host.program for host in hosts if host.alive]
-        users = [one.agent for one in programs if isinstance(one, AgentProgram)]
-        return [one for one in users if one.ended is None]
+        return [one.agent for one in programs if isinstance(one, AgentProgram)]
 
     def _signal(self, name: str) -> None:
         for user in self.users():
@@ -225,10 +233,12 @@ class AgentCluster:
                     self.judge.counts["ambushes"] += 1
                     self.network.schedule(Crash(self.sim.now, user.host.name))
 
-    def _check_told(self, number: int) -> None:
+    def _check_told(self, number: int, node: NodeId) -> None:
         """Look, some time after a failure in peace, whether workers of its round go on (E9)."""
         if self.judge.calm_since is not None and self.sim.now > self.judge.calm_since:
-            self.sim.call_later(TOLD_WITHIN_S, self._still_running, number)
+            leaving = node in self.judge.signalled
+            stop_s = self.plan.terms.grace_s + KILL_WAIT_S if leaving else 0.0
+            self.sim.call_later(stop_s + TOLD_WITHIN_S, self._still_running, number)
 
     def _still_running(self, number: int) -> None:
         for user in self.users():
@@ -251,9 +261,9 @@ class AgentCluster:
                 user.signal()
             stop_s = plan.terms.grace_s + KILL_WAIT_S + STORE_WITHIN_S
             self._await(stop_s, lambda: not self.users())
-        record, outcomes = self.judge.record, self.judge.outcomes.values()
-        if record is not None and record.status is Status.CLOSED and not outcomes:
-            self.journal.fail(f"L4: nobody ended: {record}")
+        for user in self._living():
+            if user.ended is not None and user.outcome is None:
+                self.journal.fail(f"L4: {user} does not say how it ended")
 
     def _settled(self) -> bool:
         """Say whether all have ended, or work in one round for ever."""

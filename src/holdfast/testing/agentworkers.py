@@ -150,7 +150,7 @@ class Workers:
                 at=user.wall() - user.now() + raised_at,
                 message="boom",
             )
-            user.judge.worker_failed(self._number, rank, raised_at)
+            user.judge.worker_failed(user.id, self._number, rank, raised_at)
         elif code == 0:
             user.judge.worker_done(self._number)
         user.worker_exited(WorkerExited(local, rank, Exit(code), failure, asked))

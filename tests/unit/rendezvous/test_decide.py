@@ -234,6 +234,16 @@ class TestComplete:
             assert decision.progress.waiting == waiting
             assert decision.reason.endswith(f"; {len(outside)} waiting")
 
+    @pytest.mark.parametrize("phase", [Phase.WORKING, Phase.FINISHED])
+    def test_a_node_that_has_not_asked_is_no_newcomer(self, phase: Phase) -> None:
+        """RV-5: it was in the last round and may be dead; a round for it could be needless."""
+        nodes = [working("a", 2), working("b", 2), node("c", phase, round_=1)]
+        decision = decide(seen(complete("ab", 2), nodes), RULES, 0.0)
+        assert decision.progress.waiting == 0
+        assert decision.reason == "round 2 is complete with ab"
+        nodes[2] = node("c", round_=1)
+        assert decide(seen(complete("ab", 2), nodes), RULES, 0.0).progress.waiting == 1
+
     def test_a_member_that_is_gone_ends_the_round(self) -> None:
         decision = decide(seen(complete("ab"), [working("a")]), RULES, 0.0)
         assert decision.record == Record(

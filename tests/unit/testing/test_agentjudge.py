@@ -91,7 +91,7 @@ def test_a_round_that_ends_needs_an_event(court: Court) -> None:
 
 
 def test_a_failure_a_departure_and_a_newcomer_are_events(court: Court) -> None:
-    court.judge.worker_failed(1, 0, 10.0)
+    court.judge.worker_failed(A, 1, 0, 10.0)
     court.over(1)
     court.round(2)
     court.set(KEYS.node(B), None)
@@ -109,7 +109,7 @@ def test_a_failure_is_told_after_it_was_counted(court: Court) -> None:
     court.count(1)
     court.report(1)
     assert court.blamed == []
-    court.judge.worker_failed(1, 0, 10.0)
+    court.judge.worker_failed(A, 1, 0, 10.0)
     court.over(1)
     court.round(2, failures=1)
     court.report(2)
@@ -118,7 +118,7 @@ def test_a_failure_is_told_after_it_was_counted(court: Court) -> None:
 
 def test_an_overdrawn_account(court: Court) -> None:
     for number in (1, 2, 3):
-        court.judge.worker_failed(number, 0, 10.0)
+        court.judge.worker_failed(A, number, 0, 10.0)
         court.count(*range(1, number + 1))
         court.over(number)
         court.round(number + 1, failures=number)
@@ -165,8 +165,8 @@ def test_a_broken_end(court: Court) -> None:
 
 
 def test_a_job_is_given_up_for_what_happened_first(court: Court) -> None:
-    court.judge.worker_failed(1, 1, 9.5)
-    court.judge.worker_failed(1, 0, 9.0)
+    court.judge.worker_failed(B, 1, 1, 9.5)
+    court.judge.worker_failed(A, 1, 0, 9.0)
     court.end(Ending.FAILED)
     assert "S6: given up after 0 failures" in court.blamed[0]
     court.judge.calm_since = 8.0

@@ -10,6 +10,9 @@ import pytest
 from holdfast.agent.machine import Agent, Terms
 from holdfast.agent.policy import RestartBudget
 from holdfast.rendezvous.decide import Rules
+from holdfast.rendezvous.model import Status
+from holdfast.testing import agentsim
+from holdfast.testing.agentnodes import AgentUser
 from holdfast.testing.agentsim import AgentCluster, AgentPlan, draw_plan, main, run_seed
 from holdfast.testing.agentworkers import AgentManners
 from holdfast.testing.clusternodes import NodePlan
@@ -83,6 +86,47 @@ def test_who_counts_a_failure_may_die_at_that_moment() -> None:
     counts, broken = ran(replace(PLAN, faults=faults, manners=manners, ambush=1))
     assert broken == []
     assert (counts["ambushes"], counts["attempts"]) == (1, 3)  # nobody started again
+
+
+def test_of_agents_that_are_all_killed_nothing_is_asked() -> None:
+    """L4: the run is closed, and the agents die before one of them could say so."""
+    terms = replace(TERMS, budget=RestartBudget(0))
+    manners = replace(MANNERS, failures=1.0, until=60.0, slow=1.0, terms=terms)
+    cluster = AgentCluster(1, replace(PLAN, manners=manners))
+    while (record := cluster.judge.record) is None or record.status is not Status.CLOSED:
+        assert cluster.sim.now < 30.0
+        cluster.sim.run(cluster.sim.now + 0.05)
+    for node in PLAN.nodes:
+        cluster.network.schedule(Crash(cluster.sim.now, node.name))
+    cluster.run()
+    assert (cluster.judge.outcomes, cluster.journal.failures) == ({}, [])
+
+
+def test_an_agent_that_ends_without_a_word_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L4."""
+    monkeypatch.setattr(AgentUser, "_finish_all", lambda self, outcome: self.leave())
+    cluster = AgentCluster(1, PLAN)
+    cluster.run()
+    assert "does not say how it ended" in cluster.journal.failures[0]
+
+
+@pytest.mark.parametrize(("patience_s", "blamed"), [(1.0, 0), (-6.0, 2)])
+def test_a_failure_on_a_node_that_leaves_is_told_when_it_has_left(
+    monkeypatch: pytest.MonkeyPatch, patience_s: float, blamed: int
+) -> None:
+    """E9: within the grace of its workers (4 s here), and not later."""
+    monkeypatch.setattr(agentsim, "TOLD_WITHIN_S", patience_s)
+    manners = replace(MANNERS, work_s=None, terms=replace(TERMS, grace_s=4.0))
+    cluster = AgentCluster(1, replace(PLAN, manners=manners))
+    cluster.judge.calm_since = 0.0
+    cluster.sim.run(2.0)
+    user = cluster.users()[0]
+    assert user._workers is not None
+    user._workers._slow = {1}  # it ends when its grace is over
+    user.signal()
+    user._workers._raise(0)
+    cluster.run()
+    assert len([one for one in cluster.journal.failures if "E9" in one]) == blamed
 
 
 def test_what_does_not_come_in_time_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
