@@ -7,7 +7,8 @@ problem, where a document has lost touch with the source:
     titles      a document has one title, and it comes first
     commands    `make x` and `python path/x.py` in a console block name a target, a file, we have
     guarantees  docs/guarantees.md says what the docstrings of the source promise by number
-                (KS-1, K4 ...), and which tests cite it; `--write` makes it say so
+                (KS-1, K4 ...), and which tests cite it; `--write` makes it say so. A test that
+                imports the module is among them, or the module's own unit test
     changes     fragments in changelog.d/ are called <name>.<kind>.md
 """
 
@@ -17,10 +18,12 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
 GUARANTEES = ROOT / "docs" / "guarantees.md"
 INTRODUCTION = """\
 # Guarantees
@@ -123,17 +126,56 @@ def guarantees(path: Path, cited: dict[str, list[str]]) -> list[Guarantee]:
 
 
 def uncited(paths: list[Path], cited: dict[str, list[str]]) -> Iterator[str]:
-    """Yield a line for each guarantee that no test cites."""
+    """Yield a line for each guarantee that no test of its module cites."""
     for path in paths:
         for row in guarantees(path, cited):
             if not row.tests:
                 yield f"{path.name}: no test cites {row.number}"
+            elif not any(is_about(ROOT / test, path) for test in row.tests):
+                tests = ", ".join(row.tests)
+                yield f"{path.name}: none of the tests that cite {row.number} imports it: {tests}"
+
+
+def is_about(test: Path, module: Path) -> bool:
+    """Say whether a test is the unit test of a module, or imports it, itself or by a helper."""
+    inner = module.relative_to(SOURCE / "holdfast")
+    if test == ROOT / "tests" / "unit" / inner.with_name(f"test_{inner.name}"):
+        return True
+    name = ".".join(module.relative_to(SOURCE).with_suffix("").parts)
+    return name.removesuffix(".__init__") in imported(test)
+
+
+@cache
+def imported(test: Path) -> frozenset[str]:
+    """Return the names that a test imports, and those that the helpers of tests import for it."""
+    names: set[str] = set()
+    read: set[Path] = set()
+    unread = [test] if test.suffix == ".py" else []
+    while unread:
+        path = unread.pop()
+        read.add(path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Import():
+                    found = {alias.name for alias in node.names}
+                case ast.ImportFrom(module=str(package)):
+                    found = {package, *(f"{package}.{alias.name}" for alias in node.names)}
+                case _:
+                    continue
+            names |= found
+            helpers = (name for name in found if name.startswith(("tests.", "holdfast.testing.")))
+            for helper in helpers:
+                base = ROOT if helper.startswith("tests.") else SOURCE
+                file = base.joinpath(*helper.split(".")).with_suffix(".py")
+                if file.is_file() and file not in read:
+                    unread.append(file)
+    return frozenset(names)
 
 
 def modules() -> list[Path]:
     """Find the modules that promise something: all but those which check others."""
-    testing = ROOT / "src" / "holdfast" / "testing"
-    return sorted(p for p in (ROOT / "src").rglob("*.py") if testing not in p.parents)
+    testing = SOURCE / "holdfast" / "testing"
+    return sorted(p for p in SOURCE.rglob("*.py") if testing not in p.parents)
 
 
 def citations() -> dict[str, list[str]]:
@@ -157,7 +199,7 @@ def render_guarantees() -> str:
         if not rows:
             continue
         title = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()
-        name = path.relative_to(ROOT / "src" / "holdfast").as_posix()
+        name = path.relative_to(SOURCE / "holdfast").as_posix()
         parts.append(
             f"\n## {name}\n\n{title[0]}\n\n| | Promise | Tests that cite it |\n|---|---|---|\n"
         )

@@ -61,8 +61,19 @@ def test_commands(block: str, found: int) -> None:
     assert len(list(check.unknown_commands(block, check.make_targets()))) == found
 
 
-def test_guarantees_are_read_with_their_continuations(tmp_path: Path) -> None:
-    module = tmp_path / "module.py"
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with nothing in it yet."""
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "SOURCE", tmp_path / "src")
+    (tmp_path / "src" / "holdfast" / "store").mkdir(parents=True)
+    (tmp_path / "tests" / "unit" / "store").mkdir(parents=True)
+    return tmp_path
+
+
+def test_guarantees_are_read_with_their_continuations(tree: Path) -> None:
+    module = tree / "src" / "holdfast" / "module.py"
+    (tree / "tests" / "t.py").write_text("import holdfast.module\n")
     module.write_text(
         '"""A machine.\n\nGuarantees\n    XX-1  One thing,\n          and more of it.\n'
         '    XX-2  Another.\n    X3  A third.\n\nText.\n"""\n',
@@ -76,6 +87,28 @@ def test_guarantees_are_read_with_their_continuations(tmp_path: Path) -> None:
     assert list(check.uncited([module], {"XX-2": ["tests/t.py"], "X3": ["tests/t.py"]})) == [
         "module.py: no test cites XX-1"
     ]
+
+
+@pytest.mark.parametrize(
+    ("test", "text", "found"),
+    [
+        ("tests/unit/store/test_module.py", "", 0),
+        ("tests/test_other.py", "from holdfast.store.module import name\n", 0),
+        ("tests/test_other.py", "from holdfast.store import module\n", 0),
+        ("tests/test_other.py", "from tests.helper import name\n", 0),
+        ("tests/test_other.py", "from holdfast.store.modules import name\n", 1),
+        ("tests/story.txt", "import holdfast.store.module\n", 1),
+    ],
+)
+def test_a_test_that_cites_a_guarantee_imports_its_module(
+    tree: Path, test: str, text: str, found: int
+) -> None:
+    module = tree / "src" / "holdfast" / "store" / "module.py"
+    module.write_text('"""A machine.\n\nGuarantees\n    XX-1  One thing.\n"""\n')
+    (tree / "tests" / "helper.py").write_text("import holdfast.store.module\n")
+    (tree / test).write_text(text)
+    check.imported.cache_clear()
+    assert len(list(check.uncited([module], {"XX-1": [test]}))) == found
 
 
 def test_every_guarantee_has_a_number_of_its_own() -> None:

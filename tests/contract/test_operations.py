@@ -11,11 +11,13 @@ from tests.contract.conftest import Space
 
 
 def test_get_returns_none_for_a_missing_key_without_waiting(store: Store) -> None:
+    """K5"""
     assert store.get("missing", timeout=None) is None
     assert store.get_entry("missing", timeout=None) is None
 
 
 def test_a_write_is_seen_by_every_client(store: Store, other: Store) -> None:
+    """K2"""
     revision = store.set("k", b"v")
     assert other.get("k") == b"v"
     assert other.get_entry("k") == Entry("k", b"v", revision)

@@ -137,7 +137,7 @@ def test_an_error_that_nobody_expects_is_told_too_and_to_all(
     assert "IndexError: planted" in caplog.text
 
 
-def test_a_call_whose_time_is_up_is_told_though_nothing_else_happens(world: World) -> None:
+def test_op1_a_call_whose_time_is_up_is_told_though_nothing_else_happens(world: World) -> None:
     late, other = Heard(), Heard()
     world.opening.post(ask(1), late, SYSTEM_CLOCK.monotonic() + 0.01)
     world.opening.post(ask(2), other, NEVER)

@@ -125,7 +125,7 @@ def test_a_driver_with_what_it_wants_hands_over(
 # Deadlines.
 
 
-def test_a_wait_that_ends_at_its_deadline_names_what_is_missing(store: RemoteStore) -> None:
+def test_cl1_a_wait_that_ends_at_its_deadline_names_what_is_missing(store: RemoteStore) -> None:
     store.set("here", b"")
     with pytest.raises(TimeoutExpired) as caught:
         store.wait(["here", "gone"], timeout=0.02)
@@ -135,7 +135,7 @@ def test_a_wait_that_ends_at_its_deadline_names_what_is_missing(store: RemoteSto
     assert watched.value.waiting_for == ("k",)
 
 
-def test_calls_end_at_their_deadline_while_nothing_passes(
+def test_cl1_calls_end_at_their_deadline_while_nothing_passes(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "CANCEL_WITHIN_S", 0.05)
