@@ -108,10 +108,10 @@ def test_the_environment_of_a_worker(alone: Alone) -> None:
 
 
 def test_a_given_master_is_passed_on_as_it_is(alone: Alone) -> None:
-    # Nobody could resolve the name, nor bind the port: it is none of the agent's business.
-    config = alone(1, master_addr="test_host", master_port=42)
+    # An address of documentation, which no host has: the store is left to rank 0.
+    config = alone(1, master_addr="192.0.2.1", master_port=42)
     [variables] = elastic_launch(config, entrypoints.variables)().values()
-    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("test_host", "42")
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("192.0.2.1", "42")
     assert variables["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.agent.agent import Status
 from holdfast.errors import WorkersFailed
+from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import entrypoint_name, make_entrypoint
 from holdfast.launch.launcher import elastic_launch, run_job
 from holdfast.observe.events import Event, JobEnded, JobFailed
@@ -112,15 +113,22 @@ def test_a_function(etcd: str) -> None:
     assert results == {0: 10, 1: 11, 2: 12, 3: 13}
 
 
-def test_a_sum_with_fixed_ranks_and_a_given_master() -> None:
-    held = HeldPort("127.0.0.1")  # rank 0 of the workers serves there, as it does without us
-    try:
-        endpoint, own = f"127.0.0.1:{held.port}", {"rank": "0"}
-        config = single("static", "", WORKERS, rdzv_endpoint=endpoint, rdzv_configs=own)
-        results = elastic_launch(config, entrypoints.sum_of_ranks)()
-    finally:
-        held.close()
+@pytest.fixture
+def static() -> Iterator[Callable[[int], LaunchConfig]]:
+    """Yield what makes the configuration of a node with a fixed rank and a given master."""
+    held = HeldPort("127.0.0.1")  # until the end: the agent can bind it all the same
+    endpoint, own = f"127.0.0.1:{held.port}", {"rank": "0"}
+    yield lambda workers: single("static", "", workers, rdzv_endpoint=endpoint, rdzv_configs=own)
+    held.close()
+
+
+def test_a_sum_with_fixed_ranks_and_a_given_master(static: Callable[[int], LaunchConfig]) -> None:
+    results = elastic_launch(static(WORKERS), entrypoints.sum_of_ranks)()
     assert results == dict.fromkeys(range(WORKERS), sum(range(WORKERS)))
+
+
+def test_the_store_at_a_given_master_outlives_rank_0(static: Callable[[int], LaunchConfig]) -> None:
+    assert elastic_launch(static(2), entrypoints.add_after_rank_0)() == {0: 0, 1: 1}
 
 
 # How many nodes.

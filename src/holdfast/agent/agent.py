@@ -17,8 +17,9 @@ from functools import partial
 from signal import Signals
 from typing import assert_never
 
-from holdfast.agent.attempt import Attempt, GroupMaker, Membership, open_door
+from holdfast.agent.attempt import Attempt, GroupMaker, Membership
 from holdfast.agent.clerk import Clerk
+from holdfast.agent.door import open_door
 from holdfast.agent.effects import (
     Close,
     Count,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from signal import Signals
 from typing import Any, Protocol
 
+from holdfast.agent.door import master_of
 from holdfast.agent.environment import RoundFacts, worker_environment
 from holdfast.agent.job import Job
 from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
-from holdfast.errors import UsageError
-from holdfast.net.address import Address, is_loopback
 from holdfast.process.failure import WorkerExited
 from holdfast.process.logs import AttemptLogs, Place, RunLogs
 from holdfast.process.numa import cpus_for
@@ -20,13 +18,10 @@ from holdfast.process.returns import read_return
 from holdfast.process.spec import Function, GroupEnded, Launch, for_local_rank
 from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Round
-from holdfast.store.c10d.server import C10dDoor
 
-__all__ = ["Attempt", "Group", "GroupMaker", "Membership", "Report", "open_door"]
+__all__ = ["Attempt", "Group", "GroupMaker", "Membership", "Report"]
 
 FLUSH_WITHIN_S = 5.0
-
-_log = logging.getLogger("holdfast.agent")
 
 Report = Callable[[WorkerExited | GroupEnded], None]
 
@@ -66,24 +61,6 @@ class Membership:
     def ranks(self) -> tuple[WorkerRanks, ...]:
         """Return the ranks of this node's workers."""
         return assign(self.nodes, self.here.rank)
-
-
-def open_door(job: Job, here: Round) -> C10dDoor | None:
-    """Serve torch's store protocol for this round at its master's address, if that is ours to do.
-
-    Where the master is given, it is none of our business; where its port cannot be bound, rank 0
-    serves as it does without us.
-    """
-    if not job.door or here.rank != 0 or job.master_address or job.master_port:
-        return None
-    address = Address(here.master_address, here.master_port)
-    door = C10dDoor(address, exposed=not is_loopback(address.host))
-    try:
-        door.start()
-    except UsageError as error:
-        _log.warning("torch's store is not served by the agent but by rank 0: %s", error)
-        return None
-    return door
 
 
 class Attempt:
@@ -136,10 +113,11 @@ class Attempt:
 
     def _facts(self, membership: Membership) -> RoundFacts:
         job, here = self._job, membership.here
+        master = master_of(job, here)
         return RoundFacts(
             run_id=job.run_id,
-            master_address=job.master_address or here.master_address,
-            master_port=job.master_port or here.master_port,
+            master_address=master.host,
+            master_port=master.port,
             restart_count=here.failures,
             max_restarts=job.terms.budget.max_restarts,
             use_agent_store=membership.door,

@@ -20,9 +20,9 @@ class Job:
     """One node's part of a job.
 
     `environment` is what workers inherit, before the variables of their rank. `master_address`
-    and `master_port` replace the round's, as they are: nothing is resolved or bound. `door` says
-    whether to serve torch's store protocol at the master's address. `alike` is what every node
-    should have been told alike, in words: who was told otherwise warns.
+    and `master_port` replace the round's, as they are. `door` says whether node 0 serves torch's
+    store protocol at the master's address. `alike` is what every node should have been told alike,
+    in words: a node that was told otherwise warns.
     """
 
     run_id: str

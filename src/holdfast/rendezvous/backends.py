@@ -3,9 +3,9 @@
     c10d      the built-in store at host:port. Who hosts it is said (`is_host`), or else it is
               whoever can bind the address: it is this machine's and free, or it is not. Host
               names are never compared.
-    static    fixed ranks, and a master that is given: host:port is passed on as it is, and never
-              bound here. Several nodes meet at a store of the node with rank 0, one port higher
-              (or at `store_port`).
+    static    fixed ranks, and a master that is given: host:port is passed on as it is; the agent
+              serves torch's store there, not the rendezvous. Several nodes meet at a store of the
+              node with rank 0, one port higher (or at `store_port`).
     etcd      etcd's v3 API           etcd-v2   etcd's v2 keys API
     file      a file that all nodes see: one host
 

@@ -112,7 +112,7 @@ def test_a_function(config: Config) -> None:
 
 
 def test_a_sum_with_fixed_ranks_and_a_given_master(config: Config) -> None:
-    held = HeldPort("127.0.0.1")  # until the end: who serves there can bind it all the same
+    held = HeldPort("127.0.0.1")  # until the end: the agent can bind it all the same
     static = config(
         2,
         rdzv_backend="static",
@@ -120,6 +120,7 @@ def test_a_sum_with_fixed_ranks_and_a_given_master(config: Config) -> None:
         rdzv_configs={"rank": 0},
     )
     assert elastic_launch(static, entrypoints.sum_of_ranks)() == {0: 1, 1: 1}
+    assert elastic_launch(static, entrypoints.add_after_rank_0)() == {0: 0, 1: 1}
     held.close()
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import pickle
-import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from holdfast.agent.attempt import Attempt, Membership, Report, open_door
+from holdfast.agent.attempt import Attempt, Membership, Report
 from holdfast.agent.job import Job
 from holdfast.agent.roles import NodeInfo
 from holdfast.process.logs import AttemptLogs, RunLogs
 from holdfast.process.spec import Function, Launch, Program
 from holdfast.process.streams import LogOptions
 from holdfast.rendezvous.handler import Round
-from holdfast.rendezvous.port import HeldPort
 from holdfast.store.memory import MemoryStore
 from tests.unit.agent.troupe import PlayedGroup, a_job
 
@@ -100,31 +98,3 @@ def test_what_functions_returned_comes_back_by_rank(store: MemoryStore, logs: Ru
         launch.result_file.write_bytes(pickle.dumps(launch.rank * 10))
     assert made.results() == {1: 10, 2: 20}
     made.close()
-
-
-# The door.
-
-
-def test_only_node_0_opens_a_door_and_only_at_an_address_of_its_own(store: MemoryStore) -> None:
-    job = a_job(door=True)
-    assert open_door(job, membership(store).here) is None
-    held = HeldPort("127.0.0.1")
-    first = membership(store, rank=0, master_port=held.port).here
-    assert open_door(a_job(door=False), first) is None
-    assert open_door(a_job(door=True, master_address="gpu-7"), first) is None
-    assert open_door(a_job(door=True, master_port=1234), first) is None
-    door = open_door(job, first)
-    assert door is not None
-    socket.create_connection(("127.0.0.1", first.master_port), timeout=10).close()
-    door.close()
-    held.close()
-
-
-def test_a_door_whose_port_is_taken_is_left_to_rank_0(
-    store: MemoryStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        where = membership(store, rank=0, master_port=port).here
-        assert open_door(a_job(door=True), where) is None
-    assert "not served by the agent but by rank 0" in caplog.text

@@ -1,8 +1,8 @@
 """torch's rendezvous by ours: a handler for its agents, over every backend that torch names.
 
 torch's agents ask for a round, and get ranks and a store of torch's own kind. The rounds are ours;
-the store is a door that the node of rank 0 opens, new for each round. At the round's master that
-door is also the store of the workers, where the master is ours to choose.
+the store is a door that the node of rank 0 opens, new for each round. At the round's master, if
+that can be bound, the door is also the store of the workers.
 
 Guarantees
     TH-1  Every member of a round gets a client of the same store, which no other round has used.
@@ -34,6 +34,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from holdfast import env, ids
+from holdfast.agent.door import serve_master
 from holdfast.agent.exchange import swap
 from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
 from holdfast.clock import SYSTEM_CLOCK, Deadline
@@ -200,23 +201,17 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
         return RendezvousInfo(store, here.rank, here.world_size, master)
 
     def _open_door(self, here: Round) -> None:
-        """Serve the round's store: at its master where that is ours, else where there is room."""
-        own = here.members[0].address
-        shared = self.get_backend() != "static" and env.current().share_store
-        door = C10dDoor(Address(own, here.master_port), exposed=not is_loopback(own))
+        """Serve the round's store: at its master if that can be bound, else at a free port."""
+        where = Address(here.master_address, here.master_port)
+        self._door = serve_master(where) if env.current().share_store else None
+        shared = self._door is not None
+        if self._door is None:
+            own = here.members[0].address
+            self._door = C10dDoor(Address(own, 0), exposed=not is_loopback(own))
+            self._door.start()
+            where = self._door.address
         try:
-            if shared:
-                door.start()
-        except UsageError as error:
-            # Its text alone: who keeps the record would keep the socket that could not be bound.
-            _log.warning("torch's store is not served by the agent but by rank 0: %s", str(error))
-            shared = False
-        if not shared:
-            door = C10dDoor(Address(own, 0), exposed=not is_loopback(own))
-            door.start()
-        self._door = door
-        try:
-            told = f"{int(shared)} {door.address}".encode()
+            told = f"{int(shared)} {where}".encode()
             here.store.set(_DOOR, told, timeout=MEET_WITHIN_S)
         except Fenced:
             raise RoundOver from None

@@ -120,11 +120,23 @@ def test_the_workers_store_is_their_own_where_the_user_says_so(
         assert info.store.port != info.bootstrap_store_info.master_port
 
 
-def test_a_given_master_is_passed_on() -> None:
-    with handler(backend="static", endpoint="127.0.0.1:1", rank=0) as one:
+def test_a_given_master_is_passed_on_and_served() -> None:
+    held = HeldPort("127.0.0.1")
+    with handler(backend="static", endpoint=f"localhost:{held.port}", rank=0) as one:
         info = one.next_rendezvous()
         master = info.bootstrap_store_info
-        assert (master.master_addr, master.master_port) == ("127.0.0.1", 1)
+        assert (master.master_addr, master.master_port) == ("localhost", held.port)
+        assert one.use_agent_store
+        assert info.store.port == held.port
+        info.store.set("key", "value")
+    held.close()
+
+
+def test_a_given_master_that_is_not_this_host_is_left_to_rank_0() -> None:
+    with handler(backend="static", endpoint="192.0.2.1:29500", rank=0) as one:
+        info = one.next_rendezvous()
+        master = info.bootstrap_store_info
+        assert (master.master_addr, master.master_port) == ("192.0.2.1", 29500)
         assert not one.use_agent_store
         info.store.set("key", "value")
 
