@@ -1,22 +1,27 @@
 """Binds torch's names to ours, in this process and in the children that it will start.
 
 `import torch` has imported `torch.distributed.rpc` by the time that anybody can ask for ours. So
-that package is imported anew over our binding, and whoever has taken a name from the old one gets
-the new one in its place: modules of torch, and of the program.
+that package is imported anew over our binding, and what was taken from the old one before is put
+right: global names of all code, of torch and of the program, are bound to the new one, and the old
+modules, which local names and attributes may still refer to, get what the new ones have.
 
 Children get it by a folder on their PYTHONPATH, whose `sitecustomize` installs us after torch.
 
 Guarantees
     BN-1  Binding twice is binding once.
-    BN-2  No module keeps, under a name of its own, what was taken from the old package.
+    BN-2  No global name keeps what was taken from the old package: of a module, or of code that
+          runs in a namespace of its own, as the main module of a child of multiprocessing does.
+    BN-3  The old modules have what the new ones have, wherever they are kept.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -64,6 +69,8 @@ def bind() -> None:
     torch.distributed.autograd, torch.distributed.rpc = (sys.modules[one] for one in _PACKAGES)
     shorten(torch.distributed.rpc)
     _replace(_pairs(old) | {id(before): (before, now) for before, now in replacements()})
+    for name in again:
+        vars(old[name]).update(vars(sys.modules[name]))
     register_backends()
     mend_when_imported()
     watch_ddp()
@@ -89,11 +96,15 @@ def _pairs(old: dict[str, ModuleType]) -> dict[int, tuple[Any, Any]]:
 
 
 def _replace(pairs: dict[int, tuple[Any, Any]]) -> None:
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", None)
-        if not isinstance(names, dict):
-            continue
+    for names in _namespaces():
         for key, value in list(names.items()):
             pair = pairs.get(id(value))
             if pair is not None and pair[0] is value:
                 names[key] = pair[1]
+
+
+def _namespaces() -> Iterable[dict[str, Any]]:
+    """Return the global names of each module, and of each function that lives."""
+    found = [getattr(module, "__dict__", None) for module in list(sys.modules.values())]
+    found += [one.__globals__ for one in gc.get_objects() if type(one) is FunctionType]
+    return {id(names): names for names in found if isinstance(names, dict)}.values()

@@ -44,6 +44,22 @@ torch.distributed.autograd._init(0)
 print("bound")
 """
 
+MAIN_OF_A_CHILD = """
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc import RRef, init_rpc
+def work(path):
+    kept, taken = [rpc], init_rpc
+    import holdfast.torch_compat
+    holdfast.torch_compat.install()
+    import torch.distributed.rpc as new
+    assert rpc is new and RRef is new.RRef and init_rpc is new.init_rpc
+    options = kept[0].TensorPipeRpcBackendOptions(init_method=f"file://{path}")
+    taken("w0", rank=0, world_size=1, rpc_backend_options=options)
+    agent = type(kept[0].api._get_current_rpc_agent()).__module__
+    print(agent, kept[0].rpc_sync("w0", divmod, args=(7, 2)), RRef(3).to_here())
+    kept[0].shutdown()
+"""
+
 SHOW = """
 import sys
 assert "holdfast.torch_compat" not in sys.modules or __name__ == "__main__" and len(sys.argv) > 1
@@ -75,6 +91,17 @@ def run(*args: str, path: tuple[str, ...] = ()) -> str:
 def test_every_name_that_was_taken_before_is_ours_afterwards() -> None:
     """Proves BN-1 and BN-2."""
     assert run("-W", "ignore", "-c", BOUND) == "bound\n"
+
+
+def test_the_main_module_of_a_child_of_multiprocessing_has_ours(tmp_path: Path) -> None:
+    """Proves BN-2 and BN-3: multiprocessing runs it by this call, in no module's namespace."""
+    (tmp_path / "main.py").write_text(MAIN_OF_A_CHILD, encoding="utf-8")
+    child = (
+        "import runpy, sys; main = runpy.run_path(sys.argv[1], run_name='__mp_main__'); "
+        "main['work'](sys.argv[2])"
+    )
+    told = run("-W", "ignore", "-c", child, str(tmp_path / "main.py"), str(tmp_path / "meet"))
+    assert told == "holdfast.torch_compat.agents (3, 1) 3\n"
 
 
 def test_a_child_has_it_as_soon_as_it_has_torch(tmp_path: Path) -> None:
