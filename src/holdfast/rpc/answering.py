@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-import traceback
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
@@ -30,7 +29,7 @@ from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.pipe import NEVER
-from holdfast.rpc.raised import dump_error
+from holdfast.rpc.raised import dump_error, in_short
 from holdfast.rpc.receipts import Receipts, Verdict
 from holdfast.rpc.rref_protocol import Number, Ticket
 from holdfast.rpc.server import Later
@@ -243,7 +242,7 @@ class Answerer:
     def _fail(self, room: Future[Any] | None, error: BaseException) -> None:
         """Let those hear who wait for a value that nobody will make."""
         if room is not None:
-            why = "".join(traceback.format_exception_only(error)).strip()
+            why = in_short(error)
             room.set_exception(
                 ReferenceFailed(f"RRef creation via rpc.remote() failed at {self._info}: {why}")
             )
