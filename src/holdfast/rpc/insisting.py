@@ -353,9 +353,9 @@ class Request:
         self.end(PeerLost(text, peer=name, incarnation=self._to))
 
     def _time_out(self, why: str) -> None:
-        late = timed_out(self._message.budget_ms)
+        late = timed_out(self._message.budget_ms, self._message.deadline_of)
         self._cancel()
-        self.end(CallTimedOut(f"{late}{why}"))
+        self.end(CallTimedOut(f"{late}{why}", deadline_of=late.deadline_of))
 
     def _cancel(self) -> None:
         if self._peer is not None:

@@ -4,7 +4,7 @@ Guarantees
     RS-1  An error always comes back: as itself, or as a RemoteError; never as one that would end
           the process that asked.
     RS-2  Another one says the same as the first, and keeps nothing that the first passes.
-    RS-3  Each worker that an error passes adds one note, with the traceback of that worker alone, of
+    RS-3  Each worker that an error passes adds one note: the traceback of that worker alone, of
           TEXT_MAX characters at most. NOTES_MAX of these notes are kept: the first ones, which say
           where it was raised, and the latest ones.
 """
@@ -17,7 +17,7 @@ import pickle
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from holdfast.errors import RemoteError
 from holdfast.rpc.messages import Buffer
@@ -35,7 +35,13 @@ _BANNER = "It was raised at {worker}:\n\n{text}"
 class _Note(str):
     """A note that RPC has added to an error. `left_out`: how many notes before it are not kept."""
 
-    left_out = 0
+    __slots__ = ("left_out",)
+    left_out: int
+
+    def __new__(cls, text: str, left_out: int = 0) -> Self:
+        note = super().__new__(cls, text)
+        note.left_out = left_out
+        return note
 
 
 def dump_error(error: BaseException, worker: str) -> tuple[bytes, list[Buffer]]:
@@ -75,9 +81,8 @@ def _add_note(notes: list[Any], note: _Note) -> None:
     goes, after = ours[NOTES_MAX // 2], ours[NOTES_MAX // 2 + 1]
     left_out = notes[goes].left_out + 1
     # The count is in front of the first note after the gap.
-    text = str(notes[after])
-    notes[after] = _Note(f"({left_out} notes of workers that it passed are left out.)\n\n{text}")
-    notes[after].left_out = left_out
+    gap = f"({left_out} notes of workers that it passed are left out.)"
+    notes[after] = _Note(f"{gap}\n\n{notes[after]}", left_out)
     del notes[goes]
 
 
@@ -138,14 +143,14 @@ def _words(error: BaseException) -> tuple[str, str, str]:
     """
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     trace = traceback.TracebackException(type(error), error, _users_part(error))
-    trace.__notes__ = None  # type: ignore[attr-defined]
+    trace.__notes__ = None
     return name, f"{name}: {_text(error)}", _cut("".join(trace.format()))
 
 
 def in_short(error: BaseException) -> str:
     """Return what an error says, with its type, as the last line of its traceback has it."""
     trace = traceback.TracebackException(type(error), error, None)
-    trace.__notes__ = None  # type: ignore[attr-defined]
+    trace.__notes__ = None
     return _cut("".join(trace.format_exception_only()).strip())
 
 
