@@ -28,7 +28,8 @@ HOLDFAST_WORKER, HOLDFAST_GROUP and HOLDFAST_ROUND are how an agent speaks to th
 starts; nobody else sets them. `variables` is the whole environment, for those who
 start processes.
 
-An empty variable counts as unset, except that an empty secret is refused: nobody means it.
+An empty variable counts as unset, except that an empty secret is refused: nobody means it. White
+space around the secret is no part of it, as in a file; one that is not UTF-8 has to be in a file.
 """
 
 from __future__ import annotations
@@ -126,13 +127,12 @@ class Environment:
 def read(variables: Mapping[str, str]) -> Environment:
     """Make an Environment from variables; UsageError names the one that is wrong."""
     _refuse_unknown(variables)
-    if variables.get(_SECRET) == "":
-        raise UsageError(f"{_SECRET} is empty: give it a secret, or unset it")
+    secret = _secret(variables)
     secret_file = _path(variables, _SECRET_FILE)
     if _SECRET in variables and secret_file is not None:
         raise UsageError(f"{_SECRET} and {_SECRET_FILE} are both set: only one is allowed")
     return Environment(
-        secret=SecretText(variables[_SECRET]) if _SECRET in variables else None,
+        secret=secret,
         secret_file=secret_file,
         store=variables.get(_STORE) or None,
         round=variables.get(ROUND) or None,
@@ -174,6 +174,23 @@ def _refuse_unknown(variables: Mapping[str, str]) -> None:
             near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
             hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(_KNOWN)}"
             raise UsageError(f"environment variable {name}: unknown; {hint}")
+
+
+def _secret(variables: Mapping[str, str]) -> SecretText | None:
+    """Return the secret as a file would hold it: without white space around it."""
+    if _SECRET not in variables:
+        return None
+    try:
+        secret = SecretText(os.fsencode(variables[_SECRET]).strip().decode())
+    except UnicodeError:
+        secret = None  # raised below, because this error shows what it is about
+    if secret is None:
+        raise UsageError(
+            f"{_SECRET} is not UTF-8: put it into a file, and name the file in {_SECRET_FILE}"
+        )
+    if not secret:
+        raise UsageError(f"{_SECRET} is empty: give it a secret, or unset it")
+    return secret
 
 
 def _path(variables: Mapping[str, str], *names: str) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
 import traceback
 from pathlib import Path
@@ -107,9 +108,28 @@ def test_two_secrets_are_one_too_many() -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_an_empty_secret_is_refused_rather_than_used() -> None:
+@pytest.mark.parametrize("text", ["", " ", "\n", "\t \r\n\v\f"])
+def test_an_empty_secret_is_refused_rather_than_used(text: str) -> None:
     with pytest.raises(UsageError, match="HOLDFAST_SECRET is empty"):
-        read({"HOLDFAST_SECRET": ""})
+        read({"HOLDFAST_SECRET": text})
+
+
+@pytest.mark.parametrize("text", [f"{SECRET}\n", f" {SECRET}", f"\t{SECRET}\r\n"])
+def test_white_space_around_a_secret_is_no_part_of_it(text: str) -> None:
+    """As in a file, from which it is often copied with the end of its line."""
+    assert read({"HOLDFAST_SECRET": text}).secret == SECRET
+    assert read({"HOLDFAST_SECRET": f"{SECRET}\u00a0"}).secret == f"{SECRET}\u00a0"
+
+
+def test_a_secret_that_is_not_utf8_is_refused_in_one_line_that_does_not_show_it() -> None:
+    for raw in (SECRET.encode() + b"\xff", SECRET.encode() + b"\xc3"):
+        with pytest.raises(UsageError) as caught:
+            read({"HOLDFAST_SECRET": os.fsdecode(raw)})
+        assert str(caught.value) == (
+            "HOLDFAST_SECRET is not UTF-8: put it into a file, and name the file in "
+            "HOLDFAST_SECRET_FILE"
+        )
+        assert caught.value.__context__ is None
 
 
 def test_other_empty_variables_count_as_unset() -> None:

@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import socket
+import stat
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,7 +40,7 @@ from holdfast.net.descriptors import many_descriptors
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.process.containment import Containment
-from holdfast.process.errorfile import examine, write_reply_file
+from holdfast.process.errorfile import examine, replace_file, write_reply_file
 from holdfast.process.failure import Failure
 from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
 from holdfast.process.logs import AttemptLogs, RunLogs
@@ -102,6 +103,7 @@ def run_job(
     `show` is told, on this thread, whenever what the agent does has changed. `exit_barrier` and
     `sink` replace where nodes wait for each other at the end, and where events go.
     """
+    _check_report(config.report_file)
     environment = env.current()
     run_id = config.run_id or new_token(random.SystemRandom(), 8)
     outcome = _Launch(config, entrypoint, run_id, environment, sink).run(show, exit_barrier)
@@ -384,8 +386,22 @@ def _judge(
             assert_never(outcome.ending)
 
 
+def _check_report(path: Path | None) -> None:
+    """Raise UsageError if what is there is nothing that a report may replace."""
+    with contextlib.suppress(OSError):  # nothing is there, or writing will tell
+        if path is not None and not stat.S_ISREG(path.lstat().st_mode):
+            raise UsageError(
+                f"report {str(path)!r}: must be a regular file, or not be there; a link is not "
+                "followed"
+            )
+
+
 def _write_report(path: Path, report: dict[str, Any]) -> None:
+    data = json.dumps(report, indent=2) + "\n"
     try:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        _check_report(path)
+        replace_file(path, data.encode(), 0o666)
     except OSError as error:
         _log.warning("report %s: %s", path, error.strerror)
+    except UsageError as error:  # somebody put it there while the job ran
+        _log.warning("%s", error)

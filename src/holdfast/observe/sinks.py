@@ -129,8 +129,8 @@ class LogSink:
 class FileSink:
     """Appends events to a file as JSON lines.
 
-    The file is made at the first event, readable by this user only. Every line is written at
-    once, so a crash loses none that was emitted.
+    The file is made at the first event, readable by this user only; a link in its place is not
+    followed. Every line is written at once, so a crash loses none that was emitted.
     """
 
     def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -193,5 +193,6 @@ def _json(event: Event, clock: Clock, left_out: int) -> str:
 
 
 def _open_private(path: Path) -> TextIO:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
     return os.fdopen(descriptor, "a", encoding="utf-8")

@@ -45,6 +45,7 @@ __all__ = [
     "examine",
     "read_error_file",
     "record",
+    "replace_file",
     "write_error_file",
     "write_reply_file",
 ]
@@ -87,11 +88,19 @@ def write_error_file(path: Path, data: dict[str, Any]) -> None:
 
     What was there before is replaced, also a link, which is not followed.
     """
+    replace_file(path, dump_json(data), 0o600)
+
+
+def replace_file(path: Path, data: bytes, mode: int) -> None:
+    """Put a new file in the place of whatever is there, whole or not at all. Raises OSError.
+
+    Nothing that somebody planted at the path is opened: a link is replaced, not followed.
+    """
     draft = path.with_name(f".{path.name[:100]}-{os.urandom(8).hex()}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(dump_json(data))
+            file.write(data)
         os.replace(draft, path)
     except BaseException:
         os.unlink(draft)

@@ -111,10 +111,7 @@ def choose_secret(address: Address, secret: Secret | None, environment: env.Envi
         return secret
     if environment.secret is not None:
         text = environment.secret
-        # As the shell gave it: the environment need not be UTF-8.
-        return _from_variable(
-            "HOLDFAST_SECRET", lambda: Secret(text.encode("utf-8", "surrogateescape"))
-        )
+        return _from_variable("HOLDFAST_SECRET", lambda: Secret(text.encode()))
     if environment.secret_file is not None:
         path = environment.secret_file
         return _from_variable("HOLDFAST_SECRET_FILE", lambda: read_secret_file(path))

@@ -154,8 +154,56 @@ def test_error_files_are_named_only_if_they_stay(tmp_path: Path) -> None:
     assert Path(caught.value.failures[0].error_file).is_file()
 
 
-def test_a_secret_reaches_workers_by_a_private_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_SECRET", "not for everybody's eyes")
+@pytest.mark.parametrize("planted", ["link", "dangling link", "fifo", "folder"])
+def test_a_report_replaces_a_regular_file_only(tmp_path: Path, planted: str) -> None:
+    """A link that another user planted in /tmp, say, leads it nowhere."""
+    report, victim = tmp_path / "report.json", tmp_path / "victim"
+    match planted:
+        case "link":
+            victim.write_text("precious")
+            report.symlink_to(victim)
+        case "dangling link":
+            report.symlink_to(victim)
+        case "fifo":
+            os.mkfifo(report)
+        case _:
+            report.mkdir()
+    with pytest.raises(UsageError, match=r"report '.*report.json': must be a regular file"):
+        run_job(config(report_file=report), Function(raise_an_error))
+    assert not victim.exists() or victim.read_text() == "precious"
+
+
+def test_a_link_that_is_planted_while_the_job_runs_is_not_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    report, victim = tmp_path / "report.json", tmp_path / "victim"
+    with pytest.raises(WorkersFailed):
+        run_job(config(report_file=report), Function(plant, (str(report), str(victim))))
+    assert not victim.exists()
+    assert "must be a regular file" in caplog.text
+
+
+def plant(report: str, victim: str) -> None:
+    os.symlink(victim, report)
+    raise ValueError("no such luck")
+
+
+def test_a_report_replaces_an_earlier_one_whole(tmp_path: Path) -> None:
+    report, kept = tmp_path / "report.json", tmp_path / "kept.json"
+    report.write_text("x" * 100_000)
+    os.link(report, kept)
+    with pytest.raises(WorkersFailed):
+        run_job(config(report_file=report), Function(raise_an_error))
+    assert json.loads(report.read_text())["failures"]
+    assert kept.read_text() == "x" * 100_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.json", "report.json"]
+
+
+@pytest.mark.parametrize("end", ["", " ", "\n"])
+def test_a_secret_reaches_workers_by_a_private_file(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setenv("HOLDFAST_SECRET", f"not for everybody's eyes{end}")
     seen = elastic_launch(config(), read_the_secret)()[0]
     assert seen == {"variable": None, "text": "not for everybody's eyes", "mode": 0o600}
 

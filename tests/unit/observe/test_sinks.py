@@ -161,6 +161,15 @@ def test_a_flood_of_refusals_does_not_fill_the_disk(tmp_path: Path, clock: Manua
     assert [line["left_out"] for line in lines] == [0, 999]
 
 
+def test_a_file_sink_does_not_follow_a_link(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    path.symlink_to(tmp_path / "victim")
+    sink = FileSink(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        sink.emit(STARTED)
+    assert not (tmp_path / "victim").exists()
+
+
 def test_lines_of_many_threads_stay_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     sink = FileSink(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import socket
 import subprocess
 import sys
@@ -13,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import env
 from holdfast.env import Environment, SecretText
 from holdfast.errors import Refused, Step, StoreUnavailable, UsageError
 from holdfast.net.address import Address
-from holdfast.net.secret import Secret, new_secret
+from holdfast.net.secret import new_secret
 from holdfast.store.client import RemoteStore
 from holdfast.store.open import choose_secret, open_store, parse_store_endpoint, serve_store
 from tests.unit.net.certificates import Certificates
@@ -318,10 +318,16 @@ def test_a_secret_file_is_read(tmp_path: Path) -> None:
     assert choose_secret(Address("node-1", 1), None, Environment(secret_file=path)) == secret
 
 
-def test_a_secret_of_any_bytes() -> None:
-    value = bytes(range(240, 256)) + b"\xff"
-    environment = Environment(secret=SecretText(os.fsdecode(value)))
-    assert choose_secret(LOOPBACK, None, environment) == Secret(value)
+@pytest.mark.parametrize("around", ["{}\n", " {}", "\t{} \r\n"])
+def test_a_variable_and_a_file_with_the_same_text_are_the_same_secret(
+    tmp_path: Path, around: str
+) -> None:
+    text = around.format("a secret of größere Länge")
+    path = tmp_path / "secret"
+    path.write_text(text, encoding="utf-8", newline="")
+    path.chmod(0o600)
+    by_file = choose_secret(LOOPBACK, None, Environment(secret_file=path))
+    assert choose_secret(LOOPBACK, None, env.read({"HOLDFAST_SECRET": text})) == by_file
 
 
 def test_a_short_secret_is_refused_and_not_shown(user: Environment) -> None:

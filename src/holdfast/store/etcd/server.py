@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from os import PathLike, getpid
+from os import PathLike, geteuid, getpid
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -117,6 +117,8 @@ class _Ports:
         sock = socket.socket()
         self.sockets.append(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if port:  # ours before: what is left of its connections must not keep it from us
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((HOST, port))
         return int(sock.getsockname()[1])
 
@@ -249,7 +251,12 @@ class EtcdServer:
     def _make_folder(self) -> Path:
         if self._data_dir is None:
             return Path(tempfile.mkdtemp(prefix="holdfast-etcd-"))
-        self._data_dir.mkdir(parents=True, exist_ok=True)
+        self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = self._data_dir.stat().st_uid
+        if owner != geteuid():
+            raise UsageError(
+                f"data_dir {str(self._data_dir)!r}: belongs to user {owner}, not to us"
+            )
         return self._data_dir
 
     def _command_of(self, binary: Path, version: tuple[int, int]) -> list[str]:
