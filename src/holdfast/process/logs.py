@@ -197,11 +197,20 @@ class AttemptLogs:
                 os.close(descriptor)
 
     def close(self, timeout: float) -> None:
-        """Write out what the workers wrote, which have ended; wait for `timeout` at most."""
+        """Write out what the workers wrote, which have ended.
+
+        Waits for a console that takes nothing for `timeout` at most, and for one that is slow until
+        it has taken all.
+        """
         for local_rank in list(self._given):
             self.started(local_rank)
         if self._pump is not None:
             self._pump.close(timeout)
+
+    def hurry(self) -> None:
+        """Let a `close` in another thread wait for no console any longer."""
+        if self._pump is not None:
+            self._pump.hurry()
 
     def _consoles(self) -> dict[Std, _Shown]:
         shown = {}

@@ -6,7 +6,10 @@ that pipe is not read, its worker comes to wait in its write, and the other work
 What cannot be written is lost, never waited for: one warning says which file and why. The worker
 does not notice, the other places still get its output, and when writing works again it goes on.
 
-Rule: only the pump's thread reads and writes; others make it, start it and close it.
+At the end a console that is slow is waited for as long as it takes something now and then. What it
+has not taken when it is given up is lost, and one warning says how many lines these are.
+
+Rule: only the pump's thread reads and writes; others make it, start it, hurry it and close it.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ PIPE_BYTES = 1024 * 1024
 
 # How long a thread that is past its deadline may take to end.
 _END_S = 1.0
+_BELL_BYTES = 64
 
 _log = logging.getLogger("holdfast.process")
 
@@ -132,6 +136,8 @@ class Console(_Place):
         self._descriptor = -1
         self._may_block = False
         self._blocks: deque[tuple[memoryview, Source]] = deque()
+        self.taken = 0
+        """How many bytes it has taken so far."""
 
     def open(self) -> None:
         """Take the descriptor; a console that is not there is one that fails."""
@@ -167,7 +173,9 @@ class Console(_Place):
         done = []
         while self._blocks:
             block, source = self._blocks.popleft()
-            block = block[self._write(block) :]
+            done_with = self._write(block)
+            self.taken += done_with
+            block = block[done_with:]
             if block:
                 self._blocks.appendleft((block, source))
                 break
@@ -196,6 +204,13 @@ class Console(_Place):
             return len(data)
         self.worked()
         return total
+
+    def give_up(self, why: str) -> None:
+        """Drop what has not been taken, and say how much that is."""
+        lines = sum(bytes(block).count(b"\n") for block, _ in self._blocks)
+        if lines:
+            _log.warning("%s: the last %d lines are lost: %s", self._name, lines, why)
+        self._blocks.clear()
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -253,9 +268,12 @@ class Pump:
         self._watched: set[Console] = set()
         self._clock = clock
         self._deadline = Deadline(None, clock)
+        self._patience_s = 0.0
+        self._hurried = False
         # Unlike epoll it also takes plain files, which a console may be.
         self._selector = selectors.PollSelector()
         self._bell: list[int] = []
+        self._lock = threading.Lock()  # for the bell
         self._thread: threading.Thread | None = None
 
     def add(self, source: Source) -> None:
@@ -279,39 +297,60 @@ class Pump:
         self._thread = thread
 
     def close(self, timeout: float) -> None:
-        """Wait until every stream has ended and is written, or for `timeout` seconds; then stop.
+        """Wait until every stream has ended and is written, then stop.
 
-        Afterwards what a worker wrote before it ended is in its file. A process that still holds
-        a stream by then, such as a grandchild in the background, is not waited for.
+        Afterwards what a worker wrote before it ended is in its file. A process that holds a stream
+        for `timeout` seconds more, such as a grandchild in the background, is not waited for, and
+        neither is a console that takes nothing for so long, or any longer after `hurry`.
         """
         if self._thread is None:
             self._release()
         else:
+            self._patience_s = timeout
             self._deadline = Deadline.after(timeout, self._clock)
-            if self._bell:
-                os.write(self._bell[1], b"!")
-            self._thread.join(timeout + _END_S)
+            self._ring()
+            while self._thread.is_alive() and not self._hangs():
+                self._thread.join(_END_S)
             if self._thread.is_alive():
                 _log.warning("the workers' output: a write does not return, the rest is lost")
                 return
-        while self._bell:
-            os.close(self._bell.pop())
+        with self._lock:
+            while self._bell:
+                os.close(self._bell.pop())
+
+    def hurry(self) -> None:
+        """Let a `close` in another thread wait for no console any longer."""
+        self._hurried = True
+        self._ring()
+
+    def _ring(self) -> None:
+        with self._lock:
+            if self._bell:
+                os.write(self._bell[1], b"!")
+
+    def _hangs(self) -> bool:
+        """Say whether the thread should have moved the deadline, or ended, and did not."""
+        return self._clock.monotonic() > (self._deadline.at or 0.0) + _END_S
 
     def _run(self) -> None:
         try:
-            while (self._open or self._waiting) and not self._deadline.passed():
-                for key, _ in self._selector.select(self._deadline.remaining()):
-                    watched: _Watched = key.data
-                    match watched:
-                        case Source() as source:
-                            self._read(source)
-                        case Console() as console:
-                            self._flush(console)
-                        case None:
-                            self._selector.unregister(key.fileobj)  # rung once is enough
+            self._carry_until_end()
             self._take_the_rest()
+            self._wait_for_consoles()
         finally:
             self._release()
+
+    def _carry_until_end(self) -> None:
+        while (self._open or self._waiting) and not (self._deadline.passed() or self._hurried):
+            for key, _ in self._selector.select(self._deadline.remaining()):
+                watched: _Watched = key.data
+                match watched:
+                    case Source() as source:
+                        self._read(source)
+                    case Console() as console:
+                        self._flush(console)
+                    case None:
+                        os.read(self._bell[0], _BELL_BYTES)
 
     def _read(self, source: Source) -> None:
         try:
@@ -349,6 +388,32 @@ class Pump:
                     source.carry(chunk)
                     left -= len(chunk)
             source.finish()
+
+    def _wait_for_consoles(self) -> None:
+        """Wait for what the consoles have not taken, as long as they take something."""
+        slow = {place for place in self._places if isinstance(place, Console) and place.waits}
+        self._deadline = Deadline.after(self._patience_s, self._clock)
+        with selectors.PollSelector() as selector:
+            selector.register(self._bell[0], selectors.EVENT_READ)
+            for console in slow:
+                selector.register(console, selectors.EVENT_WRITE, console)
+            while slow and not (self._deadline.passed() or self._hurried):
+                for key, _ in selector.select(self._deadline.remaining()):
+                    if key.data is None:
+                        os.read(self._bell[0], _BELL_BYTES)
+                    elif self._takes_more(key.data):
+                        self._deadline = Deadline.after(self._patience_s, self._clock)
+                for console in [console for console in slow if not console.waits]:
+                    selector.unregister(console)
+                    slow.remove(console)
+        why = "a signal ended the wait" if self._hurried else "nobody reads them"
+        for console in slow:
+            console.give_up(why)
+
+    def _takes_more(self, console: Console) -> bool:
+        before = console.taken
+        console.flush()
+        return console.taken > before
 
     def _release(self) -> None:
         self._selector.close()

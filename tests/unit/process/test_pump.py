@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import pty
@@ -14,11 +15,13 @@ import sys
 import threading
 import tty
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.process.prefix import LINE_MAX
 from holdfast.process.pump import (
     PIPE_BYTES,
@@ -29,6 +32,7 @@ from holdfast.process.pump import (
     open_log_file,
     open_pipe,
 )
+from holdfast.testing.clock import ManualClock
 
 WAIT_S = 60.0
 MIB = 1024 * 1024
@@ -86,10 +90,14 @@ def console() -> Iterator[Reader]:
 
 @contextmanager
 def pumping(
-    folder: Path, console: int, ranks: int = 1, path: Path | None = None
+    folder: Path,
+    console: int,
+    ranks: int = 1,
+    path: Path | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Iterator[tuple[Pump, list[int]]]:
     """Run a pump; yield it with the workers' ends, which the block must close."""
-    pump, ends = Pump(), []
+    pump, ends = Pump(clock), []
     shared = Console(console, "standard output")
     for rank in range(ranks):
         reading, writing = open_pipe()
@@ -298,6 +306,60 @@ def test_a_console_that_stays_stuck_is_given_up_at_the_end_and_the_file_is_whole
     assert (tmp_path / "0.log").stat().st_size == taken
     os.close(reading)
     os.close(writing)
+
+
+def small_pipe() -> tuple[int, int]:
+    """Make a pipe that holds one page."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, select.PIPE_BUF)
+    return reading, writing
+
+
+def test_a_slow_console_is_waited_for_at_the_end_while_it_takes_something(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reading, writing = small_pipe()
+    lines, clock, taken = 4096, ManualClock(start=0.0), b""
+    data, shown = b"a line of text\n" * lines, b"[0]:a line of text\n" * lines
+    with pumping(tmp_path, writing, clock=clock) as (pump, [end]):
+        assert accept(end, data) == len(data)
+        os.close(end)
+        with ThreadPoolExecutor(1) as pool:
+            closed = pool.submit(pump.close, 5.0)
+            while len(taken) < len(shown):  # it takes 17 s in all by this clock
+                assert select.select([reading], [], [], WAIT_S)[0], "the rest is lost"
+                clock.advance(0.9)
+                taken += os.read(reading, select.PIPE_BUF)
+            closed.result(WAIT_S)
+    for end in (reading, writing):
+        os.close(end)
+    same(taken, shown)
+    assert clock.monotonic() > 10
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_lines_that_the_console_has_not_taken_at_the_end_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, hurried: bool
+) -> None:
+    reading, writing = small_pipe()
+    with pumping(tmp_path, writing) as (pump, [end]):
+        assert accept(end, b"a line of text\n" * 2000) == 30000
+        os.close(end)
+        if hurried:
+            with ThreadPoolExecutor(1) as pool:
+                closed = pool.submit(pump.close, 10 * WAIT_S)
+                pump.hurry()
+                closed.result(WAIT_S)
+        else:
+            pump.close(0)
+    shown = os.read(reading, select.PIPE_BUF).count(b"\n")
+    why = "a signal ended the wait" if hurried else "nobody reads them"
+    lost = f"standard output: the last {2000 - shown} lines are lost: {why}"
+    assert 0 < shown < 2000
+    assert caplog.messages == [lost]
+    for end in (reading, writing):
+        os.close(end)
 
 
 @pytest.mark.parametrize("kind", [by_pipe, by_socket])
