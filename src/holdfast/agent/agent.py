@@ -1,9 +1,9 @@
 """An agent at work: one thread that owns the machine, one queue that brings it events.
 
-The shell around `machine.py`. The thread that calls `run` starts the workers, so that they end
-with it; everything that may block goes to other threads, which only put what came of it on the
-queue: a clerk for what is written to the store, one after the other; one for each wait for a round
-or for the exit barrier; one that reads what the other nodes report.
+The shell around `machine.py`. Everything that may block goes to other threads, which only put what
+came of it on the queue: a clerk for what is written to the store, one after the other; a keeper,
+which starts the workers, so that they end with it, and lets go of them; one for each wait for a
+round or for the exit barrier; one that reads what the other nodes report.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from signal import Signals
 from typing import assert_never
 
 from holdfast.agent.attempt import Attempt, GroupMaker, Membership
-from holdfast.agent.clerk import Clerk
-from holdfast.agent.door import open_door
+from holdfast.agent.clerk import Clerk, start_thread
+from holdfast.agent.door import Opened, open_door
 from holdfast.agent.effects import (
     Close,
     Count,
@@ -57,10 +57,9 @@ from holdfast.observe.sinks import LogSink, Sink
 from holdfast.process.failure import WorkerExited
 from holdfast.process.logs import RunLogs
 from holdfast.process.signals import SignalEvents, hear_of_children
-from holdfast.process.spec import GroupEnded
+from holdfast.process.spec import GroupEnded, forks
 from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Rendezvous, Round
-from holdfast.store.c10d.server import C10dDoor
 from holdfast.store.store import Watch
 
 __all__ = ["Barrier", "ElasticAgent", "Status"]
@@ -68,6 +67,7 @@ __all__ = ["Barrier", "ElasticAgent", "Status"]
 STORE_WITHIN_S = 30.0
 SWAP_WITHIN_S = 60.0
 END_WITHIN_S = 10.0
+SIGNALS_EVERY_S = 0.1
 TURN_EVERY_S = 5.0
 """How often the loop turns though nothing happens, so that others can see that it does."""
 
@@ -90,25 +90,6 @@ class Status:
     membership: Membership | None
     turned_at: float
     ending: Ending | None = None
-
-
-@dataclass(slots=True)
-class _Opened:
-    """What was opened for one round."""
-
-    door: C10dDoor | None = None
-    reports: Watch | None = None
-
-    def close_door(self) -> None:
-        """Close what is for workers alone. Idempotent."""
-        if self.door is not None:
-            self.door.close()
-
-    def close(self) -> None:
-        """Close it all. Idempotent."""
-        self.close_door()
-        if self.reports is not None:
-            self.reports.close()
 
 
 class ElasticAgent:
@@ -138,11 +119,13 @@ class ElasticAgent:
         self._machine = Agent(job.terms)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._clerk = Clerk("holdfast-agent-clerk")
-        self._waits: list[threading.Thread] = []
+        self._keeper = Clerk("holdfast-agent-keeper")
+        self._starting = threading.RLock()  # ends of workers are told after their start
         self._attempts = 0
         self._attempt: Attempt | None = None
+        self._closing: Attempt | None = None
         self._membership: Membership | None = None
-        self._opened = _Opened()
+        self._opened = Opened()
         self._ended = False
         self._outcome: Outcome | None = None
         self._shown: tuple[State, str] | None = None
@@ -180,8 +163,8 @@ class ElasticAgent:
     def run(self) -> Outcome:
         """Do the job and return how it ended.
 
-        Blocks until then, on the thread to which the workers belong. Whatever happens, no worker
-        is left running. The rendezvous is left to whoever made it.
+        Blocks until then. Whatever happens, no worker is left running. The rendezvous is left to
+        whoever made it.
         """
         hear_of_children()
         with SignalEvents(self._job.signals, self._signalled):
@@ -249,17 +232,20 @@ class ElasticAgent:
 
     def _obey(self, number: Signals) -> None:
         self._narrator.signalled(number)
+        if self._closing is not None:
+            self._closing.hurry()
         self._machine.signalled(number, self._now())
 
     def _told(self, event: WorkerExited | GroupEnded) -> None:
         """Hear from the group's thread."""
-        match event:
-            case WorkerExited():
-                self._post(lambda: self._worker_exited(event))
-            case GroupEnded(abandoned):
-                self._post(lambda: self._machine.group_ended(abandoned, self._now()))
-            case _:
-                assert_never(event)
+        with self._starting:
+            match event:
+                case WorkerExited():
+                    self._post(lambda: self._worker_exited(event))
+                case GroupEnded(abandoned):
+                    self._post(lambda: self._machine.group_ended(abandoned, self._now()))
+                case _:
+                    assert_never(event)
 
     def _worker_exited(self, event: WorkerExited) -> None:
         if event.failure is not None:
@@ -321,17 +307,19 @@ class ElasticAgent:
 
     def _start(self) -> None:
         number, self._attempts = self._attempts, self._attempts + 1
+        member = self._member()
         try:
-            self._attempt = Attempt(
-                self._job, number, self._member(), self._logs, self._make_group, self._told
-            )
-            pids = self._attempt.start()
+            attempt = Attempt(self._job, number, member, self._logs, self._make_group, self._told)
+            self._attempt = attempt
+            start = self._guarded(lambda: self._start_workers(attempt, member))
+            if forks(self._job.entrypoint):  # which needs what belongs to this thread
+                start()
+            else:
+                self._keeper.do(start)
         except HoldfastError as error:
             self._machine.start_failed(error)
-            return
-        self._narrator.started(self._member(), pids)
 
-    def _joined(self, membership: Membership, opened: _Opened) -> None:
+    def _joined(self, membership: Membership, opened: Opened) -> None:
         here = membership.here
         self._opened.close()
         self._membership, self._opened = membership, opened
@@ -352,8 +340,8 @@ class ElasticAgent:
     def _close_attempt(self) -> None:
         """Let go of the last attempt: its workers have ended."""
         if self._attempt is not None:
-            self._attempt.close()
-            self._attempt = None
+            self._closing, self._attempt = self._attempt, None
+            self._keeper.do(self._guarded(self._closing.close))
         self._opened.close_door()
 
     def _with_results(self, outcome: Outcome) -> Outcome:
@@ -365,14 +353,30 @@ class ElasticAgent:
         self._ended = True
         while not self._inbox.empty():  # a round may have come at the last moment
             self._inbox.get()()
+        if self._attempt is not None and self._outcome is None:
+            self._attempt.stop(Signals.SIGKILL, 0.0)  # they may be being started still
         self._close_attempt()
         self._opened.close()
+        while not self._keeper.close(SIGNALS_EVERY_S):  # whatever it does has its own deadline
+            self._turned_at = self._now()
+            while not self._inbox.empty():  # a signal hurries it
+                self._inbox.get()()
         if not self._clerk.close(END_WITHIN_S):
             _log.warning("run %s: the store did not take the last words", self._job.run_id)
 
     # What blocks, on threads of its own.
 
-    def _guarded(self, errand: Callable[[], None]) -> Callable[[], None]:
+    def _start_workers(self, attempt: Attempt, member: Membership) -> None:
+        with self._starting:
+            try:
+                pids = attempt.start()
+            except HoldfastError as error:
+                self._post(partial(self._machine.start_failed, error))
+                return
+            if pids:  # else they were stopped before
+                self._post(lambda: self._narrator.started(member, pids))
+
+    def _guarded(self, errand: Callable[[], object]) -> Callable[[], None]:
         def guarded() -> None:
             try:
                 errand()
@@ -387,9 +391,7 @@ class ElasticAgent:
 
     def _wait(self, errand: Callable[[], None]) -> None:
         guarded = self._guarded(errand)
-        thread = threading.Thread(target=guarded, name="holdfast-agent-wait", daemon=True)
-        self._waits = [*(one for one in self._waits if one.is_alive()), thread]
-        thread.start()
+        start_thread(threading.Thread(target=guarded, name="holdfast-agent-wait", daemon=True))
 
     def _wait_for_round(self, why: str) -> None:
         while True:
@@ -398,7 +400,7 @@ class ElasticAgent:
             except HoldfastError as error:
                 self._post(partial(self._machine.join_failed, error, self._now()))
                 return
-            opened = _Opened(open_door(self._job, here))
+            opened = Opened(open_door(self._job, here))
             try:
                 membership = self._become_member(here, opened)
             except HoldfastError:
@@ -412,7 +414,7 @@ class ElasticAgent:
                 return
             why = self._rendezvous.over() or "the round ended before it began"
 
-    def _become_member(self, here: Round, opened: _Opened) -> Membership | None:
+    def _become_member(self, here: Round, opened: Opened) -> Membership | None:
         """Exchange what the nodes of the round need to know; None if it ended meanwhile."""
         deadline = Deadline.after(SWAP_WITHIN_S, self._clock)
         door = opened.door is not None

@@ -22,6 +22,7 @@ from holdfast.rendezvous.handler import Round
 __all__ = ["Attempt", "Group", "GroupMaker", "Membership", "Report"]
 
 FLUSH_WITHIN_S = 5.0
+"""How long the end of an attempt waits for a console that takes nothing."""
 
 Report = Callable[[WorkerExited | GroupEnded], None]
 
@@ -110,6 +111,10 @@ class Attempt:
         stuck = self._group.close()
         self._logs.close(FLUSH_WITHIN_S)
         return stuck
+
+    def hurry(self) -> None:
+        """Let a `close` in another thread wait no longer for who reads the workers' output."""
+        self._logs.hurry()
 
     def _facts(self, membership: Membership) -> RoundFacts:
         job, here = self._job, membership.here

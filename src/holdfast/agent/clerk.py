@@ -6,7 +6,17 @@ import queue
 import threading
 from collections.abc import Callable
 
-__all__ = ["Clerk"]
+from holdfast.errors import Unavailable
+
+__all__ = ["Clerk", "start_thread"]
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start it; Unavailable if the system has no room for another one."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise Unavailable(f"no thread can be started: {error}") from error
 
 
 class Clerk:
@@ -22,11 +32,11 @@ class Clerk:
         self._closed = False
 
     def do(self, errand: Callable[[], None]) -> None:
-        """Give an errand; the thread begins with the first one."""
-        self._errands.put(errand)
+        """Give an errand; the thread begins with the first one. Unavailable if it cannot."""
         if not self._started:
+            start_thread(self._thread)
             self._started = True
-            self._thread.start()
+        self._errands.put(errand)
 
     def close(self, timeout_s: float) -> bool:
         """Wait for what was given, then end the thread; say whether it ended in time."""

@@ -12,10 +12,12 @@ from holdfast.agent.job import Job
 from holdfast.clock import Deadline
 from holdfast.errors import Unavailable, UsageError
 from holdfast.net.address import Address, is_loopback
+from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Round
 from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.store import Watch
 
-__all__ = ["master_of", "open_door", "serve_master"]
+__all__ = ["Opened", "master_of", "open_door", "serve_master"]
 
 RESOLVE_WITHIN_S = 5.0
 """How long the name of the master is looked up: no worker starts before."""
@@ -26,6 +28,25 @@ _log = logging.getLogger("holdfast.agent")
 def master_of(job: Job, here: Round) -> Address:
     """Return the master's address that the workers of a round are told."""
     return Address(job.master_address or here.master_address, job.master_port or here.master_port)
+
+
+@dataclass(slots=True)
+class Opened:
+    """What was opened for one round."""
+
+    door: C10dDoor | None = None
+    reports: Watch | None = None
+
+    def close_door(self) -> None:
+        """Close what is for workers alone. Idempotent."""
+        if self.door is not None:
+            self.door.close()
+
+    def close(self) -> None:
+        """Close it all. Idempotent."""
+        self.close_door()
+        if self.reports is not None:
+            self.reports.close()
 
 
 def open_door(job: Job, here: Round) -> C10dDoor | None:

@@ -21,7 +21,7 @@ from signal import SIGKILL
 from typing import Protocol, TypeAlias, assert_never
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import Unavailable, UsageError
+from holdfast.errors import HoldfastError, Unavailable, UsageError
 from holdfast.process.containment import Containment
 from holdfast.process.escalation import KILL_WAIT_S, Abandon, Effect, Escalation, Kill, Send
 from holdfast.process.failure import Failure, WorkerExited
@@ -113,19 +113,27 @@ class WorkerGroup:
     def start(self) -> dict[int, int]:
         """Start all workers and return their pids by local rank, of those that end at once too.
 
-        If one cannot be started, none is left and the reason is raised.
+        If one cannot be started, none is left and the reason is raised; but after a `stop` the end
+        is reported, and there are no pids.
         """
         if self._started:
             raise UsageError("this WorkerGroup has been started already")
         self._started = True
+        with self._lock:
+            self._starter.begin()
+            if self._early:
+                self._starter.interrupt()
         try:
             for launch in self._launches:
                 self._start_one(launch)
             pids = self.pids()  # before any of them is reaped
             self._start_waiter()
-        except BaseException:
+        except BaseException as error:
             self._undo_start()
-            raise
+            if not (self._early and isinstance(error, HoldfastError)):
+                raise
+            self._report(GroupEnded(self._abandoned))
+            return {}
         return pids
 
     def pids(self) -> dict[int, int]:
@@ -142,7 +150,7 @@ class WorkerGroup:
         """Begin to stop the workers, and return: the signal, KILL after the grace, then giving up.
 
         May be called again: the shorter grace wins. While the workers are still being started, it
-        begins when they all have been.
+        begins when they all have been; but a forkserver is not waited for.
         """
         with self._lock:
             self._look()
@@ -152,6 +160,7 @@ class WorkerGroup:
                 self._stop(number, grace_s)
             else:
                 self._early.append((number, grace_s))
+                self._starter.interrupt()
             if self._wake is not None:
                 with contextlib.suppress(BlockingIOError):  # it has been woken often enough
                     os.write(self._wake[1], b".")
@@ -322,6 +331,7 @@ class WorkerGroup:
                 case Kill(pids):
                     for pid in pids:
                         self._containment.signal(pid, SIGKILL)
+                    self._starter.interrupt()  # a forkserver that hangs would not tell their ends
                 case Abandon(pids):
                     for pid in pids:
                         del self._workers[pid]

@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -52,8 +53,7 @@ _BEGIN_S = 10.0  # how long a forked process may take to become a group of its o
 class Starter:
     """Starts workers.
 
-    `cgroup` is the control group that they enter, as the path of its cgroup.procs. `files` are the
-    limits of open files that they get, if not ours.
+    `cgroup` is the control group that they enter, as the path of its cgroup.procs.
     `close_in_child` runs in a forked worker, which has a copy of all that this process has: it
     closes what keeps others waiting, such as the writing ends of pipes. `standbys` are used where
     they fit, kept at their number, and closed with the starter.
@@ -63,15 +63,27 @@ class Starter:
         self,
         *,
         cgroup: Path | None = None,
-        files: tuple[int, int] | None = None,
         close_in_child: Callable[[], None] = lambda: None,
         standbys: Standbys | None = None,
     ) -> None:
         self._cgroup = cgroup
-        self._files = files
         self._close_in_child = close_in_child
         self._standbys = standbys
+        self._lock = threading.Lock()
         self._zygote: Zygote | None = None
+        self._interrupted = False
+
+    def begin(self) -> None:
+        """Forget an `interrupt` that was meant for earlier workers."""
+        with self._lock:
+            self._interrupted = False
+
+    def interrupt(self) -> None:
+        """Let no start wait for a forkserver any longer: it fails. From any thread."""
+        with self._lock:
+            self._interrupted = True
+            if self._zygote is not None:
+                self._zygote.interrupt()
 
     def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
         """Start a worker that writes to these descriptors, or to ours where there is none.
@@ -138,9 +150,10 @@ class Starter:
         self._close_zygote()
 
     def _close_zygote(self) -> None:
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
+        with self._lock:
+            zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
 
     def _order(self, launch: Launch) -> dict[str, str]:
         order = {
@@ -150,8 +163,6 @@ class Starter:
         }
         if self._cgroup is not None:
             order["cgroup"] = os.fspath(self._cgroup)
-        if self._files is not None:
-            order["files"] = ",".join(map(str, self._files))
         if launch.cpus is not None:
             order["cpus"] = ",".join(map(str, sorted(launch.cpus)))
         return order
@@ -213,14 +224,21 @@ class Starter:
             inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
             if self._zygote is not None and not self._zygote.alive():
                 self._close_zygote()
-            if self._zygote is None:
-                self._zygote = Zygote(partial(self._start_zygote, function, launch))
-            return self._zygote.start(
-                order,
-                launch.environment,
-                _streams(stdout, stderr),
-                (payload.fileno(), *inherited),
-            )
+            zygote = self._zygote or Zygote(partial(self._start_zygote, function, launch))
+            with self._lock:
+                self._zygote = zygote
+                if self._interrupted:
+                    zygote.interrupt()
+            try:
+                return zygote.start(
+                    order,
+                    launch.environment,
+                    _streams(stdout, stderr),
+                    (payload.fileno(), *inherited),
+                )
+            except Unavailable:  # it hangs, or cannot fork: another one may do better
+                self._close_zygote()
+                raise
 
     def _start_zygote(
         self, function: Function, launch: Launch, orders: socket.socket

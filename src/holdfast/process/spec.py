@@ -26,6 +26,7 @@ __all__ = [
     "StartMethod",
     "entrypoint_name",
     "for_local_rank",
+    "forks",
 ]
 
 
@@ -90,6 +91,11 @@ def entrypoint_name(entrypoint: Entrypoint) -> str:
             return name
         case _:
             assert_never(entrypoint)
+
+
+def forks(entrypoint: Entrypoint) -> bool:
+    """Say whether a worker is a fork of the agent: it has a copy of what the forking thread has."""
+    return isinstance(entrypoint, Function) and entrypoint.start_method is StartMethod.FORK
 
 
 def for_local_rank(entrypoint: _Entrypoint, local_rank: int) -> _Entrypoint:

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -71,13 +72,14 @@ class Forked:
 
 
 class Zygote:
-    """The agent's side. Used by one thread.
+    """The agent's side. Used by one thread, but for `interrupt`.
 
     `launch` starts the zygote, which shall call `serve` with the socket that it is given.
     """
 
     def __init__(self, launch: Callable[[socket.socket], WorkerProcess]) -> None:
         self._orders, theirs = socket.socketpair()
+        self._lock = threading.Lock()  # its number is its own while this is held: nobody reaps it
         with theirs:
             try:
                 self._process = launch(theirs)
@@ -87,7 +89,14 @@ class Zygote:
 
     def alive(self) -> bool:
         """Say whether it can start workers."""
-        return self._process.reap() is None
+        with self._lock:
+            return self._process.reap() is None
+
+    def interrupt(self) -> None:
+        """Kill it, so that a `start` which waits for it fails at once. From any thread."""
+        with self._lock:
+            if self._process.reap() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def start(
         self,
@@ -110,7 +119,8 @@ class Zygote:
     def close(self) -> None:
         """End the zygote, and whatever it has forked with it."""
         self._orders.close()
-        end(self._process)
+        with self._lock:
+            end(self._process)
 
 
 # The zygote's own side.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from holdfast.agent.clerk import Clerk
+from holdfast.errors import Unavailable
 
 SOON_S = 20.0
 
@@ -37,3 +40,16 @@ def test_who_closes_waits_no_longer_than_he_says() -> None:
     assert not clerk.close(0.0)
     gate.set()
     assert clerk.close(SOON_S)
+
+
+def test_a_thread_that_cannot_be_started_is_no_bug_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    clerk = Clerk("holdfast-clerk")
+    with pytest.raises(Unavailable, match="no thread can be started"):
+        clerk.do(lambda: None)
+    assert clerk.close(0.0)

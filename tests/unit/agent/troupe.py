@@ -71,8 +71,12 @@ class PlayedGroup:
         try:
             if self.cannot_start is not None:
                 raise self.cannot_start
-            self._running = {launch.local_rank for launch in self.launches}
-            return self.pids()
+            with self._lock:
+                self._running = {launch.local_rank for launch in self.launches}
+                pids, stops = self.pids(), list(self.stops)
+            for number, _ in stops:  # which came before
+                self._end_by(number)
+            return pids
         finally:
             self.begun.set()
 
@@ -80,7 +84,11 @@ class PlayedGroup:
         return {local_rank: 1000 + local_rank for local_rank in sorted(self._running)}
 
     def stop(self, number: Signals, grace_s: float) -> None:
-        self.stops.append((number, grace_s))
+        with self._lock:
+            self.stops.append((number, grace_s))
+        self._end_by(number)
+
+    def _end_by(self, number: Signals) -> None:
         for local_rank in sorted(self._running):
             self._exit(local_rank, Exit(-number), None, asked=True)
 
@@ -116,9 +124,10 @@ class PlayedGroup:
             if local_rank not in self._running:
                 return
             self._running.discard(local_rank)
-            self._report(WorkerExited(local_rank, 1000 + local_rank, exit_, failure, asked))
-            if not self._running:
-                self._report(GroupEnded(self.stuck))
+            was_last = not self._running
+        self._report(WorkerExited(local_rank, 1000 + local_rank, exit_, failure, asked))
+        if was_last:
+            self._report(GroupEnded(self.stuck))
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from holdfast.process.spec import (
     StartMethod,
     entrypoint_name,
     for_local_rank,
+    forks,
 )
 
 
@@ -41,6 +42,12 @@ NAMELESS = partial(print)
 )
 def test_names(entrypoint: Entrypoint, name: str) -> None:
     assert entrypoint_name(entrypoint) == name
+
+
+def test_only_the_method_fork_forks_the_agent() -> None:
+    assert forks(Function(print, (), StartMethod.FORK))
+    assert not forks(Function(print, (), StartMethod.FORKSERVER))
+    assert not forks(Program("true"))
 
 
 def test_arguments_may_name_the_local_rank() -> None:
