@@ -364,6 +364,8 @@ class References:
                 outcome += self._free_if_unused(reference)
         for fork, held in list(self._held.items()):
             if held.ticket.owner == worker:
+                # The worker that gave it may never hear of this death: it waits for our word.
+                outcome += self._accept(held.ticket) if held.state is ForkState.ASKED else []
                 self._lose(fork, OWNER_GONE)
                 continue
             for child in [child for child, user in held.children.items() if user == worker]:

@@ -347,8 +347,8 @@ def test_children_on_their_way_to_the_dead_hold_nobody_back() -> None:  # RR-2
 def test_a_reference_is_lost_with_its_owner() -> None:  # RR-5
     _, a, ticket = made()
     c, gift = passed(a, ticket)
-    for machine, fork in ((a, ticket.fork), (c, gift.fork)):
-        assert machine.died(B) == []
+    for machine, fork, told in ((a, ticket.fork, []), (c, gift.fork, [accept(gift)])):
+        assert machine.died(B) == told
         assert machine.lost(fork) == OWNER_GONE
         assert machine.died(B) == []
         assert machine.drop(fork) == []
@@ -366,6 +366,26 @@ def test_what_is_dropped_already_ends_with_its_owner() -> None:  # RR-2
     a.drop(ticket.fork)
     a.died(B)
     gone(a)
+
+
+def test_a_parent_is_told_when_the_owner_dies_before_it_counts_the_child() -> None:  # RR-2
+    """The parent may have come after the owner was gone, and then it never hears of its end."""
+    _, a, ticket = made()
+    c, gift = passed(a, ticket)
+    assert a.drop(ticket.fork) == []  # its child is on its way
+    assert c.died(B) == [accept(gift)]
+    assert c.lost(gift.fork) == OWNER_GONE
+    assert a.child_accepted(gift.fork) == [delete(ticket)]  # which finds that the owner is gone
+    a.died(B)
+    c.drop(gift.fork)
+    gone(a, c)
+
+
+def test_a_parent_hears_once_that_its_child_is_counted() -> None:
+    _, a, ticket = made()
+    c, gift = passed(a, ticket)
+    assert c.confirmed(gift.fork) == [accept(gift)]
+    assert c.died(B) == []
 
 
 def test_a_dead_parent_is_told_nothing() -> None:
