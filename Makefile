@@ -69,11 +69,9 @@ docs: .venv/.demo
 	$(BIN)/python docs/check.py --write
 
 sim: .venv/.test
-	$(BIN)/python -m holdfast.testing.storesim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
-	$(BIN)/python -m holdfast.testing.cluster --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
-	$(BIN)/python -m holdfast.testing.agentsim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
-	$(BIN)/python -m holdfast.testing.rrefsim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
-	$(BIN)/python -m holdfast.testing.oncesim --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS)
+	@broken=0; for one in storesim cluster agentsim rrefsim oncesim; do \
+	$(BIN)/python -m holdfast.testing.$$one --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS) \
+	|| broken=1; done; exit $$broken
 
 # How many workers `make chaos` kills; for ten of them, three agents.
 KILLS ?= 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import random
 import sys
 from collections import Counter
@@ -13,11 +14,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.testing.faultplan import Fault, FaultPlan
 
-__all__ = ["Plan", "Report", "RunSeed", "Tally", "command", "run_many"]
+__all__ = ["Plan", "Report", "RunSeed", "Tally", "command", "run_many", "usable_cores"]
 
 _SHOWN_MAX = 5
+_NAMED_MAX = 100
+_PROGRESS_EVERY_S = 10.0
 
 
 class Plan(Protocol):
@@ -73,7 +77,12 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     broken: list[Report] = field(default_factory=list)
     """The first few of the runs in which a promise was broken."""
-    broken_runs: int = 0
+    broken_seeds: list[int] = field(default_factory=list)
+
+    @property
+    def broken_runs(self) -> int:
+        """In how many runs a promise was broken."""
+        return len(self.broken_seeds)
 
     def add(self, report: Report) -> None:
         """Count one more run."""
@@ -81,7 +90,7 @@ class Tally:
         self.faults.update(report.faults)
         self.counts.update(report.counts)
         if report.failures:
-            self.broken_runs += 1
+            self.broken_seeds.append(report.seed)
             if self.broken_runs <= _SHOWN_MAX:
                 self.broken.append(report)
 
@@ -99,7 +108,12 @@ class Tally:
         return f"{self.runs} runs were too easy to count: " + ", ".join(easy) if easy else None
 
     def __str__(self) -> str:
-        return f"faults: {_listed(self.faults)}\nevents: {_listed(self.counts)}"
+        lines = [f"faults: {_listed(self.faults)}", f"events: {_listed(self.counts)}"]
+        if self.broken_seeds:
+            named = ", ".join(map(str, self.broken_seeds[:_NAMED_MAX]))
+            more = ", ..." if self.broken_runs > _NAMED_MAX else ""
+            lines.append(f"broken seeds: {named}{more}")
+        return "\n".join(lines)
 
 
 def run_many(
@@ -108,15 +122,24 @@ def run_many(
     seeds: Iterable[int],
     processes: int,
     show: Callable[[str], object],
+    progress: Callable[[Tally], object] = lambda tally: None,
 ) -> Tally:
-    """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
+    """Run many seeds, untraced; `show` gets the first broken ones as they are found.
+
+    `progress` is called after each run. An interrupt ends it soon: no more seeds are begun.
+    """
     tally = Tally(least)
     with ProcessPoolExecutor(processes) if processes > 1 else nullcontext() as pool:
         reports = pool.map(run_seed, seeds, chunksize=16) if pool else map(run_seed, seeds)
-        for report in reports:
-            tally.add(report)
-            if report in tally.broken:
-                show(f"{report}\n")
+        try:
+            for report in reports:
+                tally.add(report)
+                if report in tally.broken:
+                    show(f"{report}\n")
+                progress(tally)
+        finally:
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
     return tally
 
 
@@ -132,7 +155,10 @@ def command(
     parser.add_argument("--seed", type=int, help="run this one, and print its trace")
     parser.add_argument("--seeds", type=_positive, default=1000, help="run so many (1000)")
     parser.add_argument("--start", type=int, help="the first of them (fresh ones each time)")
-    parser.add_argument("--processes", type=_positive, default=2, help="on so many processes (2)")
+    cores = usable_cores()
+    parser.add_argument(
+        "--processes", type=_positive, default=cores, help=f"on so many processes ({cores})"
+    )
     options = parser.parse_args(argv)
     write = sys.stdout.write
     if options.seed is not None:
@@ -145,11 +171,27 @@ def command(
     write(f"{title}: {options.seeds} seeds from {start}\n")
     sys.stdout.flush()
     seeds = range(start, start + options.seeds)
-    tally = run_many(run_seed, least, seeds, options.processes, write)
+    said_at = SYSTEM_CLOCK.monotonic()
+
+    def progress(tally: Tally) -> None:
+        nonlocal said_at
+        if SYSTEM_CLOCK.monotonic() >= said_at + _PROGRESS_EVERY_S:
+            said_at = SYSTEM_CLOCK.monotonic()
+            write(f"{tally.runs} of {options.seeds} seeds, {tally.broken_runs} broke a promise\n")
+            sys.stdout.flush()
+
+    tally = run_many(run_seed, least, seeds, options.processes, write, progress)
     easy = tally.too_easy()
     write(f"{tally}\n" + (f"{easy}\n" if easy else ""))
     write(f"{tally.broken_runs} of {tally.runs} seeds broke a promise\n")
     return 1 if tally.broken_runs or easy else 0
+
+
+def usable_cores() -> int:
+    """Return on how many processor cores this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _positive(text: str) -> int:
