@@ -211,9 +211,8 @@ def _ends_well(murder: Murder, role: Role) -> bool | None:
         case Phase.LEAVING:
             # The run is over. The spare may have heard of it before the store was gone.
             return None if role is Role.SPARE else True
-        case Phase.FINISHED:
-            return role is Role.MEMBER  # its part is done
         case _:
+            # Also when the member's workers are done: it cannot know whether the host's are (AG-7).
             return False
 
 

@@ -40,6 +40,15 @@ def test_an_agent_is_killed_and_the_spare_takes_its_place() -> None:
     assert record.rounds == [1, 2]
 
 
+def test_a_node_that_is_done_says_so_when_it_loses_the_host() -> None:
+    """E2, AG-7: the host dies before it has said that its workers are done."""
+    murder = Murder(Phase.FINISHED, Signals.SIGKILL, Role.HOST)
+    record = run_murder(murder, "widow", within_s=PATIENT_S)
+    verdict = judge_murder(murder, record)
+    assert (verdict.broken, verdict.invalid) == ((), ())
+    assert "is lost: no connection" in record.finals[Role.MEMBER].text
+
+
 def test_what_did_not_strike_is_invalid() -> None:
     chaos = Chaos()
     chaos.add_murder(MURDER, MurderRecord(trouble="none", struck=False))

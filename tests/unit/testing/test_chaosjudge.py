@@ -201,9 +201,15 @@ def test_e2_nobody_ends_well_without_the_store() -> None:
     assert broken_by(HOST, good_murder(HOST, member=1)) == "E2"
 
 
-def test_who_was_done_before_the_store_was_gone_ends_well() -> None:
-    finished = replace(HOST, phase=Phase.FINISHED)
-    assert judge_murder(finished, good_murder(finished, spare=1)) == FINE
+def test_e2_a_node_that_waits_for_the_host_does_not_end_well_without_it() -> None:
+    """AG-7: its workers are done, and it cannot know whether those of the host are."""
+    for phase in (Phase.FINISHED, Phase.BARRIER):
+        murder = replace(HOST, phase=phase)
+        assert judge_murder(murder, good_murder(murder, member=1, spare=1)) == FINE
+        assert broken_by(murder, good_murder(murder, spare=1)) == "E2"
+
+
+def test_when_the_run_is_over_the_end_of_the_host_harms_nobody() -> None:
     leaving = replace(HOST, phase=Phase.LEAVING)
     for code in (0, 1):
         assert judge_murder(leaving, good_murder(leaving, spare=code)) == FINE
