@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from holdfast.testing.heeding import heed_signals
 from tests.unit.net.certificates import Certificates, make_certificates
 
 # Leak checks on every test, the `transcript` fixture, and the options of simulations.
@@ -25,10 +25,10 @@ for name, same in (("holdfast", True), ("fresh", False)):
     )
 settings.load_profile("holdfast")
 
-# A shell ignores these in what it runs in the background, and all that we start would inherit it.
+# A shell ignores some in what it runs in the background, nohup another one; all that tests start
+# would inherit it.
 if threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    heed_signals()
 
 
 @pytest.fixture(scope="session")

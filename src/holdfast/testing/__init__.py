@@ -5,6 +5,7 @@ In reading order:
     leaks.py       what was left behind: threads, open files, processes, temporary files
     transcript.py  stories of a machine as text files that are replayed and rewritten
     plugin.py      the pytest plugin: leak checks, --rewrite, --sim-seeds
+    heeding.py     signals that a process inherits as ignored, and that tests send
     faultplan.py   what will go wrong in a simulated run, as data
     network.py     a simulated network with faults: one seed, one heap of events, virtual time
     checkers.py    are the histories of clients linearizable? do watches and leases keep word?

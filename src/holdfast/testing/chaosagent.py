@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ from holdfast.rendezvous.registry import create_rendezvous
 from holdfast.store import client
 from holdfast.testing import chaosworker
 from holdfast.testing.chaosplan import Phase
+from holdfast.testing.heeding import heed_signals
 from holdfast.testing.leaks import find_leaks, take_snapshot
 
-__all__ = ["Stage", "main"]
+__all__ = ["Stage", "main", "show_stacks_at"]
 
 _EVENTS = {
     "RoundFormed": Phase.FORMED,
@@ -143,9 +145,27 @@ def _run(wish: dict[str, Any], stage: Stage) -> int:
     return code
 
 
+def show_stacks_at(number: signal.Signals) -> None:
+    """Write the stacks of all threads to standard error whenever this signal comes.
+
+    Call it before other threads start. A thread of its own waits for the signal, and writes while
+    it holds the interpreter's lock. `faulthandler.register` would write without the lock, and read
+    frames that running threads free meanwhile: that can crash.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+    def show() -> None:
+        while True:
+            signal.sigwait({number})
+            faulthandler.dump_traceback()
+
+    threading.Thread(target=show, name="stacks", daemon=True).start()
+
+
 def main(wish: dict[str, Any]) -> int:
     """Be an agent; return the exit code."""
-    faulthandler.register(signal.SIGUSR1)
+    heed_signals()  # `nohup` would keep some of those that are to kill it from doing so
+    show_stacks_at(signal.SIGUSR1)
     phase = wish.get("phase")
     stage = Stage(None if phase is None else Phase(phase), os.dup(1), os.dup(0))
     os.dup2(2, 1)  # for what the workers print

@@ -159,11 +159,13 @@ class AgentProcess:
             written = self.errors.stat().st_size
             self.process.send_signal(signal.SIGUSR1)
             deadline = Deadline.after(TIMEOUT_S)
-            while not (self._dumped(written) or deadline.passed() or self.process.poll()):
+            while not (self._dumped(written) or deadline.passed()):
+                if self.process.poll() is not None:
+                    break
                 SYSTEM_CLOCK.sleep(0.05)
         text = self.errors.read_text(errors="replace")[-6000:]
         said = "\n".join(map(str, self.said[-12:]))
-        return f"agent {self.token} (ended: {self.code})\n{said}\n{text}"
+        return f"agent {self.token} (ended: {self.process.poll()})\n{said}\n{text}"
 
     def _dumped(self, written: int) -> bool:
         """Say whether all stacks are there; the last line is of the outermost frame of `main`."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +45,40 @@ def pipes() -> Iterator[Pipes]:
 
 def stage(pipes: Pipes, phase: Phase | None) -> Stage:
     return Stage(phase, pipes.reports, pipes.releases)
+
+
+SPINNING = """
+import os, signal, threading
+from holdfast.testing.chaosagent import show_stacks_at
+
+def deep(depth):
+    return depth and deep(depth - 1)
+
+def spin():
+    while True:
+        for depth in range(0, 400, 7):  # frames are freed when the stack shrinks
+            deep(depth)
+
+show_stacks_at(signal.SIGUSR1)
+threading.Thread(target=spin, daemon=True).start()
+print(flush=True)
+os.read(0, 1)
+"""
+
+
+def test_stacks_are_shown_while_other_threads_run() -> None:
+    command = [sys.executable, "-c", SPINNING]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        for _ in range(100):
+            process.send_signal(signal.SIGUSR1)
+            # The outermost frame of the main thread comes last.
+            assert any(b"in <module>" in line for line in process.stderr), process.wait(20)
+        process.communicate(b".", timeout=20)
+    assert process.returncode == 0
 
 
 def test_it_stops_where_it_should_and_only_once(pipes: Pipes) -> None:
