@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo torch test cover lint format types docs sim chaos soak conformance bench bench-rivals bench-rendezvous clean
+.PHONY: help demo torch test cover lint format types docs walk sim chaos soak conformance bench bench-rivals bench-rendezvous clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -34,6 +34,7 @@ help:
 	@echo "make bench         measure, beside torch's launcher, store and RPC"
 	@echo "make bench-rivals  install gRPC, Ray, rpyc and pyzmq, to be measured too"
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
+	@echo "make walk          how many files live calls pass through (ARGS=--files lists them)"
 	@echo "make docs          write what is generated, and check all documents"
 	@echo "make clean         remove what the other targets made"
 
@@ -64,6 +65,9 @@ format: .venv/.lint
 
 types: .venv/.test .venv/.lint
 	$(BIN)/mypy
+
+walk: .venv/.demo
+	@$(BIN)/python docs/walk.py $(ARGS)
 
 docs: .venv/.demo
 	$(BIN)/python docs/check.py --write

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs import check
+from docs.walk import Walk
 
 
 @pytest.mark.parametrize(
@@ -117,3 +118,13 @@ def test_every_guarantee_has_a_number_of_its_own() -> None:
     ]
     assert len(numbers) > 10
     assert sorted(numbers) == sorted(set(numbers))
+
+
+def test_a_walk_counts_returns_to_a_file_for_each_thread() -> None:
+    walk = Walk("call")
+    walk.steps = [
+        *((1, "a", "f"), (1, "a", "g"), (2, "b", "f"), (1, "b", "h")),
+        *((2, "b", "g"), (1, "a", "f"), (1, "c", "f")),
+    ]
+    assert walk.files == ["a", "b", "a", "c", "b"]
+    assert str(walk) == "| call | 7 | 3 | 2 | 2 |"

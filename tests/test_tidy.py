@@ -26,9 +26,9 @@ COLUMNS_MAX = 100
 # Purity. The list of pure files is in pyproject.toml, [tool.coverage.report].
 
 ACTING_MODULES = (
-    *("asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "select", "selectors"),
-    *("shutil", "signal", "socket", "socketserver", "ssl", "subprocess", "tempfile", "threading"),
-    *("time", "torch", "urllib.request", "_thread"),
+    *("asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "resource"),
+    *("select", "selectors", "shutil", "signal", "socket", "socketserver", "ssl", "subprocess"),
+    *("tempfile", "threading", "time", "torch", "urllib.request", "_thread"),
 )
 # Files that import nothing which acts, and are not pure all the same.
 ACTS_THROUGH_OTHERS: dict[str, str] = {

@@ -4,7 +4,7 @@
     ├── UsageError (ValueError)           the caller must change the call
     ├── TimeoutExpired (TimeoutError)     a deadline passed; .waiting_for says for what
     │   ├── RendezvousTimedOut            no round came; the message says who was there
-    │   └── CallTimedOut (RuntimeError)   a call was not answered in time
+    │   └── CallTimedOut (RuntimeError)   a call was not answered in time; .deadline_of
     ├── Unavailable (ConnectionError)     the environment failed; retrying may help
     │   ├── StoreUnavailable              .maybe_applied: whether a write may have happened
     │   │   └── RendezvousLost            the store of the run is lost, and the run with it
@@ -102,7 +102,22 @@ class RendezvousTimedOut(TimeoutExpired):
 
 
 class CallTimedOut(TimeoutExpired, RuntimeError):
-    """A call was not answered in time; it may have run, or run still."""
+    """A call was not answered in time; it may have run, or run still.
+
+    `deadline_of` is the worker whose call set the deadline: a call that is made within another one
+    inherits what is left of its time. It is empty if the call's own limit has passed.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        waiting_for: tuple[str, ...] = (),
+        maybe_applied: bool = False,
+        deadline_of: str = "",
+    ) -> None:
+        super().__init__(message, waiting_for=waiting_for, maybe_applied=maybe_applied)
+        self.deadline_of = deadline_of
 
 
 class Unavailable(HoldfastError, ConnectionError):

@@ -8,8 +8,8 @@ import threading
 from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.rpc.answering import deadline_here
 from holdfast.rpc.api import async_execution, rpc_async, rpc_sync
+from holdfast.rpc.deadlines import deadline_here
 from holdfast.rpc.future import Future, wait_all
 
 counts: dict[str, int] = {}

@@ -16,6 +16,7 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 import pytest
 
@@ -334,8 +335,7 @@ def test_the_slow_hold_nobody_up_and_are_dropped_in_time(live: Live) -> None:
             sock.sendall(b"H")
         live.settle()
         live.check_served()
-        strangers = list(live.server._strangers.values())
-        assert len(strangers) == SLOW
+        assert len(live.server._strangers) == SLOW
         held, _ = tracemalloc.get_traced_memory()
         assert held < SLOW * 16 * KIB
         assert live.refusals() == []
@@ -344,7 +344,7 @@ def test_the_slow_hold_nobody_up_and_are_dropped_in_time(live: Live) -> None:
         live.settle()
         assert [hear(sock) for sock in slow] == [b""] * SLOW
         assert [refusal.reason for refusal in live.refusals()] == ["silent for too long"] * SLOW
-        assert live.server._strangers == {}
+        assert len(live.server._strangers) == 0
         assert store.get("key") == b"value"
         live.check_served()
 
@@ -367,8 +367,8 @@ def test_who_proves_himself_and_then_says_nothing_is_dropped_too(live: Live) -> 
         assert hear(sock) == b""
 
 
-def test_the_oldest_stranger_makes_room(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STRANGERS_MAX", 50)
+def test_the_oldest_stranger_makes_room(live: Live) -> None:
+    live.server._strangers.most = 50
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(live.dial()) for _ in range(60)]
         live.settle()
@@ -377,6 +377,56 @@ def test_the_oldest_stranger_makes_room(live: Live, monkeypatch: pytest.MonkeyPa
         assert len(live.server._strangers) == 49
     reasons = {refusal.reason for refusal in live.refusals()[:11]}
     assert reasons == {"made room for newer connections"}
+
+
+def test_a_flood_from_one_address_keeps_nobody_out_who_comes_from_another(live: Live) -> None:
+    """SS-2."""
+    live.server._strangers.most = 50
+    with contextlib.ExitStack() as stack:
+        away = stack.enter_context(
+            socket.create_connection(live.server.address, SOON, source_address=("127.0.0.2", 0))
+        )
+        live.settle()
+        flood = [stack.enter_context(live.dial()) for _ in range(200)]
+        live.settle()
+        assert [hear(sock) for sock in flood[:151]] == [b""] * 151
+        shake(away)
+    assert {refusal.peer.partition(":")[0] for refusal in live.refusals()} == {"127.0.0.1"}
+
+
+CROWDED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+from holdfast.net.address import Address
+from holdfast.net.secret import Secret
+from holdfast.store.server import StoreServer
+with StoreServer(Address("127.0.0.1", 0), Secret(b"a secret of these tests, 32 bytes")) as server:
+    print(server.address.port, flush=True)
+    sys.stdin.readline()
+    files = [open("/dev/null") for _ in range(500)]
+    print(len(files), flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_thousand_silent_connections_leave_descriptors_for_others() -> None:
+    """SS-2: with the soft limit that most systems have."""
+    command = [sys.executable, "-c", CROWDED]
+    with (
+        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True) as process,
+        hostile.many_descriptors(),
+        contextlib.ExitStack() as stack,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        address = ("127.0.0.1", int(process.stdout.readline()))
+        silent = [stack.enter_context(socket.create_connection(address, SOON)) for _ in range(1100)]
+        assert hear(silent[0]) == b""  # all that came before the last hundred have been accepted
+        assert hear(silent[900]) == b""
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "500\n"
+        process.stdin.close()
 
 
 def test_what_strangers_send_is_not_kept(live: Live) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.clock import Deadline
 from holdfast.errors import PeerLost
 from holdfast.net.auth import derive_key
-from holdfast.rpc import current
+from holdfast.rpc import current, peers
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.future import wait_all
+from holdfast.rpc.link import Link
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from tests.e2e import rpc_jobs as jobs
@@ -94,6 +96,33 @@ def test_a_worker_that_is_stopped_is_lost_after_its_lease_and_not_heard_again() 
             assert stale in agent._answerer._dead
         finally:
             current.reset_agent()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_worker_that_is_frozen_at_the_first_call_to_it_is_called_when_it_wakes(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PE-4: its lease lasts, so it is not lost, however many attempts to connect take too long."""
+    monkeypatch.setattr(peers, "TRY_S", 0.05)
+    tries, connect = threading.Semaphore(0), peers.Peer._connect
+
+    def count(peer: peers.Peer, deadline: Deadline) -> Link:
+        tries.release()
+        return connect(peer, deadline)
+
+    monkeypatch.setattr(peers.Peer, "_connect", count)
+    with workers(2, lease_s=60.0) as (agent, others):
+        others.signal("w1", signal.SIGSTOP)
+        answers: list[int] = []
+        call = agent.call if waits else (lambda *args: agent.call_async(*args).wait())
+        caller = threading.Thread(target=lambda: answers.append(call("w1", jobs.add, (1,))))
+        caller.start()
+        for _ in range(3):
+            assert tries.acquire(timeout=SOON)
+        monkeypatch.setattr(peers, "TRY_S", SOON)
+        others.signal("w1", signal.SIGCONT)
+        caller.join()
+        assert answers == [1]
 
 
 SHUT_DOWN = r"Connection closed by peer \(this agent has been shut down\)"

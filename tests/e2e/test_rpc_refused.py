@@ -488,6 +488,22 @@ def test_more_strangers_than_there_may_be_keep_nobody_out(live: Live) -> None:
         assert len(server._strangers) <= server_module.STRANGERS_MAX
 
 
+@pytest.mark.parametrize("live", ["tcp"], indirect=True)
+def test_a_flood_from_one_address_keeps_nobody_out_who_comes_from_another(live: Live) -> None:
+    """SR-4."""
+    strangers = live.victim._server._strangers
+    strangers.most = 20
+    host, _, port = live.contact.tcp.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        away = stack.enter_context(
+            socket.create_connection((host, int(port)), SOON, source_address=("127.0.0.2", 0))
+        )
+        flood = [stack.enter_context(live.dial()) for _ in range(60)]
+        assert [hear(sock) for sock in flood[:41]] == [b""] * 41
+        shake(away, live.key)
+        assert len(strangers) <= 20
+
+
 def test_who_does_not_read_his_answers_holds_up_nobody(live: Live) -> None:
     call = Message(Kind.PYTHON_CALL, 1, pickle.dumps((bytes, (4 * MIB,), None)))
     for purpose in Purpose:

@@ -61,7 +61,7 @@ EVERY: list[HoldfastError] = [
     StoreUnavailable("m", step=Step.RESOLVE, address="h:1", maybe_applied=True),
     RendezvousLost("m", address="h:1", maybe_applied=True),
     LeaseLost("m"),
-    CallTimedOut("m", maybe_applied=True),
+    CallTimedOut("m", maybe_applied=True, deadline_of="w1"),
     PeerLost("m", peer="w1", incarnation="i"),
     Overloaded("m"),
     RemoteError("m", type_name="x.E", traceback_text="t", worker="w1"),

@@ -14,9 +14,10 @@ Guarantees
     HE-2  A port that cannot be had is one warning, and no error.
     HE-3  Nothing can be changed here, and nothing but liveness and metrics is shown: of what the
           agent says of itself only `SHOWN`.
-    HE-4  Strangers cannot hold it: at most `CONNECTIONS_MAX` connections, the oldest gives way to
-          the newest; none lives longer than `REQUEST_S` without a whole request of at most
-          `REQUEST_BYTES_MAX`.
+    HE-4  Strangers cannot hold it: at most `CONNECTIONS_MAX` connections, and an eighth of the
+          descriptors; the oldest of the address that has the most gives way, so that a flood from
+          one address silences no probe from another one. None lives longer than `REQUEST_S`
+          without a whole request of at most `REQUEST_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from http import HTTPStatus
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.net.address import Address, parse_address
+from holdfast.net.descriptors import share_of_descriptors
 from holdfast.net.reactor import Connection, Reactor, Timer
+from holdfast.net.strangers import Strangers
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.prometheus import CONTENT_TYPE, render_prometheus
 
@@ -43,7 +46,7 @@ __all__ = [
     "HealthServer",
 ]
 
-CONNECTIONS_MAX = 16
+CONNECTIONS_MAX = 256  # more than a reactor accepts at once: a whole request that came is read
 REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0
 STUCK_S = 60.0
@@ -74,8 +77,8 @@ class HealthServer:
         self._status = status
         self._metrics = metrics
         self._reactor: Reactor | None = None
-        # The oldest first. Touched by the reactor's thread only.
-        self._requests: dict[_Request, None] = {}
+        # Touched by the reactor's thread only.
+        self._requests = Strangers[_Request](share_of_descriptors(CONNECTIONS_MAX))
         self.addresses: tuple[Address, ...] = ()
         """Where it answers; nowhere before `start`, and if that had to warn."""
 
@@ -123,11 +126,11 @@ class HealthServer:
     # On the reactor's thread.
 
     def _accept(self, reactor: Reactor, connection: Connection) -> _Request:
-        if len(self._requests) >= CONNECTIONS_MAX:
-            next(iter(self._requests)).end("others wait")
         too_slow = reactor.call_later(REQUEST_S, lambda: connection.close("too slow"))
-        request = _Request(connection, too_slow, self._answer, self._requests.pop)
-        self._requests[request] = None
+        request = _Request(connection, too_slow, self._answer, self._requests.forget)
+        crowded_out = self._requests.admit(request, connection.host)
+        if crowded_out is not None:
+            crowded_out.end("others wait")
         return request
 
     def _answer(self, path: str) -> tuple[HTTPStatus, str, str]:

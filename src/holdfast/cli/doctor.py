@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError, Step
 from holdfast.net.address import Address
 from holdfast.net.auth import VERSION
 from holdfast.net.secret import Secret
-from holdfast.net.tcp import open_socket, resolve, shake_hands
+from holdfast.net.tcp import HANDSHAKE_WITHIN_S, open_socket, resolve, shake_hands
 from holdfast.store.messages import KEY_CONTEXT
 from holdfast.store.open import choose_secret, open_store, parse_store_endpoint
 
@@ -101,7 +101,8 @@ def _examine_address(
     with open_socket(address, Deadline.after(timeout)) as sock:
         report.passed(Step.TCP, f"{address} in {_ms_since(started)}")
         if secret is not None:
-            shake_hands(sock, secret.key(KEY_CONTEXT), address, Deadline.after(timeout))
+            limit = Deadline.after(timeout).sooner(HANDSHAKE_WITHIN_S)
+            shake_hands(sock, secret.key(KEY_CONTEXT), address, limit)
             report.passed(Step.HANDSHAKE, f"version {VERSION}; both sides hold the same secret")
 
 

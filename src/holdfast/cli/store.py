@@ -8,9 +8,7 @@ that each change is one line.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
-import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from holdfast.cli.output import flush, say, say_bytes
 from holdfast.clock import Deadline
 from holdfast.errors import UsageError
 from holdfast.net.address import Address
+from holdfast.net.descriptors import many_descriptors
 from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import INT_MAX, INT_MIN, Change, check_key, check_prefix
 from holdfast.store.store import Store
@@ -108,14 +107,10 @@ def _verb(
 
 def _serve(given: argparse.Namespace) -> int:
     logging.basicConfig(format="%(message)s", level=env.current().log_level.value)
-    # Every client takes a descriptor, and the usual soft limit is for programs with few.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # a sandbox may forbid it: then with few
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Blocked before any thread starts, for all of them: only sigwait takes these signals.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
-        with serve_store(given.endpoint) as server:
+        with many_descriptors(), serve_store(given.endpoint) as server:
             say(f"export HOLDFAST_STORE=tcp://{_reachable(server.address)}")
             flush()
             signal.sigwait(_ENDING)

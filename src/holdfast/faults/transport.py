@@ -127,7 +127,7 @@ class FaultyTransport:
         breaks = self._decide(request, Moment.RUNNING)
         if breaks:
             with contextlib.suppress(HoldfastError, OSError):  # the sender will hear of it
-                request.peer.open()  # or it would break before the message is sent
+                request.peer.open(request.at)  # or it would break before the message is sent
         driver = self._send(request, message, partial(self._answered, request, hear), request.at)
         if breaks:
             request.peer.reset(ON_PURPOSE)

@@ -36,6 +36,7 @@ from holdfast.errors import HoldfastError, InternalError, Signalled, UsageError
 from holdfast.ids import new_token
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
+from holdfast.net.descriptors import many_descriptors
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.process.containment import Containment
@@ -145,12 +146,14 @@ class _Launch:
         self, stack: ExitStack, show: Callable[[Status], None], exit_barrier: Barrier
     ) -> Outcome:
         """Run the job; whatever is opened for it is closed by the stack."""
+        files = stack.enter_context(many_descriptors())  # first: servers take a share of them
         self._serve_health(stack)
         logs, containment = self._contain(stack)
         job = self._job(logs.private)
         check_entrypoint(job.entrypoint, job.environment)
         starter = Starter(
             cgroup=containment.procs_path,
+            files=files,
             close_in_child=containment.forget,
             standbys=self._standbys(job, containment),
         )

@@ -13,6 +13,8 @@ Layout, in reading order:
     inproc.py       the same inside one process
     tls.py          TLS to servers that are not ours
     reactor.py      the server's side: one thread that serves thousands of sockets
+    strangers.py    connections that have proved nothing yet, and which of them makes room
+    descriptors.py  how many descriptors this process may have open
 
-`address`, `frames` and `auth` are pure: they decide, and perform nothing.
+`address`, `frames`, `auth` and `strangers` are pure: they decide, and perform nothing.
 """

@@ -89,11 +89,12 @@ class Connection:
         "_out_bytes",
         "_reactor",
         "_socket",
+        "host",
         "on_drained",
         "peer",
     )
 
-    def __init__(self, reactor: Reactor, sock: socket.socket, peer: str) -> None:
+    def __init__(self, reactor: Reactor, sock: socket.socket, peer: Address) -> None:
         self._reactor = reactor
         self._socket = sock
         self._handler: Handler | None = None
@@ -104,7 +105,8 @@ class Connection:
         self._closing: str | None = None
         self.on_drained: Callable[[], None] | None = None
         """Called each time that queued output has all left."""
-        self.peer = peer
+        self.host = peer.host
+        self.peer = str(peer)
 
     def send(self, data: bytes) -> None:
         """Send, or queue what the kernel does not take now. Never blocks."""
@@ -356,12 +358,14 @@ class Reactor:
                 self._pause_accepting(listener, make, error)
                 return
             try:
-                self._adopt(sock, str(Address(*peer[:2])), make)
+                self._adopt(sock, Address(*peer[:2]), make)
             except Exception:  # RE-1
                 _log.exception("a connection from %s could not be served", peer[0])
                 sock.close()
 
-    def _adopt(self, sock: socket.socket, peer: str, make: Callable[[Connection], Handler]) -> None:
+    def _adopt(
+        self, sock: socket.socket, peer: Address, make: Callable[[Connection], Handler]
+    ) -> None:
         sock.setblocking(False)
         tune(sock)
         connection = Connection(self, sock, peer)

@@ -19,6 +19,7 @@ from holdfast.net.auth import NONCE_BYTES, ClientHandshake
 from holdfast.net.frames import FrameDecoder, encode_frame
 
 __all__ = [
+    "HANDSHAKE_WITHIN_S",
     "TcpTransport",
     "connect",
     "open_socket",
@@ -76,17 +77,20 @@ def open_socket(
 ) -> socket.socket:
     """Resolve and connect. Unavailable names the step that failed and the address tried.
 
+    Its cause is what the system said of the last address that was tried.
     `made` hears of each socket before it is connected; shutting that down ends the attempt.
     """
     why = ""
+    cause: OSError | None = None
     for family, where in resolve(address, deadline):
         try:
             return _open_one(family, where, deadline.sooner(TCP_WITHIN_S), made)
-        except (TimeoutError, BlockingIOError):
-            why = "no answer in time"
+        except (TimeoutError, BlockingIOError) as error:
+            why, cause = "no answer in time", error
         except OSError as error:
-            why = error.strerror or str(error)
-    raise Unavailable(f"cannot connect to {address}: {why}", step=Step.TCP, address=str(address))
+            why, cause = error.strerror or str(error), error
+    text = f"cannot connect to {address}: {why}"
+    raise Unavailable(text, step=Step.TCP, address=str(address)) from cause
 
 
 def _open_one(
@@ -117,15 +121,15 @@ def _open_one(
 def shake_hands(sock: socket.socket, key: bytes, address: Address, deadline: Deadline) -> bytes:
     """Authenticate both ways; return the bytes that came after the handshake.
 
-    PeerViolation or Refused names the step; Unavailable if the peer hangs up or is silent.
+    PeerViolation or Refused names the step; Unavailable if the peer hangs up, or is silent until
+    the deadline.
     """
-    limit = deadline.sooner(HANDSHAKE_WITHIN_S)
     machine = ClientHandshake(key, os.urandom(NONCE_BYTES))
     try:
-        sock.settimeout(limit.remaining())
+        sock.settimeout(_seconds(deadline))
         sock.sendall(machine.greeting())
         while not machine.done:
-            sock.settimeout(max(limit.remaining() or 0.0, 0.001))
+            sock.settimeout(_seconds(deadline))
             data = sock.recv(4096)
             if not data:
                 raise _unshaken(address, "the server closed the connection")
@@ -147,6 +151,12 @@ def shake_hands(sock: socket.socket, key: bytes, address: Address, deadline: Dea
     return machine.leftover()
 
 
+def _seconds(deadline: Deadline) -> float | None:
+    """Return what is left for a socket to wait; never zero, which would mean not to wait."""
+    left = deadline.remaining()
+    return None if left is None else max(left, 0.001)
+
+
 def _unshaken(address: Address, why: str) -> Unavailable:
     return Unavailable(
         f"handshake with {address}: {why}", step=Step.HANDSHAKE, address=str(address)
@@ -157,7 +167,8 @@ def connect(address: Address, key: bytes, deadline: Deadline) -> TcpTransport:
     """Connect, authenticate, and return a transport."""
     sock = open_socket(address, deadline)
     try:
-        return TcpTransport(sock, str(address), shake_hands(sock, key, address, deadline))
+        limit = deadline.sooner(HANDSHAKE_WITHIN_S)
+        return TcpTransport(sock, str(address), shake_hands(sock, key, address, limit))
     except HoldfastError:
         sock.close()
         raise

@@ -2,23 +2,22 @@
 
     HOLDFAST_WORKER=<order> python -u worker.py SCRIPT [ARGUMENT ...]
 
-A script that runs this file, so that a list of processes shows the user's program and its
-arguments. What to do comes as an order in one variable, which is removed at once. The process is
-tied to its parent's life, enters its control group, and handles signals as a fresh Python does.
-Then a script or module runs in this very interpreter as it would under plain `python -u`, and ends
-as Python ends it; a program takes the process over; a function is called, and what it returns is
-left in a file; then its process ends by `work_until_end`. An exception that ends any of them is
-left in the error file, unless the program wrote its own.
+A list of processes shows the user's program and its arguments. What to do comes as an order in one
+variable, which is removed at once. The process is tied to its parent's life, enters its control
+group, and handles signals as a fresh Python does. Then a script or module runs in this interpreter
+as under plain `python -u`, and ends as Python ends it; a program takes the process over; a function
+is called, what it returns is left in a file, and the process ends by `work_until_end`. An exception
+that ends any of them is left in the error file, unless the program wrote its own.
 
-Nothing here may import holdfast, and `_signal` and `_ctypes` are used without the modules above
-them: every worker of every job pays for what is imported here. Forked workers begin in forked.py
-and share the rest.
+Nothing here may import holdfast, nor a module where `_signal` and `_ctypes` will do: every worker
+pays for it. Forked workers begin in forked.py and share the rest.
 
     kind       script, module, program, function or standby
     parent     the process to die with
     folder     where to leave error.json, stack.txt and result.pickle
     cgroup     a control group's list of processes, to enter it; may be missing
     cpus       the processors to run on; may be missing
+    files      the limits of open files, soft and hard, if the parent has others
     program    the executable, for a program
     payload    the descriptor of the pickled function
     inherited  the descriptors that the function's arguments refer to
@@ -46,9 +45,7 @@ if TYPE_CHECKING:
 
 SCRIPT = os.path.join(os.path.dirname(__file__), "worker.py")
 ORDER = "HOLDFAST_WORKER"
-ERROR_FILE = "error.json"
-STACK_FILE = "stack.txt"
-RESULT_FILE = "result.pickle"
+ERROR_FILE, STACK_FILE, RESULT_FILE = "error.json", "stack.txt", "result.pickle"
 
 _PR_SET_PDEATHSIG = 1
 # Ignored on purpose: by Python itself, or by the user (nohup).
@@ -111,6 +108,10 @@ def settle(order: Mapping[str, str]) -> None:
             pass  # other means contain the worker as well
     if "cpus" in order:
         _run_on(int(number) for number in order["cpus"].split(","))
+    if "files" in order:
+        from resource import RLIMIT_NOFILE, setrlimit
+
+        setrlimit(RLIMIT_NOFILE, tuple(map(int, order["files"].split(","))))  # type: ignore[arg-type]
     if "PYTHONFAULTHANDLER" not in os.environ:  # else the user wants the stack on stderr
         import faulthandler
 

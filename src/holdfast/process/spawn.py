@@ -53,7 +53,8 @@ _BEGIN_S = 10.0  # how long a forked process may take to become a group of its o
 class Starter:
     """Starts workers.
 
-    `cgroup` is the control group that they enter, as the path of its cgroup.procs.
+    `cgroup` is the control group that they enter, as the path of its cgroup.procs. `files` are the
+    limits of open files that they get, if not ours.
     `close_in_child` runs in a forked worker, which has a copy of all that this process has: it
     closes what keeps others waiting, such as the writing ends of pipes. `standbys` are used where
     they fit, kept at their number, and closed with the starter.
@@ -63,10 +64,12 @@ class Starter:
         self,
         *,
         cgroup: Path | None = None,
+        files: tuple[int, int] | None = None,
         close_in_child: Callable[[], None] = lambda: None,
         standbys: Standbys | None = None,
     ) -> None:
         self._cgroup = cgroup
+        self._files = files
         self._close_in_child = close_in_child
         self._standbys = standbys
         self._lock = threading.Lock()
@@ -163,6 +166,8 @@ class Starter:
         }
         if self._cgroup is not None:
             order["cgroup"] = os.fspath(self._cgroup)
+        if self._files is not None:
+            order["files"] = ",".join(map(str, self._files))
         if launch.cpus is not None:
             order["cpus"] = ",".join(map(str, sorted(launch.cpus)))
         return order

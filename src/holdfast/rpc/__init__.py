@@ -22,6 +22,7 @@ Layout, in reading order (◦ = pure)
     big.py              large buffers on one machine
     forks.py            sockets of this process alone
     link.py             one connection
+    deadlines.py        the deadline that calls inherit
     way.py              making way before blocking
     future.py           a value to come
     readers.py          the reader of last resort
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         shutdown,
     )
     from holdfast.rpc.backends import register_backend
+    from holdfast.rpc.deadlines import detached
     from holdfast.rpc.future import Future, collect_all, wait_all
     from holdfast.rpc.names import WorkerInfo
     from holdfast.rpc.remote_worker import RemoteWorker
@@ -84,6 +86,7 @@ __all__ = [
     "async_execution",
     "collect_all",
     "debug_info",
+    "detached",
     "get_worker_info",
     "init_rpc",
     "register_backend",
@@ -102,6 +105,7 @@ _HOMES = {
     "RetryPolicy": "retry",
     "WorkerInfo": "names",
     "collect_all": "future",
+    "detached": "deadlines",
     "register_backend": "backends",
     "wait_all": "future",
 }

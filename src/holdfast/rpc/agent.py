@@ -17,12 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from holdfast.clock import SYSTEM_CLOCK, Clock, check_timeout
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
-from holdfast.rpc.answering import Answerer, creation_head, deadline_here
+from holdfast.rpc.answering import Answerer, creation_head
 from holdfast.rpc.callables import name_of
+from holdfast.rpc.deadlines import NO_DEADLINE, check_limit, served_here
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Future
 from holdfast.rpc.greeting import Greeting
@@ -71,12 +72,14 @@ class Agent:
         timeout_s: float = 60.0,
         transport: Transport | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        inherits: bool = True,
     ) -> None:
         self._info = info
         self._directory = directory
         self._key = key
         self._clock = clock
         self.timeout_s = timeout_s
+        self._inherits = inherits  # whether its calls end with the call within which they are made
         self._transport = transport or Direct()
         # Whether messages may arrive twice: then each has a number by which it is known again.
         self._repeats = bool(getattr(transport, "repeats", False))
@@ -217,10 +220,10 @@ class Agent:
         if retries is not None or self._repeats:
             return self.call_async(to, function, args, kwargs, timeout, retries).wait()
         peer = self._peer(to)
-        at, budget_ms = self._deadline(timeout)
+        at, budget_ms, whose = self._deadline(timeout)
         life = peer.contact.incarnation
         body, buffers, given = self.holdings.pack(life, (name_of(function), args, kwargs))
-        message = Message(_CALL, next(self._numbers), body, buffers, budget_ms, False, given)
+        message = Message(_CALL, next(self._numbers), body, buffers, budget_ms, False, given, whose)
         make_way()
         try:
             answer = self._transport.exchange(peer, message, at)
@@ -229,7 +232,7 @@ class Agent:
             if not isinstance(error, TimeoutError) or isinstance(error, HoldfastError):
                 raise
             self.give_up(peer, message)
-            raise timed_out(budget_ms) from None
+            raise timed_out(budget_ms, whose) from None
         return read(self.holdings, life, message, answer)
 
     def give_up(self, peer: Peer, request: Message) -> None:
@@ -336,10 +339,10 @@ class Agent:
     ) -> Future[Any]:
         """Send a request until it is answered, or there is no hope; see `insisting.py`."""
         check_patience(retries)
-        at, budget_ms = self._deadline(timeout)
+        at, budget_ms, whose = self._deadline(timeout)
         body, buffers, given = self.holdings.pack(to, value)
         # Numbered when it is posted.
-        message = Message(kind, 0, head + body, buffers, budget_ms, False, given)
+        message = Message(kind, 0, head + body, buffers, budget_ms, False, given, whose)
         future: Future[Any] = Future()
 
         def hear(answer: Message | Exception) -> None:
@@ -370,11 +373,11 @@ class Agent:
         if retries is not None:
             heard = self._settle
             return self._insist(to, lambda: peer, kind, value, timeout, retries, heard, head)
-        at, budget_ms = self._deadline(timeout)
+        at, budget_ms, whose = self._deadline(timeout)
         body, buffers, given = self.holdings.pack(to, value)
         if head:
             body = head + body
-        message = Message(kind, next(self._numbers), body, buffers, budget_ms, False, given)
+        message = Message(kind, next(self._numbers), body, buffers, budget_ms, False, given, whose)
         future = Awaited()
         future._asked = (self, peer, message)
         try:
@@ -387,20 +390,15 @@ class Agent:
             raise
         return future
 
-    def _deadline(self, timeout: float | None) -> tuple[float, int]:
-        """Return when to give a call up, and in how many milliseconds from now that is."""
-        try:
-            seconds = self.timeout_s if timeout is None else check_timeout(timeout)
-        except UsageError:
-            raise UsageError(
-                f"timeout {timeout!r:.60}: must be seconds, 0 for no limit, None for the default"
-            ) from None
-        now, at = self._clock.monotonic(), deadline_here()
+    def _deadline(self, timeout: float | None) -> tuple[float, int, str]:
+        """Return when to give a call up, in how many milliseconds, and whose deadline that is."""
+        seconds = self.timeout_s if timeout is None else check_limit(timeout)
+        now, (at, whose) = self._clock.monotonic(), served_here() if self._inherits else NO_DEADLINE
         if seconds and now + seconds < at:
-            at = now + seconds
+            at, whose = now + seconds, ""
         if at == NEVER:
-            return at, NO_BUDGET
-        return at, int((at - now) * 1000 + 0.5) if at - now >= 0.001 else 1
+            return at, NO_BUDGET, whose
+        return at, int((at - now) * 1000 + 0.5) if at - now >= 0.001 else 1, whose
 
     def _peer_at(self, incarnation: str) -> Peer:
         peer = self._peers.get(incarnation)

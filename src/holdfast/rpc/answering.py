@@ -15,27 +15,25 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-import traceback
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
 from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc.callables import function_of
+from holdfast.rpc.deadlines import NO_DEADLINE, serve
 from holdfast.rpc.future import Future, expected
 from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.holdings import Holdings
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.pipe import NEVER
-from holdfast.rpc.raised import dump_error
+from holdfast.rpc.raised import dump_error, in_short
 from holdfast.rpc.receipts import Receipts, Verdict
 from holdfast.rpc.rref_protocol import Number, Ticket
 from holdfast.rpc.server import Later
 
-__all__ = ["Answerer", "creation_head", "deadline_here"]
+__all__ = ["Answerer", "creation_head"]
 
 DEAD_MAX = CANCELLED_MAX = 4096
 # Members of an enumeration cost a search each time they are named.
@@ -44,12 +42,6 @@ _CREATIONS = frozenset({Kind.PYTHON_REMOTE_CALL, Kind.SCRIPT_REMOTE_CALL})
 _HEAD = struct.Struct("<QQ")
 
 _log = logging.getLogger("holdfast.rpc")
-# A context variable, since the deadline goes on in the coroutines of a call.
-_at: ContextVar[float] = ContextVar("holdfast_rpc_deadline", default=NEVER)
-
-
-deadline_here: Callable[[], float] = _at.get
-"""Returns when the call that runs here must be answered; NEVER outside of one."""
 
 
 def creation_head(ticket: Ticket) -> bytes:
@@ -202,8 +194,8 @@ class Answerer:
                 _log.debug("%s sent a %s, which is for nobody", caller.name, message.kind.name)
 
     def _perform(self, caller: Greeting, message: Message, later: Later) -> Message | None:
-        budget_ms = message.budget_ms
-        _at.set(self._clock.monotonic() + budget_ms / 1000 if budget_ms else NEVER)
+        if message.budget_ms:
+            serve((self._clock.monotonic() + message.budget_ms / 1000, caller.name))
         try:
             if message.kind is _CALL:
                 value = self._run(*self._holdings.unpack(message.body, message.buffers))
@@ -219,7 +211,7 @@ class Answerer:
         except BaseException as error:
             return self._failure(message, error)
         finally:
-            _at.set(NEVER)
+            serve(NO_DEADLINE)
 
     # The kinds.
 
@@ -243,7 +235,7 @@ class Answerer:
     def _fail(self, room: Future[Any] | None, error: BaseException) -> None:
         """Let those hear who wait for a value that nobody will make."""
         if room is not None:
-            why = "".join(traceback.format_exception_only(error)).strip()
+            why = in_short(error)
             room.set_exception(
                 ReferenceFailed(f"RRef creation via rpc.remote() failed at {self._info}: {why}")
             )

@@ -35,7 +35,14 @@ from dataclasses import asdict
 from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import HoldfastError, PeerLost, PeerViolation, TimeoutExpired, UsageError
+from holdfast.errors import (
+    HoldfastError,
+    PeerLost,
+    PeerViolation,
+    TimeoutExpired,
+    Unavailable,
+    UsageError,
+)
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
 from holdfast.store.lease import LeaseKeeper
@@ -261,7 +268,9 @@ class Directory:
                 self._wait_until(lambda: name in self._names, deadline)
 
     def _look_for_life(self, incarnation: str) -> Contact | None:
-        if self._watch is None or self._failure is not None:
+        if self._failure is not None:
+            raise Unavailable(f"the directory of workers is lost: {self._failure}")
+        if self._watch is None:
             return None
         deadline = Deadline.after(LOOK_WITHIN_S, self._clock)
         for entry in self._store.list_prefix(_WORKERS, timeout=deadline.remaining()):

@@ -153,10 +153,10 @@ class Holdings:
     def _wait_for(self, room: Future[Any], timeout: float | None) -> Any:
         """Wait for a value of this worker as long as a call would that is made here."""
         if not room.done():
-            _, budget_ms = self.agent._deadline(timeout)
+            _, budget_ms, whose = self.agent._deadline(timeout)
             room._wait(Deadline.after(budget_ms / 1000 or None))
             if not room.done():
-                raise timed_out(budget_ms)
+                raise timed_out(budget_ms, whose)
         error = room.exception()
         if error is None:
             return room.value()
@@ -472,8 +472,14 @@ class _UntilGone:
         return "Its receiver is gone."
 
 
-def timed_out(budget_ms: int) -> CallTimedOut:
-    """Return what to raise when a call, or a fetch, has used up its time."""
+def timed_out(budget_ms: int, deadline_of: str) -> CallTimedOut:
+    """Return what to raise when a call, or a fetch, has used up its time, and whose time it was."""
+    if deadline_of:
+        return CallTimedOut(
+            f"RPC ran for more than the {budget_ms} ms that were left of the call of {deadline_of} "
+            "within which it was made; rpc.detached() makes calls that do not inherit a deadline",
+            deadline_of=deadline_of,
+        )
     return CallTimedOut(
         f"RPC ran for more than set timeout ({budget_ms} ms) and will now be marked with an error"
     )

@@ -66,6 +66,7 @@ TELL_AFTER_S = 0.01
 TELL_BYTES = 1 << 20
 """… unless they are that large: then they are acknowledged before the next request."""
 
+_SILENT = "No answer came in time."
 _log = logging.getLogger("holdfast.rpc")
 
 
@@ -348,14 +349,17 @@ class Request:
         if isinstance(failure, Message):
             self.end(failure)  # it says more than we could
             return
-        text = f"{self._patience.exhausted()} {why or 'No answer came in time.'}"
+        if isinstance(failure, TimeoutError):  # a peer that is silent may well be alive
+            self.end(CallTimedOut(f"{self._patience.exhausted()} {why or _SILENT}"))
+            return
+        text = f"{self._patience.exhausted()} {why}"
         name = "" if self._peer is None else self._peer.contact.info.name
         self.end(PeerLost(text, peer=name, incarnation=self._to))
 
     def _time_out(self, why: str) -> None:
-        late = timed_out(self._message.budget_ms)
+        late = timed_out(self._message.budget_ms, self._message.deadline_of)
         self._cancel()
-        self.end(CallTimedOut(f"{late}{why}"))
+        self.end(CallTimedOut(f"{late}{why}", deadline_of=late.deadline_of))
 
     def _cancel(self) -> None:
         if self._peer is not None:

@@ -78,7 +78,8 @@ class Message:
     `call` numbers the requests of one agent. `budget_ms` is how long the caller will wait, in
     milliseconds, NO_BUDGET for as long as it takes. `once` asks the callee to remember the answer,
     since the request may come again. `body` is the part that is read at once, `buffers` what it
-    refers to. `given`, which is not sent, is what to take back if it does not arrive.
+    refers to. Not sent are `given`, which is what to take back if it does not arrive, and
+    `deadline_of`: the worker whose call set the deadline, "" if it is the request's own.
     """
 
     kind: Kind
@@ -88,6 +89,7 @@ class Message:
     budget_ms: int = NO_BUDGET
     once: bool = False
     given: Sequence[Any] = ()
+    deadline_of: str = ""
 
     def size(self) -> int:
         """Return how many bytes it carries."""

@@ -9,14 +9,16 @@ Guarantees
           opens another one, as long as this incarnation is not given up.
     PE-3  At most LINKS_MAX links are open, and at most IDLE_MAX of them idle; a call that would
           need more is refused with Overloaded.
-    PE-4  A connection that ends before the peer has welcomed us is made again, until the call's
-          time or OPEN_WITHIN_S is over.
+    PE-4  An attempt to connect that fails or takes too long is made again until the deadline of
+          the call, and each has more time than the one before: a peer is lost by its lease, or if
+          its system says that nobody listens there, or if it refuses us; never since it is slow.
     PE-5  Nothing is sent to a Unix socket of another user, and our proof opens no other worker.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -32,7 +34,6 @@ from holdfast.errors import (
     PeerLost,
     PeerViolation,
     Refused,
-    Step,
     Unavailable,
 )
 from holdfast.net.address import Address
@@ -54,8 +55,12 @@ __all__ = ["Contact", "Directory", "Peer", "Target", "machine_id"]
 
 IDLE_MAX = 64
 LINKS_MAX = 512
-OPEN_WITHIN_S = 30.0
+TRY_S = 5.0
+"""How long the first attempt to connect may take, and …"""
 AGAIN_S = 0.02
+"""… how long to wait after it. Both double with each attempt …"""
+LONGER_MAX = 8
+"""… up to so many times as long."""
 
 Target: TypeAlias = str | int | WorkerInfo
 
@@ -145,10 +150,10 @@ class Peer:
         pipe.post(message, reply, at)
         return pipe
 
-    def open(self) -> None:
-        """Open the connection that posts go by, if there is none. Blocks."""
+    def open(self, at: float) -> None:
+        """Open the connection that posts go by, if there is none. Blocks until that moment."""
         if self._pipe is None or self._pipe.lost is not None:
-            self._open_pipe()
+            self._open_pipe(at)
 
     def note(self, message: Message) -> None:
         """Send a message that is not answered, when there is a connection; waits for none."""
@@ -299,8 +304,8 @@ class Peer:
             self._opening = opening
         return opening
 
-    def _open_pipe(self) -> Pipe:
-        link = self._open(Purpose.PIPE, NEVER)
+    def _open_pipe(self, at: float = NEVER) -> Pipe:
+        link = self._open(Purpose.PIPE, at)
         over: Link | None = link
         with self._lock:
             pipe = self._pipe
@@ -319,7 +324,6 @@ class Peer:
 
     def _open(self, purpose: Purpose, at: float) -> Link:
         """Open a connection, prove who we are, and say what it is for."""
-        deadline = Deadline(None if at == NEVER else at, self._clock).sooner(OPEN_WITHIN_S)
         contact, me = self.contact, self._me
         greeting = Greeting(me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose)
         with self._lock:
@@ -329,7 +333,7 @@ class Peer:
                 raise Overloaded(f"{contact.info}: {LINKS_MAX} calls to it are under way, the most")
             self._to_open += 1
         try:
-            link = self._be_welcomed(greeting, deadline, at)
+            link = self._be_welcomed(greeting, at)
         except BaseException:
             with self._lock:
                 self._to_open -= 1
@@ -342,15 +346,19 @@ class Peer:
         link.close()
         raise self._lost.anew()
 
-    def _be_welcomed(self, greeting: Greeting, deadline: Deadline, at: float) -> Link:
+    def _be_welcomed(self, greeting: Greeting, at: float) -> Link:
+        deadline = Deadline(None if at == NEVER else at, self._clock)
+        longer = 1
         while True:
+            limit = deadline.sooner(TRY_S * longer)
             try:
-                link = self._connect(deadline)
-                refusal = self._greet(link, greeting, deadline)
+                link = self._connect(limit)
+                refusal = self._greet(link, greeting, limit)
             except (OSError, HoldfastError) as error:
-                if self._lost is not None or deadline.passed() or not _is_cut_off(error):
+                if self._lost is not None or deadline.passed() or _is_final(error):
                     raise self._unopened(error, at) from None
-                self._clock.sleep(deadline.sooner(AGAIN_S).remaining() or 0.0)
+                self._clock.sleep(deadline.sooner(AGAIN_S * longer).remaining() or 0.0)
+                longer = min(2 * longer, LONGER_MAX)
                 continue  # PE-4
             if refusal:
                 link.close()
@@ -375,7 +383,9 @@ class Peer:
             return self._lost.anew()
         if at <= self._clock.monotonic():
             return TimeoutError()
-        info, text = self.contact.info, str(error) or "no answer in time"
+        info, text = self.contact.info, str(error)
+        if _errno(error) in _SHORTAGES:
+            return Overloaded(f"{info}: no connection can be opened: {text}")
         if not isinstance(error, LinkClosed):
             text = f"Connection closed by peer ({text})"
         return PeerLost(f"{info}: {text}", peer=info.name, incarnation=self.contact.incarnation)
@@ -396,7 +406,7 @@ class Peer:
         else:
             host, _, port = contact.tcp.rpartition(":")
             if not port:
-                raise Unavailable("it listens for workers of its own host only")
+                raise _NoWay("it listens for workers of its own host only")
             address = Address(host.strip("[]"), int(port))
             sock = open_socket(address, deadline, self._made)
             tune(sock)
@@ -430,14 +440,25 @@ class Peer:
         raise self._lost.anew()
 
 
-def _is_cut_off(error: Exception) -> bool:
-    """Say whether a connection ended before it was greeted: nothing was run, so it may be retried.
+def _is_final(error: Exception) -> bool:
+    """Say whether another attempt to connect would not end otherwise than this one."""
+    if isinstance(error, Refused | PeerViolation | _NoWay):
+        return True
+    return _errno(error) in _NOBODY_THERE | _SHORTAGES
 
-    A peer that is overrun hangs up on strangers. One that is gone does not let us connect at all.
-    """
-    if isinstance(error, Unavailable):
-        return error.step is Step.HANDSHAKE
-    return isinstance(error, LinkClosed)
+
+_NOBODY_THERE = {errno.ECONNREFUSED, errno.ENOENT}
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # of this system's
+
+
+def _errno(error: Exception) -> int | None:
+    """Return what the system said, if it was the system."""
+    said = error.__cause__ if isinstance(error, Unavailable) else error
+    return said.errno if isinstance(said, OSError) else None
+
+
+class _NoWay(Unavailable):
+    """There is no address by which this process could reach the peer."""
 
 
 def machine_id() -> str:

@@ -15,7 +15,8 @@ Guarantees
           another user at a Unix socket nothing at all.
     SR-2  Every request that is read is answered once, unless the connection is gone.
     SR-3  A call that blocks delays the calls behind it on its pipe by at most two ticks.
-    SR-4  Strangers, however many, keep nobody out: the oldest one makes room for the next.
+    SR-4  Strangers, however many, keep nobody out: the oldest one of the address that holds the
+          most makes room for the next.
     SR-5  When a connection of a caller ends and no pipe of it is left, `left` hears so: whatever it
           asked for by a pipe, it will not hear the answer. Not when we end ourselves.
 """
@@ -37,7 +38,9 @@ from holdfast.ids import CauseId
 from holdfast.net.address import Address
 from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
 from holdfast.net.credentials import check_peer
+from holdfast.net.descriptors import share_of_descriptors
 from holdfast.net.reactor import tune
+from holdfast.net.strangers import Strangers
 from holdfast.observe.events import ConnectionRefused
 from holdfast.observe.sinks import LogSink
 from holdfast.rpc.forks import keep_from_children
@@ -94,10 +97,9 @@ class Server:
         self._key = key
         self._handler = handler
         self._handshake_within_s = handshake_within_s
-        self._strangers_max = strangers_max
         self._lock = threading.Lock()
         self._listeners: list[socket.socket] = []
-        self._strangers: dict[socket.socket, None] = {}  # the oldest first
+        self._strangers = Strangers[socket.socket](share_of_descriptors(strangers_max))
         self._links: dict[Link, Greeting] = {}
         self.left: Callable[[Greeting], object] | None = None
         """Hears of callers that have no pipe any more, maybe more than once. Must not block."""
@@ -154,7 +156,7 @@ class Server:
         told = False
         while True:
             try:
-                sock, _ = listener.accept()
+                sock, address = listener.accept()
             except OSError as error:
                 if self._closing:
                     return
@@ -174,24 +176,22 @@ class Server:
             with self._lock:
                 refused = self._closing
                 if not refused:
-                    self._make_room()
-                    self._strangers[sock] = None
+                    self._hold(sock, address[0] if address else "")
             if refused or not _start(f"{self._name}-link", self._welcome, sock):
                 self._known(sock)
                 sock.close()
 
-    def _make_room(self) -> None:
-        """Let one more stranger in: the oldest goes, who has had most time to say who he is."""
-        if len(self._strangers) >= self._strangers_max:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
+    def _hold(self, sock: socket.socket, host: str) -> None:
+        """Let one more stranger in, and hang up on the one that makes room for it."""
+        crowded_out = self._strangers.admit(sock, host)
+        if crowded_out is not None:
             with contextlib.suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)  # whoever reads him ends it
+                crowded_out.shutdown(socket.SHUT_RDWR)  # the thread that reads from it ends it
 
     def _known(self, sock: socket.socket) -> None:
         """Count somebody no longer among the strangers."""
         with self._lock:
-            self._strangers.pop(sock, None)
+            self._strangers.forget(sock)
 
     def _welcome(self, sock: socket.socket) -> None:
         """Let somebody in who holds the secret, and serve him."""

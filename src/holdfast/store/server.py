@@ -6,7 +6,8 @@ time, and performs its effects.
 Guarantees
     SS-1  A byte of a peer reaches the codec only after the peer has proved itself.
     SS-2  A peer that has not done so and said Hello within HANDSHAKE_WITHIN_S is dropped, and at
-          most STRANGERS_MAX unproved ones are held: the oldest makes room.
+          most STRANGERS_MAX unproved ones are held, and an eighth of the descriptors: the oldest of
+          the address that holds the most makes room.
     SS-3  A client that breaks the protocol loses its connection; the others do not notice.
     SS-4  A client gets its answers at the pace at which it reads them: while more than
           CONGESTED_BYTES wait for it, its further calls wait too, at most one read's worth of
@@ -28,9 +29,11 @@ from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
 from holdfast.ids import CauseId, new_session_id
 from holdfast.net.address import Address
 from holdfast.net.auth import NONCE_BYTES, ServerHandshake
+from holdfast.net.descriptors import share_of_descriptors
 from holdfast.net.frames import FrameDecoder, encode_frame
 from holdfast.net.reactor import Connection, Reactor, Timer
 from holdfast.net.secret import Secret
+from holdfast.net.strangers import Strangers
 from holdfast.observe.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -78,8 +81,8 @@ class StoreServer:
             for o in ("opened", "refused")
         )
         self._peers: dict[int, _Peer] = {}
-        # Peers that have not proved themselves yet, the oldest first.
-        self._strangers: dict[int, _Peer] = {}
+        # Peers that have not proved themselves yet.
+        self._strangers = Strangers[_Peer](share_of_descriptors(STRANGERS_MAX))
         self._numbers = count(1)
         # The machine's timer, and the moment for which it is set.
         self._wake: Timer | None = None
@@ -144,9 +147,10 @@ class StoreServer:
 
     def _admit(self, connection: Connection) -> _Peer:
         peer = _Peer(self, connection, next(self._numbers))
-        self._peers[peer.number] = self._strangers[peer.number] = peer
-        if len(self._strangers) > STRANGERS_MAX:  # SS-2
-            next(iter(self._strangers.values())).drop("made room for newer connections")
+        self._peers[peer.number] = peer
+        crowded_out = self._strangers.admit(peer, connection.host)  # SS-2
+        if crowded_out is not None:
+            crowded_out.drop("made room for newer connections")
         return peer
 
     def _perform(self) -> None:
@@ -245,7 +249,7 @@ class _Peer:
         server._peers.pop(self.number, None)
         self._calm()
         if self._handshake is not None:
-            server._strangers.pop(self.number, None)
+            server._strangers.forget(self)
             self._refuse(reason)
             return
         server._service.disconnect(self.number, server._now())
@@ -272,7 +276,7 @@ class _Peer:
             self.connection.send(answer)
             return b""
         server = self._server
-        server._strangers.pop(self.number, None)
+        server._strangers.forget(self)
         self._handshake = None
         server._service.connect(self.number)
         server._opened.add()

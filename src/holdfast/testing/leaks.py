@@ -10,6 +10,9 @@ processes are read from /proc; where there is none, only threads and files are c
 A process counts as left behind if it is a descendant of this one, or, when its parent has died,
 if it inherited the environment variable `MARK` with this process's value (see `mark()`).
 Processes that an older process started are that one's business, and are not reported.
+
+The driver of a GPU opens its files at the first use and keeps them until the process ends. They are
+not reported, nor are the pipes, sockets and events that appear together with the first of them.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ GRACE_S = 20.0  # only what has left something waits for it
 _PROC = Path("/proc")
 _STANDARD_STREAMS = (0, 1, 2)
 _TARGET_MAX = 200
+_DRIVER = "/dev/nvidia"
+_ANONYMOUS = ("anon_inode:", "pipe:", "socket:")
 
 
 class Kind(StrEnum):
@@ -121,9 +126,7 @@ def _compare(before: Snapshot) -> list[Leak]:
         if thread not in before.threads
     ]
     leaks += [
-        Leak(Kind.FD, f"{fd} -> {target[:_TARGET_MAX]}")
-        for fd, target in sorted(_open_fds().items())
-        if (fd, target) not in before.fds
+        Leak(Kind.FD, f"{fd} -> {target[:_TARGET_MAX]}") for fd, target in _new_fds(before.fds)
     ]
     leaks += [Leak(Kind.PROCESS, text) for text in _new_processes(before.pids)]
     leaks += [
@@ -136,6 +139,16 @@ def _compare(before: Snapshot) -> list[Leak]:
 
 def _thread_text(thread: threading.Thread) -> str:
     return f"{thread.name!r}{' (daemon)' * thread.daemon}"
+
+
+def _new_fds(old: frozenset[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the descriptors that are new, those of a GPU's driver left out."""
+    new = sorted(set(_open_fds().items()) - old)
+    kept = [(fd, target) for fd, target in new if not target.startswith(_DRIVER)]
+    was_used = any(target.startswith(_DRIVER) for _, target in old)
+    if len(kept) == len(new) or was_used:
+        return kept
+    return [(fd, target) for fd, target in kept if not target.startswith(_ANONYMOUS)]
 
 
 def _open_fds() -> dict[int, str]:

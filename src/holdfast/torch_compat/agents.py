@@ -90,6 +90,7 @@ class TensorPipeAgent(RpcAgent):
             _key(store, far),
             timeout_s=opts.rpc_timeout,
             transport=self._transport(),
+            inherits=False,  # as torch has it: a call has its own limit, wherever it is made
         )
         self._maps = Devices(self.core, self.places, opts.device_maps, reverse_device_maps)
         for kind in (Kind.PYTHON_RREF_FETCH_CALL, Kind.SCRIPT_RREF_FETCH_CALL):

@@ -15,8 +15,8 @@ Guarantees
           went have said that they are done, or with the first error. Then it ends once.
     BP-4  A pass that fails wakes up what waits for its gradients, and sends none any more.
     BP-5  One pass at a time runs in a context.
-    BP-6  A worker that runs its part because of a call waits for gradients as long as that call
-          may take: whoever was to give them may be lost, and the caller too.
+    BP-6  A worker that runs its part because another one gave it gradients waits for more as long
+          as that call may take: whoever was to give them may be lost, and the caller too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.rpc.answering import deadline_here
+from holdfast.rpc.deadlines import deadline_here
 from holdfast.rpc.future import Future
 from holdfast.rpc.pipe import NEVER
 from holdfast.torch_compat.contexts import DistAutogradContext
@@ -123,7 +123,7 @@ class Pass:
 
     def run(self, roots: Roots) -> None:
         """Run this worker's part. If it fails the pass does."""
-        self._at = deadline_here()
+        self._at = deadline_here() if self.asker else NEVER
         try:
             self._take_turn()
             try:

@@ -15,7 +15,6 @@ import pytest
 
 from holdfast.agent import health
 from holdfast.agent.health import (
-    CONNECTIONS_MAX,
     REQUEST_BYTES_MAX,
     STUCK_S,
     HealthServer,
@@ -187,17 +186,41 @@ def test_who_says_nothing_is_sent_away(
     assert raw(start(), b"GET / HTTP/1.1\r\n") == b""
 
 
-def test_strangers_who_hold_on_keep_nobody_out(start: Callable[..., HealthServer]) -> None:
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let there be few connections, so that tests need not open many."""
+    monkeypatch.setattr(health, "CONNECTIONS_MAX", 16)
+    return 16
+
+
+def test_strangers_who_hold_on_keep_nobody_out(
+    start: Callable[..., HealthServer], few: int
+) -> None:
     """HE-4."""
     server = start()
     with ExitStack() as stack:
-        held = [stack.enter_context(connect(server)) for _ in range(3 * CONNECTIONS_MAX)]
+        held = [stack.enter_context(connect(server)) for _ in range(3 * few)]
         assert ask(server)[0] == 200
-        for sock in held[: 2 * CONNECTIONS_MAX]:
+        for sock in held[: 2 * few]:
             assert read_all(sock) == b""  # the oldest gave way
         # The newest of them could still ask: the one that was answered took one more place.
         held[-1].sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert read_all(held[-1]).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_flood_from_one_address_silences_no_probe_from_another(
+    start: Callable[..., HealthServer], few: int
+) -> None:
+    """HE-4: not even a slow one that came first."""
+    server = start()
+    with ExitStack() as stack:
+        source = ("127.0.0.2", 0)
+        probe = socket.create_connection(server.addresses[0], WAIT_S, source_address=source)
+        stack.enter_context(probe).sendall(b"GET / HTTP/1.1\r\n")
+        flood = [stack.enter_context(connect(server)) for _ in range(5 * few)]
+        assert read_all(flood[4 * few]) == b""  # so many have been accepted
+        probe.sendall(b"\r\n")
+        assert read_all(probe).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 # Where it answers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import signal
 import stat
 import sys
@@ -64,6 +65,24 @@ def test_the_configuration_comes_first() -> None:
         UsageError, match=r"must be a LaunchConfig, and comes first: elastic_launch"
     ):
         elastic_launch(ten_more, config())  # type: ignore[call-overload]
+
+
+def limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_the_agent_may_open_many_files_and_its_workers_as_many_as_before() -> None:
+    before = soft, hard = limits()
+    few = min(soft, hard - 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    seen = set()
+    try:
+        results = run_job(config(), Function(limits), show=lambda _: seen.add(limits()))
+        assert limits() == (few, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert results == {0: (few, hard)}
+    assert seen == {(hard, hard)}
 
 
 def test_where_nodes_meet_is_shown_before_anybody_is_looked_for() -> None:

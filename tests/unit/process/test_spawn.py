@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -29,6 +30,37 @@ def starter() -> Iterator[Starter]:
     starter = Starter()
     yield starter
     starter.close()
+
+
+# The limits of open files.
+
+
+SHOW_LIMIT = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+
+
+def show_limit() -> None:
+    print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+@pytest.mark.parametrize("kind", ["script", "program", *StartMethod])
+def test_a_worker_gets_the_limits_of_open_files_that_it_should(tmp_path: Path, kind: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    (tmp_path / "show.py").write_text(SHOW_LIMIT)
+    entrypoint: Entrypoint
+    match kind:
+        case "script":
+            entrypoint = Script(str(tmp_path / "show.py"))
+        case "program":
+            entrypoint = Program("sh", ("-c", "ulimit -Sn; ulimit -Hn"))
+        case method:
+            entrypoint = Function(show_limit, (), StartMethod(method))
+    for files in ((200, hard), None):
+        starter = Starter(files=files)
+        try:
+            ended = run(starter, launch_of(tmp_path, entrypoint))
+        finally:
+            starter.close()
+        assert [int(word) for word in ended.stdout.split()] == list(files or (soft, hard))
 
 
 # Functions that workers call.

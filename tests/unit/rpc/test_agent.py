@@ -13,6 +13,7 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, Overloaded, PeerLost, StoreUnavailable, UsageError
 from holdfast.net.auth import derive_key
 from holdfast.rpc import current
+from holdfast.rpc import peers as peers_module
 from holdfast.rpc import pipe as pipe_module
 from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.future import Driver, Future, wait_all
@@ -20,6 +21,7 @@ from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer
 from holdfast.rpc.pipe import Reply
+from holdfast.rpc.raised import NOTES_MAX
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.transport import Direct
@@ -204,6 +206,25 @@ def test_too_much_under_way_is_refused_and_hangs_nobody(
 
 
 # Sent again.
+
+
+def nest(depth: int) -> int:
+    return 1 + int(current.current_agent().call("two", nest, (depth - 1,))) if depth else 0
+
+
+def test_calls_that_nest_too_deeply_end_in_overloaded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves RS-3: the error passes every worker of the chain, and does not grow for ever."""
+    monkeypatch.setattr(peers_module, "LINKS_MAX", 40)
+    current.set_agent(world.two)
+    try:
+        with pytest.raises(Overloaded, match="40 calls to it are under way") as refused:
+            world.two.call("two", nest, (100,))
+        assert world.two.call("two", nest, (20,)) == 20
+    finally:
+        current.reset_agent()
+    assert len(refused.value.__notes__) == NOTES_MAX
 
 
 @pytest.fixture(params=["call", "call_async", "remote"])

@@ -18,7 +18,8 @@ from holdfast.errors import (
     StoreUnavailable,
     UsageError,
 )
-from holdfast.rpc.answering import Answerer, creation_head, deadline_here
+from holdfast.rpc.answering import Answerer, creation_head
+from holdfast.rpc.deadlines import deadline_here
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import ASYNC_MARK, Future
 from holdfast.rpc.greeting import Greeting, Purpose

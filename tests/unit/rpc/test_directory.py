@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import LeaseLost, PeerLost, StoreUnavailable, TimeoutExpired, UsageError
+from holdfast.errors import (
+    LeaseLost,
+    PeerLost,
+    StoreUnavailable,
+    TimeoutExpired,
+    Unavailable,
+    UsageError,
+)
 from holdfast.rpc.directory import GRACE_S, Directory
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
@@ -220,20 +227,22 @@ class Slow(PrefixStore):
 
     def _open_watch(self, key: str, prefix: bool, deadline: Deadline) -> Watch:
         watch = super()._open_watch(key, prefix, deadline)
-        return _SlowWatch(watch, self.open) if key == "worker/" else watch
+        return _SlowWatch(watch, self) if key == "worker/" else watch
 
 
 class _SlowWatch(Watch):
-    def __init__(self, inner: Watch, open_: threading.Event) -> None:
+    def __init__(self, inner: Watch, store: Slow) -> None:
         self._inner = inner
-        self._open = open_
+        self._store = store
 
     def _next(self, deadline: Deadline) -> Any:
-        assert self._open.wait(SOON_S)
+        assert self._store.open.wait(SOON_S)
+        if self._store.broken:
+            raise StoreUnavailable("the store is broken")
         return self._inner._next(deadline)
 
     def close(self) -> None:
-        self._open.set()
+        self._store.open.set()
         self._inner.close()
 
 
@@ -296,6 +305,15 @@ class TestWhoIsNotKnownYet:
         with pytest.raises(UsageError, match=r"worker 'b': unknown; .* \(the store is broken\)"):
             directory.find("b")
         with pytest.raises(StoreUnavailable):  # nobody can tell
+            directory.find_incarnation("b-life")
+
+    def test_when_the_store_is_lost(self, world: World) -> None:
+        store = Slow(world.store)
+        directory = world.join("a", 0, store=store)
+        store.broken = True
+        store.open.set()
+        until(lambda: directory._failure is not None)
+        with pytest.raises(Unavailable, match="the directory of workers is lost: "):
             directory.find_incarnation("b-life")
 
     def test_nobody_looks_when_it_is_over(self, world: World) -> None:

@@ -58,8 +58,8 @@ class Agent:
                 break
         return future
 
-    def _deadline(self, timeout: float | None) -> tuple[float, int]:
-        return 0.0, int((self.timeout_s if timeout is None else timeout) * 1000)
+    def _deadline(self, timeout: float | None) -> tuple[float, int, str]:
+        return 0.0, int((self.timeout_s if timeout is None else timeout) * 1000), ""
 
     def knows(self, incarnation: str) -> bool:
         return self.known

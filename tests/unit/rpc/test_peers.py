@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import socket
@@ -13,8 +14,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import HoldfastError, Overloaded, PeerLost
+from holdfast.errors import HoldfastError, Overloaded, PeerLost, Step, Unavailable
+from holdfast.net.address import Address
 from holdfast.net.auth import Key, derive_key
+from holdfast.net.tcp import open_socket
 from holdfast.rpc import peers as peers_module
 from holdfast.rpc.greeting import Greeting, Purpose
 from holdfast.rpc.link import Link
@@ -139,6 +142,7 @@ def silent(machine: str, backlog: int = 8) -> Iterator[tuple[socket.socket, str,
         where = f"\0holdfast-test-{os.urandom(8).hex()}"
         sock.bind(where if here else ("127.0.0.1", 0))
         sock.listen(backlog)
+        sock.settimeout(SOON)
         yield sock, where, "" if here else f"127.0.0.1:{sock.getsockname()[1]}"
 
 
@@ -548,9 +552,77 @@ def test_a_peer_that_never_stops_hanging_up_is_tried_for_as_long_as_there_is_tim
     admit_after(world, 10**9, monkeypatch)
     with pytest.raises(TimeoutError):
         world.peer.exchange(ask(1), SYSTEM_CLOCK.monotonic() + 0.1)
-    monkeypatch.setattr(peers_module, "OPEN_WITHIN_S", 0.1)
-    with pytest.raises(PeerLost, match="Connection closed by peer"):
-        world.peer.exchange(ask(2))
+
+
+class Skipping(type(SYSTEM_CLOCK)):  # type: ignore[misc]
+    """A clock that can be set forward."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return float(super().monotonic()) + self.ahead_s
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("machine", ["machine", "another machine"])
+def test_pe4_a_peer_that_is_slow_to_shake_hands_is_not_lost(
+    world: World, machine: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: it was frozen, say, or so many others came before us."""
+    clock = Skipping()
+    monkeypatch.setattr(peers_module, "TRY_S", 0.05)
+    with silent(machine) as (listener, unix, tcp):
+        contact = Contact(WorkerInfo("you", 1), "life", machine, unix, tcp)
+        peer = Peer(contact, ME, KEY, world.readers, clock)
+        world.peers.append(peer)
+        heard = Heard()
+        exchange, post = (lambda: heard(peer.exchange(ask(1)))), (lambda: peer.post(ask(1), heard))
+        caller = beside(exchange if waits else post)
+        for _ in range(3):
+            with listener.accept()[0] as accepted:
+                while accepted.recv(256):
+                    pass  # until this attempt is given up
+            clock.ahead_s += 3600.0
+        monkeypatch.setattr(peers_module, "TRY_S", SOON)
+        ours = listener.dup()
+        ours.settimeout(None)
+        world.server.listen(ours)
+        assert isinstance(heard.wait(), Message)
+        caller.join(SOON)
+
+
+def test_pe4_a_host_that_does_not_answer_for_a_while_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[Address] = []
+
+    def lose_two(
+        address: Address, deadline: Deadline, made: Callable[[socket.socket], object]
+    ) -> socket.socket:
+        tries.append(address)
+        if len(tries) <= 2:
+            raise Unavailable("cannot connect", step=Step.TCP) from TimeoutError()
+        return open_socket(address, deadline, made)
+
+    monkeypatch.setattr(peers_module, "open_socket", lose_two)
+    assert world.make(machine="another machine").exchange(ask(1), soon()).call == 1
+    assert len(tries) == 3
+
+
+@pytest.mark.parametrize("machine", ["machine", "another machine"])
+def test_a_shortage_of_this_process_is_not_the_loss_of_a_peer(
+    world: World, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = world.make(machine=machine)
+
+    def refuse(sock: socket.socket) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(peer, "_made", refuse)
+        with pytest.raises(Overloaded, match=r"no connection can be opened: .*Too many open"):
+            peer.exchange(ask(1), soon())
+    assert peer.exchange(ask(2), soon()).call == 2
 
 
 def test_a_refusal_is_not_argued_with(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Self
 import pytest
 
 from holdfast.errors import PeerLost, RemoteError
-from holdfast.rpc.raised import anew, dump_error, load_error
+from holdfast.rpc.raised import NOTES_MAX, TEXT_MAX, anew, dump_error, in_short, load_error
 
 
 class Odd(Exception):
@@ -153,6 +154,50 @@ class TestErrors:
         assert isinstance(came, RemoteError)
         assert came.type_name.endswith(".Choosy")
         assert len(came.__notes__) == 2
+
+    @pytest.mark.parametrize("error", [ValueError("x"), Choosy(reason="x")])
+    def test_each_worker_adds_one_note_and_the_notes_are_bounded(self, error: Exception) -> None:
+        """RS-3: an error that passes n workers has at most NOTES_MAX notes, of bounded length."""
+        error.add_note("noted by its raiser")
+        sizes, came = [], told(error)
+        for _ in range(3 * NOTES_MAX):
+            sizes.append(len(dump_error(came, "w1")[0]))
+            came = told(came)
+        grown = [after - before for before, after in itertools.pairwise(sizes)]
+        assert max(grown) < 3 * min(grown[: NOTES_MAX - 2])  # one note each, in two pickles
+        assert sizes[-1] < sizes[NOTES_MAX] + 1000
+        first, *notes = came.__notes__
+        assert first == "noted by its raiser"
+        assert len(notes) == NOTES_MAX
+        assert "raise error" in notes[0]
+        assert sum("noted by its raiser" in note for note in notes) == 0
+        gap = notes[NOTES_MAX // 2]
+        assert gap.startswith(f"({2 * NOTES_MAX + 1} notes of workers that it passed are left out")
+        assert "left out" not in "".join([*notes[: NOTES_MAX // 2], *notes[NOTES_MAX // 2 + 1 :]])
+
+    def test_a_cause_is_told_with_its_notes_and_a_chain_of_them_is_bounded(self) -> None:
+        came: BaseException = told(ValueError("the first"))
+        for number in range(100):
+            try:
+                raise ValueError(number) from came
+            except ValueError as error:
+                came = told(error)
+        (note,) = came.__notes__
+        assert len(note) < TEXT_MAX + 200
+        assert "the first" in note
+        assert "characters are left out" in note
+        assert "ValueError: 99" in note
+
+    def test_notes_that_are_none(self) -> None:
+        error = Choosy(reason="odd")
+        vars(error)["__notes__"] = 7
+        assert isinstance(told(error), RemoteError)
+        assert isinstance(anew(error, "w1"), RemoteError)
+
+    def test_in_short(self) -> None:
+        error = KeyError("x")
+        error.add_note("noted")
+        assert in_short(error) == "KeyError: 'x'"
 
     def test_a_group(self) -> None:
         came = told(ExceptionGroup("both", [ValueError(1), KeyError(2)]))

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
+from holdfast.testing import leaks
 from holdfast.testing.leaks import (
     MARK,
     Kind,
@@ -84,6 +89,28 @@ def test_a_reused_descriptor_is_found(tmp_path: Path) -> None:
     os.close(writer)
     assert found == {Kind.FD}
     assert first in (reader, writer)
+
+
+def test_what_the_driver_of_a_gpu_opens_is_no_leak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaks, "_DRIVER", str(tmp_path / "nvidia"))
+    before = take_snapshot()
+    with ExitStack() as opened:
+        opened.enter_context((tmp_path / "nvidia0").open("w"))
+        opened.enter_context(socket.socket())
+        assert find_leaks(before, grace_s=0) == []
+        file = opened.enter_context((tmp_path / "other").open("w"))
+        assert [leak.what for leak in find_leaks(before, grace_s=0)] == [
+            f"{file.fileno()} -> {tmp_path}/other"
+        ]
+        # The driver is there now: a socket that comes later is not its own.
+        before = take_snapshot()
+        opened.enter_context((tmp_path / "nvidia1").open("w"))
+        late = opened.enter_context(socket.socket())
+        assert [leak.what.split()[0] for leak in find_leaks(before, grace_s=0)] == [
+            f"{late.fileno()}"
+        ]
 
 
 def test_a_child_is_found_with_its_command() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import queue
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.rpc import internal
 
-from holdfast.torch_compat import calls
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.rpc.deadlines import deadline_here
+from holdfast.torch_compat import agents, calls
 from tests.unit.torch_compat.group import TRIPLE, group
+
+outlived: queue.SimpleQueue[int] = queue.SimpleQueue()
 
 
 def double(value: Any) -> Any:
@@ -51,6 +56,23 @@ def test_a_python_function_returns_its_value() -> None:
         to = b.get_worker_info()
         assert udf(to, double, 21).wait() == 42
         assert torch.equal(udf(to, double, torch.ones(3)).wait(), torch.full((3,), 2.0))
+
+
+def outlive() -> None:
+    """Make a call after the deadline of the one that runs here."""
+    while SYSTEM_CLOCK.monotonic() <= deadline_here():
+        SYSTEM_CLOCK.sleep(0.01)
+    outlived.put(udf(agents.current().get_worker_info(), double, 4).wait())
+
+
+def test_a_call_within_a_call_does_not_inherit_its_deadline() -> None:
+    """As with torch: what a training loop calls outlives the call that began the loop."""
+    with group("a", "b") as (_, b):
+        data, tensors = internal.serialize(internal.PythonUDF(outlive, (), {}))
+        late = calls.invoke_rpc_python_udf(b.get_worker_info(), data, tensors, 0.1, False)
+        with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+            late.wait()
+        assert outlived.get(timeout=60) == 8
 
 
 @pytest.mark.parametrize(

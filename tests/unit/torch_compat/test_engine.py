@@ -43,8 +43,10 @@ def to_itself(one: Pass, message: int, worker: int, gradients: list[Any]) -> Fut
     return done
 
 
-def new(context: DistAutogradContext, send: Any = to_itself, retain: bool = False) -> Pass:
-    one = Pass(context, CONTEXTS.new_message(), retain, send)
+def new(
+    context: DistAutogradContext, send: Any = to_itself, retain: bool = False, asker: str = ""
+) -> Pass:
+    one = Pass(context, CONTEXTS.new_message(), retain, send, asker)
     context.passes[one.number] = one
     return one
 
@@ -204,12 +206,27 @@ def test_a_callee_waits_for_gradients_no_longer_than_its_caller(
     """Proves BP-6."""
     stamp([torch.ones(2, requires_grad=True)], 5, context)
     monkeypatch.setattr(engine, "deadline_here", SYSTEM_CLOCK.monotonic)
-    one = new(context)
+    one = new(context, asker="another life")
     with pytest.raises(RuntimeError, match="no gradients have come for autograd message"):
         one.run([])
     context.running = one
     with pytest.raises(RuntimeError, match="another backward pass has run in this context"):
-        new(context).run([])
+        new(context, asker="another life").run([])
+
+
+def test_who_begins_a_pass_has_the_time_that_it_takes(
+    context: DistAutogradContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is left of the call in which it is begun: torch's backward has no deadline."""
+    stamp([torch.ones(2, requires_grad=True)], 5, context)
+    monkeypatch.setattr(engine, "deadline_here", SYSTEM_CLOCK.monotonic)
+    one = new(context)
+    thread, raised = run_aside(lambda: one.run([]))
+    thread.join(0.05)
+    assert thread.is_alive()
+    one.fail(RuntimeError("it has waited"))
+    thread.join(WITHIN_S)
+    assert [str(error) for error in raised] == ["it has waited"]
 
 
 def test_gradients_of_what_was_not_sent_are_refused(context: DistAutogradContext) -> None:

@@ -19,7 +19,9 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, PeerViolation, Step, UsageError
 from holdfast.ids import CauseId
 from holdfast.net.address import Address, is_loopback
+from holdfast.net.descriptors import share_of_descriptors
 from holdfast.net.reactor import Connection, Reactor
+from holdfast.net.strangers import Strangers
 from holdfast.observe.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -71,8 +73,8 @@ class C10dDoor:
         # Below: touched by the reactor's thread only.
         self._space = C10dSpace(max_bytes)
         self._visitors: dict[int, _Visitor] = {}
-        # Those that have not sent the magic number yet, the oldest first.
-        self._strangers: dict[int, _Visitor] = {}
+        # Those that have not sent the magic number yet.
+        self._strangers = Strangers[_Visitor](share_of_descriptors(STRANGERS_MAX))
         self._numbers = count(1)
         self._held = 0  # what the parsers of all visitors keep of half requests
 
@@ -136,9 +138,10 @@ class C10dDoor:
 
     def _welcome(self, reactor: Reactor, connection: Connection) -> _Visitor:
         visitor = _Visitor(self, next(self._numbers), connection)
-        self._visitors[visitor.number] = self._strangers[visitor.number] = visitor
-        if len(self._strangers) > STRANGERS_MAX:
-            next(iter(self._strangers.values())).drop("made room for newer connections")
+        self._visitors[visitor.number] = visitor
+        crowded_out = self._strangers.admit(visitor, connection.host)
+        if crowded_out is not None:
+            crowded_out.drop("made room for newer connections")
         reactor.call_later(HANDSHAKE_WITHIN_S, lambda: visitor.drop("silent in the handshake"))
         return visitor
 
@@ -187,7 +190,7 @@ class _Visitor:
 
     def _validated(self) -> None:
         door = self._door
-        del door._strangers[self.number]
+        door._strangers.forget(self)
         door._sink.emit(
             ConnectionOpened(cause=self._cause(), at=door._now(), peer=self._connection.peer)
         )
@@ -202,7 +205,7 @@ class _Visitor:
         self._over = True
         door, peer = self._door, self._connection.peer
         del door._visitors[self.number]
-        door._strangers.pop(self.number, None)
+        door._strangers.forget(self)
         door._space.disconnect(self.number)
         self._parser.close()
         self._count(0)
