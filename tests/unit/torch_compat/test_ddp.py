@@ -99,3 +99,48 @@ def test_a_pass_waits_for_another_and_not_for_ever() -> None:
     assert ddp.by_adding([value], within, None) == [None]
     assert ddp.by_adding([value], (value * 3).backward, 0.0)[0].tolist() == [3.0]
     assert value.grad is None
+
+
+# A thread of gloo ends a collective while the interpreter's lock is held, and does not run again
+# before the module in DDP is gone: it may run only when nothing else does.
+ENDS = """
+import ctypes, os, sys
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1] + "_cache"
+import holdfast.torch_compat
+holdfast.torch_compat.install()
+import torch, torch._dynamo, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+sys.setswitchinterval(100)
+is_other = os.fork() == 0
+
+def keep_gloo_back():
+    cpu = {min(os.sched_getaffinity(0))}
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cpu)
+        with open(f"/proc/self/task/{thread}/comm") as name:
+            if name.read() == "pt_gloo_runloop\\n":
+                os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+
+def work():
+    dist.init_process_group("gloo", "file://" + sys.argv[1], rank=int(is_other), world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    store = dist.FileStore(sys.argv[1] + "_begun")
+    if is_other:
+        store.wait(["begun"])
+        model.process_group.allreduce([torch.ones(1)]).wait()
+        os._exit(0)
+    keep_gloo_back()
+    model.process_group.allreduce([torch.ones(1)])
+    dist.destroy_process_group()
+    store.set("begun", "")
+    ctypes.PyDLL(None).usleep(500_000)  # with the lock
+
+work()
+print("ended", os.wait()[1])
+"""
+
+
+def test_a_module_in_ddp_ends_while_gloo_waits_for_the_interpreter(tmp_path: Path) -> None:
+    """Proves DP-4."""
+    assert run("-W", "ignore", "-c", ENDS, str(tmp_path / "meet")) == "ended 0\n"
