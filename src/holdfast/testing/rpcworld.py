@@ -214,6 +214,9 @@ class RpcWorld:
         self._stack = ExitStack()
         self._endpoint = ""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        # A worker ends with its leash, whose other end it reads. Not with its input: handlers that
+        # fork would hang as soon as the child closes an input that a thread is reading.
+        self._leashes: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         with ExitStack() as undo:
@@ -245,7 +248,8 @@ class RpcWorld:
         """Start a worker that was killed, under its old name. Returns when it is there."""
         if self._known(name).poll() is None:
             raise UsageError(f"{name}: it runs")
-        _close(self._processes.pop(name))
+        del self._processes[name]
+        self._let_go(name)
         self._start([name])
 
     def send_signal(self, name: str, number: int) -> None:
@@ -263,18 +267,21 @@ class RpcWorld:
         bells = {}
         try:
             for name in names:
-                bells[name], inside = os.pipe()
+                bells[name], bell = os.pipe()
+                leash, self._leashes[name] = os.pipe()
                 rank = self._names.index(name)
                 order = [self._endpoint, {"name": name, "rank": rank, **self._others}]
+                argv = ["-m", __name__, json.dumps(order), str(bell), str(leash)]
                 try:
                     self._processes[name] = subprocess.Popen(
-                        [sys.executable, "-m", __name__, json.dumps(order), str(inside)],
-                        stdin=subprocess.PIPE,
-                        pass_fds=[inside],
+                        [sys.executable, *argv],
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=[bell, leash],
                         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                     )
                 finally:
-                    os.close(inside)
+                    os.close(bell)
+                    os.close(leash)
             deadline = Deadline.after(START_WITHIN_S)
             for name, bell in bells.items():
                 _wait_for(name, bell, deadline)
@@ -282,9 +289,14 @@ class RpcWorld:
             for bell in bells.values():
                 os.close(bell)
 
+    def _let_go(self, name: str) -> None:
+        """Let a worker end."""
+        os.close(self._leashes.pop(name))
+
     def _end(self) -> None:
+        for name in list(self._leashes):
+            self._let_go(name)
         for process in self._processes.values():
-            _close(process)
             process.send_signal(signal.SIGCONT)
         deadline = Deadline.after(END_WITHIN_S)
         for process in self._processes.values():
@@ -293,12 +305,6 @@ class RpcWorld:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    """End the input of a worker, which lets it end."""
-    if process.stdin is not None:
-        process.stdin.close()
 
 
 def _wait_for(name: str, bell: int, deadline: Deadline) -> None:
@@ -315,16 +321,17 @@ def _leave(agent: Any) -> None:
         shutdown(graceful=False)
 
 
-def _serve(order: str, bell: int) -> None:
-    """Be a worker until the input ends; write to the bell when it is there."""
+def _serve(order: str, bell: int, leash: int) -> None:
+    """Be a worker until the leash ends; write to the bell when it is there."""
     endpoint, setup = json.loads(order)
     with open_store(endpoint) as store:
         init_rpc(store=store, **setup)
         os.write(bell, b".")
         os.close(bell)
-        sys.stdin.read()
+        while os.read(leash, 1):
+            pass
         shutdown(graceful=False)
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))
+    _serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import operator
 import os
 import signal
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,24 @@ def test_a_test_calls_workers_and_they_call_each_other() -> None:
         assert rpc_sync("worker1", ask, ("worker2",))[0] == "worker2"
         assert rpc_sync("worker1", ask, ("worker0",)) == ("worker0", os.getpid())
     assert not is_agent_set()
+
+
+def fork() -> int | None:
+    """Start a forked child and wait for its end; it closes the input that it has inherited."""
+    child = multiprocessing.get_context("fork").Process(target=int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are other threads
+        child.start()
+    child.join(SOON)
+    code = child.exitcode
+    child.kill()
+    child.join()
+    return code
+
+
+def test_a_worker_may_fork() -> None:
+    with RpcWorld(2):
+        assert rpc_sync("worker1", fork) == 0
 
 
 def test_a_worker_is_killed_and_comes_again() -> None:
