@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 from holdfast import env
@@ -106,14 +106,15 @@ def init_rpc(
         agent.start(meeting.host)
         if agent.contact is None:
             raise UsageError("this agent has not been started")
+        contact = replace(agent.contact, world_size=meeting.world_size or 0)
         current.set_agent(agent)
         undo.callback(_reset, agent)
         undo.callback(directory.close)
         fixed = meeting.world_size is not None and meeting.rank is not None
-        directory.join(agent.contact, deadline, fixed)
+        directory.join(contact, deadline, fixed)
         if meeting.world_size is not None:
-            directory.meet(agent.contact, meeting.world_size, deadline)
-        _ends[agent] = _End(directory, meeting, agent.contact, undo.pop_all())
+            directory.meet(contact, meeting.world_size, deadline)
+        _ends[agent] = _End(directory, meeting, contact, undo.pop_all())
     return info
 
 

@@ -22,6 +22,9 @@ Guarantees
           whatever the store does.
     DI-6  Who was known here and is gone is told by PeerLost, until another one has his name; of
           very many, the latest OVER_MAX.
+    DI-7  A worker that waits for a world is told when a worker of a world of another size comes: by
+          UsageError. One that was there from the beginning may be gone, and not forgotten yet: of
+          that one a warning tells at once, and UsageError if it is still there after its lease.
 """
 
 from __future__ import annotations
@@ -96,6 +99,11 @@ class Directory:
         # Guards what follows, and tells when any of it changes.
         self._changed = threading.Condition()
         self._over: dict[str, None] = {}  # lives that are over: the latest ones
+        # Who was there before us may be gone already, until its lease must have ended.
+        self._before: set[str] = set()
+        self._size = 0
+        self._sizes: dict[str, int] = {}  # of workers of other worlds, by name
+        self._stale_until = Deadline(None, clock)
         self._failure: HoldfastError | None = None
 
     def next_id(self, first: int, deadline: Deadline) -> int:
@@ -118,6 +126,12 @@ class Directory:
             on_lost=lambda loss: _log.warning("%s was given up: %s", contact.info, loss),
         )
         self._keeper.open(deadline.remaining())
+        self._size = contact.world_size
+        if self._size:
+            for entry in self._store.list_prefix(_WORKERS, timeout=deadline.remaining()):
+                with suppress(PeerViolation):
+                    self._before.add(_decode(entry.value).incarnation)
+            self._stale_until = Deadline.after(self._keep_alive_s, self._clock)
         lease, info = self._keeper.lease, contact.info
         value = json.dumps(asdict(contact)).encode()
         self._claim(f"id/{info.id}", info.name.encode(), lease, f"number {info.id}", deadline)
@@ -139,8 +153,12 @@ class Directory:
             while len(self._names) < world_size:
                 if self._failure is not None:
                     raise self._failure
+                self._check_sizes()
                 if deadline.passed():
                     here = ", ".join(sorted(self._names)) or "nobody"
+                    here += "".join(
+                        f"; {name} has world_size {size}" for name, size in self._sizes.items()
+                    )
                     raise TimeoutExpired(
                         f"{len(self._names)} of {world_size} workers came in time: {here}"
                     )
@@ -153,6 +171,7 @@ class Directory:
 
         def all_of_them() -> tuple[Contact, ...]:
             nonlocal world
+            self._check_sizes()
             if len(self._names) >= world_size:  # else somebody was quick, and has left already
                 world = self.everybody()
             return world
@@ -163,6 +182,19 @@ class Directory:
                 f"all {world_size} workers came, but not all have seen the others in time: "
                 f"{', '.join(sorted(missing)[:20])}"
             )
+
+    def _check_sizes(self) -> None:
+        """Refuse to wait with workers that wait for more others, or for fewer (DI-7)."""
+        for other in self._names.values():
+            stale = other.incarnation in self._before and not self._stale_until.passed()
+            if other.info.name in self._sizes and not stale:
+                raise UsageError(self._mismatch(other))
+
+    def _mismatch(self, other: Contact) -> str:
+        return (
+            f"world_size {self._size}: {other.info} has world_size {other.world_size}; "
+            "all workers of a job need the same"
+        )
 
     def find(self, target: str | int | WorkerInfo) -> Contact:
         """Return where a worker is now.
@@ -378,6 +410,11 @@ class Directory:
             gone[name] = old
             _trim(gone)
         lost = old is not None and (contact is None or contact.incarnation != old.incarnation)
+        if contact is not None and self._size:
+            self._sizes.pop(name, None)
+            if contact.world_size not in (0, self._size):
+                self._sizes[name] = contact.world_size
+                _log.warning("%s", self._mismatch(contact))
         with self._changed:
             self._names, self._gone = names, gone
             self._ids = {other.info.id: other for other in names.values()}

@@ -67,13 +67,17 @@ Target: TypeAlias = str | int | WorkerInfo
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """Where a worker is: `incarnation` is this life of it, `machine` the host that it runs on."""
+    """Where a worker is: `incarnation` is this life of it, `machine` the host that it runs on.
+
+    `world_size` is how many workers it waits for; 0 where workers come and go.
+    """
 
     info: WorkerInfo
     incarnation: str
     machine: str
     unix: str
     tcp: str
+    world_size: int = 0
 
 
 class Directory(Protocol):

@@ -269,6 +269,17 @@ class TestComingAndGoing:
                 assert shutdown(timeout=20.0) == ("w1",)
                 assert started[1].hear() == ["w1"]
 
+    def test_di7_a_world_of_another_size_is_refused(self) -> None:
+        store = MemoryStore()
+        other = Directory(PrefixStore(store, "rpc/"))
+        there = Contact(WorkerInfo("w1", 1), "life", "", "", "", world_size=3)
+        other.join(there, Deadline.after(20.0))
+        try:
+            with pytest.raises(UsageError, match=r"world_size 2: .*name=w1.* has world_size 3"):
+                init_rpc("w0", rank=0, world_size=2, store=store, keep_alive=2.0, timeout=60.0)
+        finally:
+            other.close()
+
     def test_a_worker_that_does_not_want_to_end(self) -> None:
         with serve_store() as server, workers() as started:
             started.append(Worker("w1", rank=1, world_size=2, init_method=server.endpoint))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -32,8 +33,8 @@ SOON_S = 20.0
 R = TypeVar("R")
 
 
-def contact(name: str, number: int, life: str = "") -> Contact:
-    return Contact(WorkerInfo(name, number), life or f"{name}-life", "machine", "unix", "")
+def contact(name: str, number: int, life: str = "", size: int = 0) -> Contact:
+    return Contact(WorkerInfo(name, number), life or f"{name}-life", "machine", "unix", "", size)
 
 
 class World:
@@ -53,10 +54,11 @@ class World:
         store: Store | None = None,
         keep_alive_s: float = SOON_S,
         fixed: bool = False,
+        size: int = 0,
     ) -> Directory:
         directory = Directory(store or self.store, lost=self.lost.append, keep_alive_s=keep_alive_s)
         self._stack.callback(directory.close)
-        directory.join(contact(name, number, life), Deadline.after(timeout), fixed)
+        directory.join(contact(name, number, life, size), Deadline.after(timeout), fixed)
         return directory
 
 
@@ -195,6 +197,27 @@ class TestMeeting:
         until(lambda: a.find("b").incarnation == "second")
         with pytest.raises(TimeoutExpired, match="not all have seen the others in time: b"):
             a.meet(contact("a", 0), 2, Deadline.after(0.05))
+
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_di7_who_waits_for_a_world_of_another_size_is_told(
+        self, world: World, size: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        text = "world_size {}: {} has world_size {}; all workers of a job need the same"
+        to_first = text.format(2, WorkerInfo("b", 1), size)
+        to_second = text.format(size, WorkerInfo("a", 0), 2)
+        world.store.set("worker/x", b"junk")
+        first = world.join("a", 0, size=2)
+        second = world.join("b", 1, size=size)
+        until(lambda: len(first.everybody()) == len(second.everybody()) == 2)
+        assert caplog.text.count(to_first) == caplog.text.count(to_second) == 1
+        with pytest.raises(UsageError, match=re.escape(to_first)):
+            first.meet(contact("a", 0), 2, Deadline.after(SOON_S))
+        # The first may have ended without being forgotten yet, until it would be.
+        with pytest.raises(TimeoutExpired, match="came in time: a, b; a has world_size 2"):
+            second.wait_for(3, Deadline.after(0.0))
+        second._stale_until = Deadline.after(0.0)
+        with pytest.raises(UsageError, match=re.escape(to_second)):
+            second.meet(contact("b", 1), size, Deadline.after(SOON_S))
 
     def test_a_store_that_is_closed_is_told(self, world: World) -> None:
         directory = world.join("a", 0)
