@@ -6,13 +6,14 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from holdfast.errors import CallCancelled
+from holdfast.errors import CallCancelled, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.api import rpc_sync
+from holdfast.rpc.api import async_execution, rpc_sync
 from holdfast.rpc.future import Future, collect_all
 from holdfast.rpc.rref import RRef
 from tests.e2e import rpc_jobs as jobs
@@ -182,3 +183,22 @@ def test_a_caller_that_does_not_read_holds_up_no_coroutine(
     finally:
         others.signal("w2", signal.SIGCONT)
     assert asked.wait(SOON) == size
+
+
+@async_execution
+def give_futures(is_open: bool) -> Future[Any]:
+    """Return a future of a future."""
+    inner, outer = Future[int](), Future[Any]()
+    if not is_open:
+        inner.set_result(3)
+    outer.set_result([inner])
+    return outer
+
+
+def test_fu4_a_future_within_a_future_arrives_if_it_is_complete(agent: Agent) -> None:
+    (inner,) = agent.call("w1", give_futures, (False,))
+    assert inner.wait() == 3
+    with pytest.raises(UsageError, match="an open future cannot be sent"):
+        agent.call("w1", give_futures, (True,))
+    with pytest.raises(UsageError, match="an open future cannot be sent"):
+        agent.call("w1", jobs.add, (Future(),))

@@ -15,6 +15,8 @@ Guarantees
     FU-1  A future is completed once; a second completion is refused with UsageError.
     FU-2  Every callback is called exactly once, after the completion.
     FU-3  Who waits for a future that is cancelled hears so at once, whatever the callee does.
+    FU-4  A complete future can be sent in a message, and arrives complete; an open one is refused
+          with UsageError, since its copy would stay open for ever.
 """
 
 from __future__ import annotations
@@ -222,6 +224,14 @@ class Future(Generic[T]):
                 raise
         return self.value()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self._complete:
+            raise UsageError(
+                "an open future cannot be sent or copied: wait for it first, or let a function "
+                "that is marked with async_execution return it"
+            )
+        return _completed, (self._value, self._error)
+
     def __repr__(self) -> str:
         state = "open" if not self._complete else "failed" if self._error else "done"
         return f"<Future {state}>"
@@ -257,6 +267,13 @@ class Future(Generic[T]):
             with _lock:
                 if not self._complete:
                     self._gates.remove(gate)
+
+
+def _completed(value: T, error: BaseException | None) -> Future[T]:
+    """Return a future as it was sent."""
+    future: Future[T] = Future()
+    future._settle(value, error)
+    return future
 
 
 def expected(function: Callable[..., Any], value: Any) -> Any:

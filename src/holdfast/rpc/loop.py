@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Loop"]
 
+_log = logging.getLogger("holdfast.rpc")
+
 
 class Loop:
-    """Runs coroutines. The thread begins with the first one.
+    """Runs coroutines. The thread begins with the first one, and ends with `close`.
 
+    A coroutine cannot end it: not by `loop.stop()`, nor by what its callbacks and tasks raise.
     A coroutine is run in the context of the thread that gives it (`contextvars`).
     """
 
@@ -108,14 +112,24 @@ class Loop:
         import asyncio
 
         asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-        finally:
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            loop.close()
+        while not self._closed:
+            _run(loop)
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        ended = asyncio.gather(*left, return_exceptions=True)
+        ended.add_done_callback(lambda _: loop.stop())
+        while not ended.done():
+            _run(loop)
+        loop.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped: by us, by a coroutine, or by what a callback raises."""
+    try:
+        loop.run_forever()
+    except BaseException:  # SystemExit or KeyboardInterrupt: asyncio logs the others
+        _log.exception("a callback or a task of a coroutine has raised this; the loop goes on")
 
 
 async def _settled(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:

@@ -61,7 +61,7 @@ def load_error(body: Buffer, buffers: Sequence[Buffer]) -> BaseException:
     ways, name, message, text, notes, worker = load(body, buffers)
     note = _Note(_BANNER.format(worker=worker, text=text))
     for way in ways:
-        with contextlib.suppress(Exception, SystemExit):  # whatever its own code does
+        with contextlib.suppress(BaseException):  # whatever its own code does
             error = load(way, [])
             if isinstance(error, Exception):
                 _add_note(vars(error).setdefault("__notes__", []), note)  # some refuse `add_note`
@@ -94,7 +94,7 @@ def anew(error: BaseException, worker: str) -> BaseException:
     """
     made: Any = None
     for way in (copy.copy, _Parts.copy):
-        with contextlib.suppress(Exception, SystemExit):  # whatever its own code does
+        with contextlib.suppress(BaseException):  # whatever its own code does
             made = way(error)
         if type(made) is type(error) and made is not error:
             break
@@ -163,9 +163,12 @@ def _cut(text: str) -> str:
 
 
 def _notes_of(error: BaseException) -> list[str]:
-    """Return the notes of an error that are texts, as they should be."""
+    """Return the notes of an error that are texts, as they should be: without their own code."""
     notes = getattr(error, "__notes__", None)
-    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    if not isinstance(notes, list):
+        return []
+    texts = [note for note in notes if isinstance(note, str)]
+    return [note if type(note) is _Note else str.__str__(note) for note in texts]
 
 
 def _users_part(error: BaseException) -> TracebackType | None:

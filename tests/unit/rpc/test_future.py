@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -313,6 +314,17 @@ def test_an_interrupt_within_a_callback_is_raised_when_all_have_heard() -> None:
         future.set_result(1)
     assert heard == [future]
     assert future.value() == 1
+
+
+def test_fu4_a_complete_future_can_be_sent_and_an_open_one_is_refused() -> None:
+    done, failed = Future[int](), Future[int]()
+    done.set_result(3)
+    failed.set_exception(KeyError("x"))
+    came_done, came_failed = pickle.loads(pickle.dumps([done, failed]))
+    assert came_done.wait() == 3
+    assert isinstance(came_failed.exception(), KeyError)
+    with pytest.raises(UsageError, match="an open future cannot be sent or copied"):
+        pickle.dumps([Future()])
 
 
 def test_a_future_is_expected_of_who_is_marked_for_it() -> None:

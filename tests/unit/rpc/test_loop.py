@@ -94,6 +94,48 @@ def test_closing_cancels_what_runs(loop: Loop) -> None:
         _ = loop.run(back(1))  # and no warning that it was never awaited
 
 
+def test_a_coroutine_that_stops_the_loop_stops_nobody_else(loop: Loop) -> None:
+    begun = threading.Event()
+
+    async def stop(value: int) -> int:
+        asyncio.get_running_loop().stop()
+        return await back(value)  # type: ignore[return-value]
+
+    async def stop_at_the_end() -> None:
+        begun.set()
+        try:
+            await forever()
+        finally:
+            asyncio.get_running_loop().stop()
+            await asyncio.sleep(0)
+
+    assert [loop.run(stop(n)).wait(SOON) for n in range(3)] == [0, 1, 2]
+    last = loop.run(stop_at_the_end())
+    assert begun.wait(SOON)
+    assert loop._thread is not None
+    loop.close()
+    assert isinstance(last.exception(SOON), asyncio.CancelledError)
+    assert not loop._thread.is_alive()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_what_a_callback_or_a_task_raises_does_not_end_the_loop(
+    loop: Loop, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def raise_() -> None:
+        raise kind
+
+    async def begin() -> None:
+        asyncio.get_running_loop().call_soon(raise_)
+        task = asyncio.create_task(fail(kind()))
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), kind)
+
+    assert loop.run(begin()).exception(SOON) is None
+    assert loop.run(back(1)).wait(SOON) == 1
+    assert caplog.text.count("the loop goes on") == 2
+
+
 def test_a_coroutine_may_close_its_own_loop(loop: Loop) -> None:
     async def close() -> None:
         loop.close()

@@ -60,6 +60,36 @@ class Deadly(Exception):
         return sys.exit, (5,)
 
 
+def raise_(kind: type[BaseException]) -> None:
+    raise kind
+
+
+class Interrupting(Exception):
+    """To load it raises another kind of error, however it is made."""
+
+    loading = False
+
+    def __new__(cls, kind: type[BaseException]) -> Self:
+        if cls.loading:
+            raise kind
+        return super().__new__(cls, kind)
+
+    def __reduce__(self) -> Any:
+        return raise_, self.args
+
+
+class Barbed(str):
+    """A note whose own code raises when it is loaded."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return raise_, (KeyboardInterrupt,)
+
+
+BASE_ERRORS = pytest.mark.parametrize(
+    "kind", [KeyboardInterrupt, SystemExit, GeneratorExit, BaseException]
+)
 ODD_ERRORS = pytest.mark.parametrize(
     "error",
     [
@@ -102,6 +132,32 @@ class TestErrors:
         (note,) = came.__notes__
         assert "It was raised at WorkerInfo(id=1, name=w1)" in note
         assert len(told(came).__notes__) == 2
+
+    @BASE_ERRORS
+    def test_what_loading_it_raises_is_not_raised_here(
+        self, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        body, buffers = dump_error(Interrupting(kind), "w1")
+        assert isinstance(load_error(body, buffers), Interrupting)  # by its parts
+        monkeypatch.setattr(Interrupting, "loading", True)
+        came = load_error(body, buffers)
+        assert isinstance(came, RemoteError)
+        assert came.type_name.endswith("Interrupting")
+
+    @BASE_ERRORS
+    def test_what_copying_it_raises_is_not_raised_here(
+        self, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        error = Interrupting(kind)
+        monkeypatch.setattr(Interrupting, "loading", True)
+        assert isinstance(anew(error, "w1"), RemoteError)
+
+    def test_a_note_that_is_more_than_a_text_arrives_as_a_text(self) -> None:
+        error = Choosy(reason="odd")
+        error.add_note(Barbed("noted"))
+        note = told(error).__notes__[0]
+        assert type(note) is str
+        assert note == "noted"
 
     @ODD_ERRORS
     def test_another_one_says_the_same_and_keeps_nothing_that_this_one_passes(
