@@ -19,7 +19,7 @@ from typing import assert_never
 
 from holdfast.agent.attempt import Attempt, GroupMaker, Membership
 from holdfast.agent.clerk import Clerk, start_thread
-from holdfast.agent.door import Opened, open_door
+from holdfast.agent.door import Opened, master_of, open_door
 from holdfast.agent.effects import (
     Close,
     Count,
@@ -44,8 +44,10 @@ from holdfast.agent.job import Job
 from holdfast.agent.machine import Agent, State
 from holdfast.agent.narrator import Narrator
 from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.vouching import Witness
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import (
+    Fenced,
     HoldfastError,
     InternalError,
     PeerViolation,
@@ -423,6 +425,12 @@ class ElasticAgent:
         swapped = swap(here, job.node, door, lambda: over() is not None, deadline, job.alike)
         if swapped is None:
             return None
+        if here.rank > 0 and swapped[1]:
+            opened.witness = Witness(here)
+            try:
+                opened.witness.start(master_of(job, here), deadline)
+            except Fenced:
+                return None
         if here.world_size > 1:
             opened.reports = watch_reports(here, deadline)
         return Membership(here, *swapped)

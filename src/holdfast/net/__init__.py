@@ -12,6 +12,7 @@ Layout, in reading order:
     towards.py      the address of this machine, as somebody else sees it
     inproc.py       the same inside one process
     tls.py          TLS to servers that are not ours
+    owner.py        which user owns a TCP socket of this host
     reactor.py      the server's side: one thread that serves thousands of sockets
     strangers.py    connections that have proved nothing yet, and which of them makes room
     descriptors.py  how many descriptors this process may have open

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Refused, Step
 
-__all__ = ["Credentials", "check_peer", "judge", "peer_credentials"]
+__all__ = ["Credentials", "check_peer", "is_our_user", "judge", "peer_credentials"]
 
 _SO_PEERGROUPS = 59  # Linux; the socket module does not name it
 _UCRED = struct.Struct("@iII")
@@ -94,6 +94,11 @@ def judge(
         return ""
     allowed = f"user {me}" if group is None else f"user {me} and group {group}"
     return f"the peer runs as user {peer.uid}: only {allowed} may hold the key"
+
+
+def is_our_user(uid: int) -> bool:
+    """Say whether a number that the kernel told stands for our user, and for no other (PC-2)."""
+    return uid == os.geteuid() and (uid != _overflow("uid") or _all_users_are_named())
 
 
 @cache

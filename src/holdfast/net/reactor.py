@@ -108,6 +108,11 @@ class Connection:
         self.host = peer.host
         self.peer = str(peer)
 
+    @property
+    def socket(self) -> socket.socket:
+        """The socket, to look at: only the reactor reads, writes and closes it."""
+        return self._socket
+
     def send(self, data: bytes) -> None:
         """Send, or queue what the kernel does not take now. Never blocks."""
         if self._handler is None or self._closing is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError
 from holdfast.net.address import Address
 
-__all__ = ["address_towards"]
+__all__ = ["address_towards", "addresses_towards"]
 
 
 def address_towards(target: Address | None, deadline: Deadline) -> str:
@@ -16,14 +17,21 @@ def address_towards(target: Address | None, deadline: Deadline) -> str:
 
     Without a target, or if it cannot be told, the loopback address.
     """
-    if target is None:
-        return "127.0.0.1"
+    found = [] if target is None else addresses_towards(target, deadline)
+    return found[0] if found else "127.0.0.1"
+
+
+def addresses_towards(target: Address, deadline: Deadline) -> list[str]:
+    """Return the addresses from which this machine reaches those of a target, in their order."""
     from holdfast.net.tcp import resolve
 
-    try:
-        family, where = resolve(target, deadline)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # a datagram socket: nothing is sent
-            return str(probe.getsockname()[0])
-    except (HoldfastError, OSError):
-        return "127.0.0.1"
+    found = []
+    with contextlib.suppress(HoldfastError):
+        for family, where in resolve(target, deadline):
+            with (
+                contextlib.suppress(OSError),  # there is no way to this one
+                socket.socket(family, socket.SOCK_DGRAM) as probe,
+            ):
+                probe.connect(where)  # a datagram socket: nothing is sent
+                found.append(str(probe.getsockname()[0]))
+    return found

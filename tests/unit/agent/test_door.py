@@ -80,12 +80,12 @@ def test_a_given_master_is_served_in_place_of_the_rounds(port: int) -> None:
 def test_a_master_that_cannot_be_bound_here_is_left_to_rank_0(
     master: Address, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert serve_master(master) is None
+    assert serve_master(master, a_round(0)) is None
     [line] = caplog.messages
     assert line.startswith(LEFT_TO_RANK_0 + why)
 
 
 def test_a_port_that_is_taken_is_left_to_rank_0(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert serve_master(Address(*server.getsockname())) is None
+        assert serve_master(Address(*server.getsockname()), a_round(0)) is None
     assert "Address already in use" in caplog.text

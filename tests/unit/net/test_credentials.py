@@ -12,7 +12,14 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.errors import Refused
-from holdfast.net.credentials import Credentials, check_peer, judge, peer_credentials
+from holdfast.net import credentials
+from holdfast.net.credentials import (
+    Credentials,
+    check_peer,
+    is_our_user,
+    judge,
+    peer_credentials,
+)
 
 ME, OTHER, GROUP, OVERFLOW = 1000, 1001, 4242, 65534
 SOON = 20.0
@@ -73,6 +80,18 @@ def test_nothing_is_said_of_who_comes_over_tcp() -> None:
     ):
         assert peer_credentials(sock) is None
         check_peer(sock, None)
+
+
+def test_pc2_a_number_is_our_users_unless_it_may_stand_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert is_our_user(os.geteuid())
+    assert not is_our_user(os.geteuid() + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: OVERFLOW)
+    monkeypatch.setattr(credentials, "_overflow", lambda kind: OVERFLOW)
+    for named in (True, False):
+        monkeypatch.setattr(credentials, "_all_users_are_named", lambda named=named: named)
+        assert is_our_user(OVERFLOW) is named
 
 
 # Real users.

@@ -3,23 +3,32 @@
 A door has a key space to itself: it reaches neither the native store nor other doors, so a job
 opens a new one for each attempt and no worker meets keys of an attempt before.
 
-torch's protocol has no authentication. So a door binds loopback only, unless its owner says
-`exposed=True`; then one warning names the address that every peer may write to.
+torch's protocol has no authentication. So a door asks the kernel which user has made a connection
+from this host, and admits its own user alone. A door that binds another address than loopback has
+somebody who vouches for connections from other hosts (`vouch`).
+
+Guarantees
+    CD-1  Nothing that a peer sends is parsed before the peer is admitted.
+    CD-2  A connection from this host is admitted if its socket belongs to the user of this process.
+    CD-3  A connection from another host is admitted if `vouch` says so within VOUCH_WITHIN_S.
+    CD-4  Every other connection is closed, and one line says why; such lines are written at most
+          once a second.
 """
 
 from __future__ import annotations
 
-import logging
 import random
+from collections.abc import Callable
 from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import HoldfastError, PeerViolation, Step, UsageError
+from holdfast.errors import HoldfastError, PeerViolation, Step, Unavailable, UsageError
 from holdfast.ids import CauseId
 from holdfast.net.address import Address, is_loopback
 from holdfast.net.descriptors import share_of_descriptors
+from holdfast.net.owner import Ends, is_connected, judge_owner
 from holdfast.net.reactor import Connection, Reactor
 from holdfast.net.strangers import Strangers
 from holdfast.observe.events import (
@@ -34,12 +43,18 @@ from holdfast.store.c10d.messages import Validate
 from holdfast.store.c10d.space import DEFAULT_MAX_BYTES, C10dSpace
 from holdfast.store.c10d.wire import RequestParser
 
-__all__ = ["HANDSHAKE_WITHIN_S", "STRANGERS_MAX", "C10dDoor"]
+__all__ = ["HANDSHAKE_WITHIN_S", "STRANGERS_MAX", "VOUCH_WITHIN_S", "C10dDoor", "Vouch"]
 
 HANDSHAKE_WITHIN_S = 5.0
+VOUCH_WITHIN_S = 30.0
 STRANGERS_MAX = 1024
+EARLY_BYTES_MAX = 16 * 1024
+"""How much a peer may send while another host is asked: torch's client sends some and waits."""
 
-_log = logging.getLogger("holdfast.store")
+Answer: TypeAlias = Callable[[str], None]
+"""Takes why a connection is refused, or nothing if it is admitted. From any thread."""
+Vouch: TypeAlias = Callable[[Ends, Answer], None]
+"""Finds out whether a connection from another host is to be admitted. Must not block."""
 
 
 class C10dDoor:
@@ -53,18 +68,19 @@ class C10dDoor:
         self,
         address: Address,
         *,
-        exposed: bool = False,
+        vouch: Vouch | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
         sink: Sink | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if not exposed and not is_loopback(address.host):
+        if vouch is None and not is_loopback(address.host):
             raise UsageError(
                 f"c10d door on {address}: torch's store protocol has no authentication; "
-                "bind a loopback address, or say exposed=True"
+                "bind a loopback address, or say who vouches for other hosts (vouch=…)"
             )
         self.address = address
         """Where it listens; after `start()` with the real port."""
+        self._vouch = vouch
         self._max_bytes = max_bytes
         self._sink = sink or LogSink()
         self._clock = clock
@@ -96,12 +112,6 @@ class C10dDoor:
         self._reactor = reactor
         reactor.start()
         self._sink.emit(ServerStarted(cause=self._cause, at=self._now(), endpoint=self.endpoint))
-        if not is_loopback(self.address.host):
-            _log.warning(
-                "%s: torch's store protocol has no authentication, so every peer that reaches "
-                "this address can read and write the keys behind it",
-                self.endpoint,
-            )
 
     def close(self) -> None:
         """Stop serving and drop every connection; the keys are gone. Idempotent."""
@@ -137,13 +147,30 @@ class C10dDoor:
         return self._clock.monotonic()
 
     def _welcome(self, reactor: Reactor, connection: Connection) -> _Visitor:
-        visitor = _Visitor(self, next(self._numbers), connection)
+        visitor = _Visitor(self, next(self._numbers), connection, reactor)
         self._visitors[visitor.number] = visitor
         crowded_out = self._strangers.admit(visitor, connection.host)
         if crowded_out is not None:
             crowded_out.drop("made room for newer connections")
-        reactor.call_later(HANDSHAKE_WITHIN_S, lambda: visitor.drop("silent in the handshake"))
+        reactor.call_later(HANDSHAKE_WITHIN_S, visitor.drop_if_silent)
         return visitor
+
+    def _judge(self, connection: Connection, answer: Answer) -> str | None:
+        """Return why a connection is refused, or nothing if it is admitted.
+
+        None if another host has to be asked: `answer` is told later.
+        """
+        try:
+            ends = Ends.of_accepted(connection.socket)
+            why = judge_owner(ends)
+        except (OSError, Unavailable) as error:  # it is gone; the kernel does not tell
+            return str(error)
+        if why is not None:
+            return why
+        if self._vouch is None or is_loopback(ends.client.host):
+            return "no process of this host has its other end"
+        self._vouch(ends, answer)
+        return None
 
     def _hold(self, change: int) -> None:
         """Count what half requests keep; PeerViolation if that leaves no room."""
@@ -155,15 +182,58 @@ class C10dDoor:
 class _Visitor:
     """One connection of a torch client."""
 
-    def __init__(self, door: C10dDoor, number: int, connection: Connection) -> None:
+    def __init__(
+        self, door: C10dDoor, number: int, connection: Connection, reactor: Reactor
+    ) -> None:
         self.number = number
         self._door = door
         self._connection = connection
+        self._reactor = reactor
+        self._asked = self._admitted = False
+        self._early = b""  # what came before it was admitted
         self._parser = RequestParser()
         self._held = 0
         self._over = False
 
     def received(self, data: bytes) -> None:
+        if not self._asked:
+            self._asked = True
+            why = self._door._judge(self._connection, self._answered)
+            if why is None:
+                self._reactor.call_later(VOUCH_WITHIN_S, self._not_vouched_for)
+            else:
+                self._judged(why)
+        if self._admitted:
+            self._serve(data)
+            return
+        self._early += data
+        if len(self._early) > EARLY_BYTES_MAX:
+            raise PeerViolation(f"c10d: over {EARLY_BYTES_MAX} bytes came before it was admitted")
+
+    def _answered(self, why: str) -> None:
+        """Hear from any thread whether it is admitted."""
+        self._reactor.call_soon(lambda: self._judged(why))
+
+    def _not_vouched_for(self) -> None:
+        self._judged(f"nobody vouched for it within {VOUCH_WITHIN_S:g} s")
+
+    def _judged(self, why: str) -> None:
+        """Admit it and serve what it has sent, or hang up and say why."""
+        if self._over or self._admitted:
+            return
+        if not why and not is_connected(self._connection.socket):
+            why = "it was closed before it was admitted"
+        if why:
+            self._connection.close(why)
+            return
+        self._admitted = True
+        early, self._early = self._early, b""
+        try:
+            self._serve(early)
+        except PeerViolation as violation:
+            self._connection.close(str(violation))
+
+    def _serve(self, data: bytes) -> None:
         try:
             self._parser.feed(data)
             # Sending may end this connection, if its peer does not read.
@@ -188,6 +258,13 @@ class _Visitor:
         if not self._over and not self._parser.validated:
             self._connection.close(reason)
 
+    def drop_if_silent(self) -> None:
+        """Hang up on a stranger that keeps us waiting, unless it waits for us."""
+        if self._asked and not self._admitted:
+            self._reactor.call_later(HANDSHAKE_WITHIN_S, self.drop_if_silent)
+        else:
+            self.drop("silent in the handshake")
+
     def _validated(self) -> None:
         door = self._door
         door._strangers.forget(self)
@@ -208,6 +285,7 @@ class _Visitor:
         door._strangers.forget(self)
         door._space.disconnect(self.number)
         self._parser.close()
+        self._early = b""
         self._count(0)
         cause, at = self._cause(), door._now()
         if self._parser.validated:

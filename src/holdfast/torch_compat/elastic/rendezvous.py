@@ -34,9 +34,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from holdfast import env, ids
-from holdfast.agent.door import serve_master
+from holdfast.agent.door import Door, serve_master
 from holdfast.agent.exchange import swap
 from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
+from holdfast.agent.vouching import Witness
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import (
     Fenced,
@@ -46,11 +47,10 @@ from holdfast.errors import (
     Unavailable,
     UsageError,
 )
-from holdfast.net.address import Address, is_loopback, parse_address
+from holdfast.net.address import Address, parse_address
 from holdfast.rendezvous import parameters
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.rendezvous.registry import create_rendezvous
-from holdfast.store.c10d.server import C10dDoor
 
 __all__ = ["BACKENDS", "Handler", "RoundOver", "create_handler"]
 
@@ -100,7 +100,8 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
         self._rendezvous = rendezvous
         self._run_id = run_id
         self._here: Round | None = None
-        self._door: C10dDoor | None = None
+        self._door: Door | None = None
+        self._witness: Witness | None = None
         self._shared = False
 
     def get_backend(self) -> str:
@@ -194,8 +195,15 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
 
     def _enter(self, here: Round) -> RendezvousInfo:
         self._here = here
-        if here.rank == 0:
-            self._open_door(here)
+        try:
+            if here.rank == 0:
+                self._open_door(here)
+            else:
+                self._witness = Witness(here)
+                master = Address(here.master_address, here.master_port)
+                self._witness.start(master, Deadline.after(MEET_WITHIN_S))
+        except Fenced:
+            raise RoundOver from None
         store = self._connect(self._find_door(here))
         master = RendezvousStoreInfo(here.master_address, here.master_port)
         return RendezvousInfo(store, here.rank, here.world_size, master)
@@ -203,18 +211,13 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
     def _open_door(self, here: Round) -> None:
         """Serve the round's store: at its master if that can be bound, else at a free port."""
         where = Address(here.master_address, here.master_port)
-        self._door = serve_master(where) if env.current().share_store else None
+        self._door = serve_master(where, here) if env.current().share_store else None
         shared = self._door is not None
         if self._door is None:
-            own = here.members[0].address
-            self._door = C10dDoor(Address(own, 0), exposed=not is_loopback(own))
-            self._door.start()
+            self._door = Door(Address(here.members[0].address, 0), here)
             where = self._door.address
-        try:
-            told = f"{int(shared)} {where}".encode()
-            here.store.set(_DOOR, told, timeout=MEET_WITHIN_S)
-        except Fenced:
-            raise RoundOver from None
+        told = f"{int(shared)} {where}".encode()
+        here.store.set(_DOOR, told, timeout=MEET_WITHIN_S)
 
     def _find_door(self, here: Round) -> Address:
         deadline = Deadline.after(MEET_WITHIN_S)
@@ -260,8 +263,11 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
 
     def _close_door(self) -> None:
         door, self._door = self._door, None
+        witness, self._witness = self._witness, None
         if door is not None:
             door.close()
+        if witness is not None:
+            witness.close()
 
 
 def _run_id(text: str) -> str:

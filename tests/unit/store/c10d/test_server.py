@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
+import queue
 import random
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.errors import UsageError
+from holdfast.errors import Unavailable, UsageError
 from holdfast.net.address import Address
+from holdfast.net.owner import Ends
 from holdfast.observe.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -22,7 +25,7 @@ from holdfast.observe.events import (
 )
 from holdfast.store.c10d import messages as c10d
 from holdfast.store.c10d import server as c10d_server
-from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.c10d.server import EARLY_BYTES_MAX, Answer, C10dDoor
 from holdfast.store.c10d.space import ITEM_BYTES
 from holdfast.store.c10d.wire import READY, encode_bytes, encode_i64, encode_request
 from tests.unit.net.reactor_server import held_port
@@ -137,25 +140,9 @@ def test_an_address_in_use_is_a_usage_error(door: C10dDoor) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
-def test_other_hosts_are_let_in_only_if_that_is_said(host: str) -> None:
-    with pytest.raises(UsageError, match=r"no authentication.*exposed=True"):
+def test_other_hosts_need_somebody_who_vouches_for_them(host: str) -> None:
+    with pytest.raises(UsageError, match=r"no authentication.*vouch="):
         C10dDoor(Address(host, 0))
-
-
-def test_an_exposed_door_says_so_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    with (
-        caplog.at_level(logging.WARNING, "holdfast"),
-        C10dDoor(Address("0.0.0.0", 0), exposed=True) as door,
-        Peer(Address("127.0.0.1", door.address.port)),
-    ):
-        (record,) = caplog.records
-        assert str(door.address) in record.message
-        assert "no authentication" in record.message
-
-
-def test_a_loopback_door_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "holdfast"), C10dDoor(LOOPBACK, exposed=True):
-        assert not caplog.records
 
 
 def test_exactly_the_given_address_is_bound() -> None:
@@ -164,6 +151,148 @@ def test_exactly_the_given_address_is_bound() -> None:
             peer.sync()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), WITHIN_S)
+
+
+# Who is admitted.
+
+
+class Neighbour:
+    """Another host, where somebody vouches for connections or does not: this one, in disguise."""
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[tuple[Ends, Answer]] = queue.SimpleQueue()
+
+    def __call__(self, ends: Ends, answer: Answer) -> None:
+        self.asked.put((ends, answer))
+
+    def answer(self, peer: Peer, why: str) -> None:
+        ends, answer = self.asked.get(timeout=WITHIN_S)
+        assert ends == (peer.socket.getsockname(), peer.socket.getpeername())
+        answer(why)
+
+
+@pytest.fixture
+def neighbour(monkeypatch: pytest.MonkeyPatch) -> Neighbour:
+    monkeypatch.setattr(c10d_server, "judge_owner", lambda ends: None)
+    monkeypatch.setattr(c10d_server, "is_loopback", lambda host: False)
+    return Neighbour()
+
+
+@pytest.fixture
+def exposed(neighbour: Neighbour, sink: QueueSink) -> Iterator[C10dDoor]:
+    with C10dDoor(LOOPBACK, vouch=neighbour, sink=sink) as door:
+        yield door
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_cd2_another_user_of_this_host_is_refused(door: C10dDoor, sink: QueueSink) -> None:
+    connect = (
+        "import os, socket, sys\n"
+        "port, hello = int(sys.argv[1]), bytes.fromhex(sys.argv[2])\n"
+        "os.setuid(54321)\n"
+        "with socket.socket() as sock:\n"
+        "    sock.connect(('127.0.0.1', port))\n"
+        "    sock.sendall(hello)\n"
+        "    sys.exit(len(sock.recv(1)))\n"
+    )
+    said = encode_request(c10d.Validate()) + encode_request(c10d.Set(b"key", b"planted"))
+    command = [sys.executable, "-S", "-c", connect, str(door.address.port), said.hex()]
+    assert subprocess.run(command, timeout=WITHIN_S, check=False).returncode == 0
+    assert "it is user 54321's, not user 0's" in str(sink.next(ConnectionRefused))
+    with Peer(door.address) as peer:
+        peer.say(c10d.Check((b"key",)))
+        assert peer.read(1) == b"\x01"  # it is not there
+
+
+def test_cd1_a_peer_that_is_gone_when_it_is_judged_is_not_heard(
+    door: C10dDoor, sink: QueueSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(c10d_server, "is_connected", lambda sock: False)
+    with Peer(door.address, hello=False) as peer:
+        peer.say(c10d.Validate(), c10d.Ping(1))
+        assert peer.rest() == b""
+    assert "closed before it was admitted" in str(sink.next(ConnectionRefused))
+
+
+@pytest.mark.parametrize("error", [OSError(107, "not connected"), Unavailable("not told")])
+def test_cd4_where_the_kernel_does_not_tell_nobody_is_admitted(
+    door: C10dDoor, sink: QueueSink, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(ends: Ends) -> str | None:
+        raise error
+
+    monkeypatch.setattr(c10d_server, "judge_owner", fail)
+    with Peer(door.address, hello=False) as peer:
+        peer.say(c10d.Validate(), c10d.Ping(1))
+        assert peer.rest() == b""
+    assert str(error) in str(sink.next(ConnectionRefused))
+
+
+def test_cd4_a_connection_over_loopback_whose_other_end_nobody_has_is_refused(
+    door: C10dDoor, sink: QueueSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(c10d_server, "judge_owner", lambda ends: None)
+    with Peer(door.address, hello=False) as peer:
+        peer.say(c10d.Validate(), c10d.Ping(1))
+        assert peer.rest() == b""
+    assert "no process of this host" in str(sink.next(ConnectionRefused))
+
+
+def test_cd3_a_connection_that_is_vouched_for_is_admitted(
+    exposed: C10dDoor, neighbour: Neighbour, sink: QueueSink
+) -> None:
+    with Peer(exposed.address, hello=False) as peer:
+        peer.say(c10d.Validate())
+        peer.say(c10d.Ping(1))
+        neighbour.answer(peer, "")
+        assert peer.read(4) == b"\x01\0\0\0"
+        sink.next(ConnectionOpened)
+        peer.sync()
+    assert neighbour.asked.empty()  # it was asked once
+
+
+def test_cd3_a_connection_that_is_not_vouched_for_is_refused(
+    exposed: C10dDoor, neighbour: Neighbour, sink: QueueSink
+) -> None:
+    with Peer(exposed.address, hello=False) as peer:
+        peer.say(c10d.Validate(), c10d.Ping(1))
+        neighbour.answer(peer, "it is a stranger's")
+        assert peer.rest() == b""
+    assert "it is a stranger's" in str(sink.next(ConnectionRefused))
+
+
+def test_cd3_a_connection_is_refused_at_the_deadline(
+    exposed: C10dDoor,
+    neighbour: Neighbour,
+    sink: QueueSink,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(c10d_server, "HANDSHAKE_WITHIN_S", 0.05)
+    monkeypatch.setattr(c10d_server, "VOUCH_WITHIN_S", 0.3)
+    with Peer(exposed.address, hello=False) as peer:
+        peer.say(c10d.Validate(), c10d.Ping(1))
+        assert peer.rest() == b""
+    assert "nobody vouched for it within 0.3 s" in str(sink.next(ConnectionRefused))
+    _, answer = neighbour.asked.get(timeout=WITHIN_S)
+    answer("")  # too late, and harmless
+    with Peer(exposed.address, hello=False) as peer:
+        peer.say(c10d.Validate(), c10d.Ping(1))
+        neighbour.answer(peer, "")
+        assert peer.read(4) == b"\x01\0\0\0"
+
+
+def test_cd1_what_comes_before_the_answer_is_bounded(
+    exposed: C10dDoor, neighbour: Neighbour, sink: QueueSink
+) -> None:
+    with Peer(exposed.address, hello=False) as peer:
+        peer.socket.sendall(bytes(EARLY_BYTES_MAX + 1))
+        assert peer.rest() == b""
+    assert "before it was admitted" in str(sink.next(ConnectionRefused))
+    neighbour.asked.get(timeout=WITHIN_S)
+    with Peer(exposed.address, hello=False) as peer:
+        peer.socket.sendall(bytes(EARLY_BYTES_MAX))  # no request, as it turns out
+        neighbour.answer(peer, "")
+        assert peer.rest() == b""
 
 
 # Bad peers.

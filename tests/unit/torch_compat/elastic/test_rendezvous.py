@@ -18,12 +18,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from holdfast.agent import door, vouching
 from holdfast.errors import PeerViolation, RendezvousTimedOut
 from holdfast.ids import NodeId, RunId
 from holdfast.net.address import Address
 from holdfast.rendezvous.handler import Ending, Rendezvous, Round
 from holdfast.rendezvous.model import Failures, Member
 from holdfast.rendezvous.port import HeldPort
+from holdfast.store.c10d import server as c10d_server
 from holdfast.store.c10d.server import C10dDoor
 from holdfast.store.memory import MemoryStore
 from holdfast.torch_compat.elastic.rendezvous import Handler, RoundOver, create_handler
@@ -139,6 +141,19 @@ def test_a_given_master_that_is_not_this_host_is_left_to_rank_0() -> None:
         assert (master.master_addr, master.master_port) == ("192.0.2.1", 29500)
         assert not one.use_agent_store
         info.store.set("key", "value")
+
+
+def test_agents_of_other_hosts_vouch_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of this host, which take it for several, and its kernel for one that knows nothing."""
+    for module in (vouching, door, c10d_server):
+        monkeypatch.setattr(module, "is_loopback", lambda host: False)
+    monkeypatch.setattr(c10d_server, "judge_owner", lambda ends: None)
+    two: dict[str, Any] = {"min_nodes": 2, "max_nodes": 2, "timeout": 60}
+    with held() as endpoint, ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        handlers = [stack.enter_context(handler(endpoint=endpoint, **two)) for _ in "ab"]
+        infos = list(pool.map(Handler.next_rendezvous, handlers))
+        infos[0].store.set("key", "value")
+        assert infos[1].store.get("key") == b"value"
 
 
 # The end of a run.
