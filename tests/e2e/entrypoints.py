@@ -94,6 +94,18 @@ def add_after_rank_0() -> int:
     return int(store.add("sum", rank()))
 
 
+def find_no_keys_of_the_attempt_before() -> bool:
+    """Leave a key in the workers' store and fail, at first; then say whether it is there."""
+    import holdfast
+
+    where = f"c10d://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    with holdfast.open_store(where) as store:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            store.set("before", b"")
+            fail()
+        return store.get("before") is None
+
+
 # What goes wrong.
 
 

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,14 @@ def test_a_sum_with_fixed_ranks_and_a_given_master(static: Callable[[int], Launc
 
 def test_the_store_at_a_given_master_outlives_rank_0(static: Callable[[int], LaunchConfig]) -> None:
     assert elastic_launch(static(2), entrypoints.add_after_rank_0)() == {0: 0, 1: 1}
+
+
+def test_each_attempt_has_a_store_of_its_own_at_a_given_master(
+    static: Callable[[int], LaunchConfig],
+) -> None:
+    config = replace(static(1), max_restarts=1)
+    entrypoint = entrypoints.find_no_keys_of_the_attempt_before
+    assert elastic_launch(config, entrypoint)() == {0: True}
 
 
 # How many nodes.

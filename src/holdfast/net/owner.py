@@ -86,8 +86,10 @@ def judge_owner(ends: Ends) -> str | None:
 def owner_of(ends: Ends) -> int | None:
     """Return the user who owns the client's end, or None if no process of this host has it.
 
-    Unavailable if the kernel does not tell.
+    Unavailable if the kernel does not tell, as on systems other than Linux.
     """
+    if sys.platform != "linux":
+        raise Unavailable(f"the owner of a connection cannot be told on {sys.platform}")
     try:
         found = _by_netlink(ends)
         if found is not None or _netlink_tells():

@@ -161,6 +161,12 @@ def test_a_kernel_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         owner_of(Ends.of_accepted(accepted))
 
 
+def test_another_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with a_pair() as (_, accepted), pytest.raises(Unavailable, match="cannot be told on darwin"):
+        owner_of(Ends.of_accepted(accepted))
+
+
 def test_a_host_without_ipv6_has_one_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(owner, "_NETLINK_SOCK_DIAG", 31)
     monkeypatch.setattr(owner, "_TABLES", (owner._TABLES[0], tmp_path / "tcp6"))
