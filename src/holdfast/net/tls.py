@@ -1,7 +1,8 @@
 """TLS to servers that are not holdfast's own: certificates by files, errors that name the step.
 
-The server's certificate is always checked, and so is its name. A certificate of our own is shown
-if there is one. The files are read once, when the settings are loaded.
+The server's certificate is always checked, and so is its name; TLS 1.2 is the oldest version that
+is spoken. A certificate of our own is shown if there is one. The files are read once, when the
+settings are loaded.
 """
 
 from __future__ import annotations
@@ -102,9 +103,12 @@ def _check_readable(name: str, path: str) -> None:
 def _trusting(name: str, path: str | None) -> ssl.SSLContext:
     """Return a context that trusts the certificates in a file, or those that this machine does."""
     try:
-        return ssl.create_default_context(cafile=path)
+        context = ssl.create_default_context(cafile=path)
     except ssl.SSLError:
         raise UsageError(f"{name} {path!r}: holds no certificate in PEM form") from None
+    # OpenSSL may have no lower limit of its own; where this machine sets a higher one, that stays.
+    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
+    return context
 
 
 def _load_own(context: ssl.SSLContext, cert: str, key: str | None) -> None:

@@ -57,6 +57,27 @@ def test_the_server_is_always_checked(certificates: Certificates) -> None:
         assert tls.context.minimum_version >= ssl.TLSVersion.TLSv1_2
 
 
+@pytest.mark.parametrize(
+    ("system", "ours"),
+    [
+        (ssl.TLSVersion.MINIMUM_SUPPORTED, ssl.TLSVersion.TLSv1_2),
+        (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3),
+    ],
+)
+def test_nothing_older_than_tls_1_2_is_spoken_whatever_the_system_allows(
+    system: ssl.TLSVersion, ours: ssl.TLSVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = ssl.create_default_context
+
+    def make_as_the_system_does(cafile: str | None) -> ssl.SSLContext:
+        context = make(cafile=cafile)
+        context.minimum_version = system
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", make_as_the_system_does)
+    assert load_client_tls().context.minimum_version is ours
+
+
 @pytest.mark.parametrize("name", ["cert", "cacert"])
 @pytest.mark.parametrize(
     ("path", "why"),
