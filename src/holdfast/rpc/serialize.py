@@ -317,6 +317,9 @@ def _reduce_by_torch(tensor: Any) -> Any:
     if tensor.layout is not sys.modules["torch"].strided:
         if tensor.requires_grad:  # which torch forgets, or sends as one that is no leaf
             return _rebuild_leaf, (tensor.detach(), vars(tensor))
+        parts = _parts_of_sparse(tensor)
+        if parts:
+            return _rebuild_sparse, (*parts, tensor.size(), vars(tensor))
     elif tensor.is_cpu and not tensor.is_nested:
         used = tensor.numel() * tensor.element_size()
         if tensor.untyped_storage().nbytes() > 2 * used + OUTSIDE_BYTES:
@@ -325,6 +328,34 @@ def _reduce_by_torch(tensor: Any) -> Any:
             vars(own).update(vars(tensor))
             return reduce_tensor(own.requires_grad_(tensor.requires_grad))
     return tensor.__reduce_ex__(5)
+
+
+def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
+    """Return what a sparse tensor is made of; nothing if it is of another kind.
+
+    torch would make it again, too, but keeps each for ever, to be checked when a file is loaded.
+    """
+    torch, layout = sys.modules["torch"], tensor.layout
+    if layout is torch.sparse_coo:
+        return layout, tensor.is_coalesced(), tensor._indices(), tensor._values()
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        return layout, None, tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        return layout, None, tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()
+
+
+def _rebuild_sparse(layout: Any, coalesced: bool | None, *rest: Any) -> Any:
+    *parts, size, state = rest
+    torch = importlib.import_module("torch")
+    if coalesced is None:
+        tensor = torch.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=False)
+    else:
+        tensor = torch.sparse_coo_tensor(
+            *parts, size, check_invariants=False, is_coalesced=coalesced
+        )
+    vars(tensor).update(state)
+    return tensor
 
 
 def _rebuild_leaf(tensor: Any, state: dict[str, Any]) -> Any:

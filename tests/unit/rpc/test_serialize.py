@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -212,6 +213,26 @@ class TestTensors:
             assert torch.equal(came.to_dense(), tensor.to_dense())
             assert (came.requires_grad, came.is_leaf) == (True, True)
             assert vars(came) == vars(tensor)
+
+    @pytest.mark.filterwarnings("ignore:Sparse CSR")
+    @pytest.mark.parametrize("make", ["to_sparse", "to_sparse_csr", "to_sparse_csc", "to_bsr"])
+    @pytest.mark.parametrize("size", [4, 0])
+    def test_a_sparse_tensor_arrives_as_it_is_and_is_kept_by_nobody(
+        self, make: str, size: int
+    ) -> None:
+        dense = torch.eye(size)
+        tensor = dense.to_sparse_bsr((1, 1)) if make == "to_bsr" else getattr(dense, make)()
+        came = through(with_told(tensor))
+        assert (came.layout, came.shape, came.dtype) == (tensor.layout, tensor.shape, tensor.dtype)
+        assert torch.equal(came.to_dense(), dense)
+        assert vars(came) == vars(tensor)
+        if make == "to_sparse":
+            assert came.is_coalesced()
+            twice = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (1,), check_invariants=True)
+            assert not through(twice).is_coalesced()
+        gone = weakref.ref(came)
+        del came
+        assert gone() is None
 
     @SIZES
     def test_parameters(self, n: int) -> None:
