@@ -15,6 +15,7 @@ import pytest
 
 from holdfast import env
 from holdfast.errors import UsageError
+from tests import torch_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "torch.md"
@@ -85,6 +86,17 @@ def theirs() -> Any:
     return json.loads(done.stdout)
 
 
+def test_the_versions_are_those_that_are_tested() -> None:
+    """The newest is the one that `make` installs, and the one that is here is among them."""
+    versions = torch_versions.listed()
+    assert versions == sorted(versions, key=lambda text: [*map(int, text.split("."))], reverse=True)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"\nTORCH := {versions[0]}." in makefile
+    assert f"those of torch {versions[0]}: a test" in PAGE.read_text(encoding="utf-8")
+    assert torch_versions.installed() in versions
+
+
+@torch_versions.needs_newest
 def test_every_flag_of_torchrun_has_its_line() -> None:
     said = [flag for row in table("Flags") for flag in quoted(row[0])]
     assert sorted(said) == sorted(
@@ -95,6 +107,7 @@ def test_every_flag_of_torchrun_has_its_line() -> None:
     )
 
 
+@torch_versions.needs_newest
 def test_every_name_stands_where_it_belongs() -> None:
     wrong = []
     for module, *cells in table("Names"):
@@ -106,6 +119,7 @@ def test_every_name_stands_where_it_belongs() -> None:
     assert wrong == []
 
 
+@torch_versions.needs_newest
 def test_every_name_that_torch_has_is_told() -> None:
     """At one of the modules of a package that have it."""
     said = {

@@ -10,6 +10,7 @@ import torch.distributed.run
 
 from holdfast.cli.arguments import Parser
 from holdfast.cli.run_flags import Text, add_flags, flags, read_flags, unknown_variables
+from tests.torch_versions import needs_newest
 
 OURS = {"secret_file", "warm", "restarts", "exit_barrier_timeout", "report"}
 NEWER = {"log_line_prefix_template"}  # of a torch that is newer than the one in use here
@@ -33,6 +34,7 @@ def parse(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+@needs_newest
 def test_there_is_every_flag_of_torchrun(theirs: dict[str, argparse.Action]) -> None:
     assert {flag.dest for flag in flags()} == theirs.keys() | OURS | NEWER
 

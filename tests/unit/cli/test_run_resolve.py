@@ -22,6 +22,7 @@ from holdfast.errors import UsageError
 from holdfast.launch.config import LaunchConfig
 from holdfast.process.spec import Entrypoint, Module, Program, Script
 from holdfast.process.streams import LogOptions, Std
+from tests.torch_versions import needs_newest
 
 HERE = __file__
 SECRET = {"HOLDFAST_SECRET": "a-secret-of-the-tests"}
@@ -237,6 +238,7 @@ def test_warnings(words: str, variables: dict[str, str], warnings: list[str]) ->
 # The same as torchrun, asked itself.
 
 
+@needs_newest
 @pytest.mark.parametrize(
     "words",
     [

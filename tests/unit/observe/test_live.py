@@ -157,12 +157,16 @@ print(is_for_us(sys.stderr, dict(os.environ)))
 """
 
 
+# Holdfast need not be installed where these tests run.
+PATH = os.pathsep.join(filter(None, sys.path))
+
+
 def ask(stream: TextIO, *words: str, **variables: str) -> str:
     return subprocess.run(
         [sys.executable, "-c", ASK, *words],
         stdout=subprocess.PIPE,
         stderr=stream,
-        env={"TERM": "xterm", **variables},
+        env={"TERM": "xterm", "PYTHONPATH": PATH, **variables},
         check=True,
         timeout=60,
         text=True,
