@@ -3,7 +3,8 @@
 The configuration takes the keys of torchrun's `--rdzv-conf`, with torch's meaning:
 
     join_timeout 600, timeout      seconds until a round must have been formed
-    last_call_timeout 30           seconds that a round with its minimum waits for more nodes
+    last_call_timeout 30           seconds that a round with its minimum waits for more nodes; less
+                                   than join_timeout: the one that is not set gives way
     close_timeout 30               seconds that leaving and closing may take
     keep_alive_interval 5          seconds between two signs of life of a node
     keep_alive_max_attempt 3       how many of them may be missed
@@ -55,6 +56,10 @@ CONFIG_KEYS: dict[str, frozenset[str]] = {
 }
 """The keys that each backend takes. A backend of a third party judges its own."""
 
+JOIN_S = 600.0
+LAST_CALL_S = 30.0
+
+_QUOTES = "'\""
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
 
@@ -127,7 +132,8 @@ class RendezvousParameters:
     @property
     def join_s(self) -> float:
         """How long to wait for a round, and before that for the store."""
-        return self.seconds("join_timeout", "timeout", default=600.0)
+        last_call_s = self.seconds("last_call_timeout", default=0.0)
+        return self.seconds("join_timeout", "timeout", default=max(JOIN_S, 2 * last_call_s))
 
     @property
     def close_s(self) -> float:
@@ -196,7 +202,7 @@ class RendezvousParameters:
             raise UsageError(
                 f"keep-alive every {interval:g} s, {attempts} attempts: both must be positive"
             )
-        last_call_s = self.seconds("last_call_timeout", default=30.0)
+        last_call_s = self.seconds("last_call_timeout", default=min(LAST_CALL_S, self.join_s / 2))
         if self.min_nodes < self.max_nodes and last_call_s >= self.join_s:
             raise UsageError(
                 f"rendezvous last_call_timeout {last_call_s:g}: must be less than join_timeout "
@@ -213,14 +219,21 @@ class RendezvousParameters:
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """Read `key=value,key=value`, as `--rdzv-conf` takes it."""
+    """Read `key=value,key=value`, as `--rdzv-conf` takes it.
+
+    Quotes around a part, a key or a value are dropped: scripts that quote twice leave them there.
+    """
     config: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in filter(None, map(_bare, text.split(","))):
         name, equals, value = part.partition("=")
-        if not equals or not name.strip():
+        if not equals or not _bare(name):
             raise UsageError(f"rendezvous configuration {part!r:.60}: must be key=value")
-        config[name.strip()] = value.strip()
+        config[_bare(name)] = _bare(value)
     return config
+
+
+def _bare(text: str) -> str:
+    return text.strip().strip(_QUOTES).strip()
 
 
 def _text(name: str, value: object) -> str:

@@ -40,6 +40,8 @@ def test_nothing_configured_means_torchs_numbers() -> None:
         ({"timeout": "900", "join_timeout": "80.5"}, {"join_s": 80.5}),
         ({"join_timeout": "", "timeout": None}, {}),
         ({"last_call_timeout": "0"}, {"last_call_s": 0}),
+        ({"join_timeout": "5"}, {"join_s": 5, "last_call_s": 2.5}),  # a default gives way
+        ({"last_call_timeout": "700"}, {"join_s": 1400, "last_call_s": 700}),
         ({"keep_alive_interval": "2"}, {"keep_alive_s": 2, "lease_s": 6}),
         ({"keep_alive_max_attempt": 10}, {"lease_s": 50}),
         ({"keep_alive_max_attempt": "1"}, {"keep_alive_s": 2.5, "lease_s": 5}),
@@ -117,11 +119,6 @@ def test_what_is_wrong_costs_one_line(changes: dict[str, Any], message: str) -> 
         ("heartbeat", "-2", "rendezvous heartbeat -2.0: must be zero or more seconds"),
         ("heartbeat", "0", "rendezvous heartbeat_timeout 0: must be more than 0 seconds"),
         ("read_timeout", 0, "rendezvous read_timeout 0: must be more than 0 seconds"),
-        (
-            "join_timeout",
-            "30",
-            "rendezvous last_call_timeout 30: must be less than join_timeout 30, or a round of ",
-        ),
         ("keep_alive_interval", "0", "keep-alive every 0 s, 3 attempts: both must be positive"),
         ("keep_alive_interval", "1e6", "keep-alive every 1e+06 s for a lease of 3e+06 s"),
         ("keep_alive_max_attempt", "0", "keep-alive every 5 s, 0 attempts: both must be positive"),
@@ -147,6 +144,14 @@ def test_a_wrong_configuration_costs_one_line(name: Any, value: Any, message: st
         params(config={name: value})
     assert str(caught.value).startswith(message)
     assert len(str(caught.value)) < 300
+
+
+def test_a_last_call_ends_before_the_time_to_join_does() -> None:
+    with pytest.raises(UsageError) as caught:
+        params(config={"join_timeout": 30, "last_call_timeout": "30"})
+    assert str(caught.value).startswith(
+        "rendezvous last_call_timeout 30: must be less than join_timeout 30, or a round of "
+    )
 
 
 def test_a_fixed_number_of_nodes_needs_no_last_call() -> None:
@@ -187,6 +192,7 @@ def test_local_addresses(address: str) -> None:
 def test_configuration_as_text() -> None:
     assert parse_config("") == {}
     assert parse_config("a=1, b = x=y ,,c=") == {"a": "1", "b": "x=y", "c": ""}
+    assert parse_config("'a=1,b=2'") == parse_config('"a"=\'1\', "b=2"') == {"a": "1", "b": "2"}
     for wrong in ("a", "=1", "a=1,b"):
         with pytest.raises(UsageError, match="must be key=value$"):
             parse_config(wrong)

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -78,6 +79,9 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     config = {name: value for name, value in params.config.items() if name in known}
     if unknown := sorted(params.config.keys() - known):
         _log.warning("rendezvous %s: %s: has no effect", params.backend, ", ".join(unknown))
+    if _is_too_long(config):
+        _log.warning("rendezvous last_call_timeout: has no effect, join_timeout is not longer")
+        del config["last_call_timeout"]
     if "is_host" in config and params.get_as_bool("is_host"):
         del config["is_host"]  # torch's hosts if it can, and ours does unless told otherwise
     ours = parameters.RendezvousParameters(
@@ -91,6 +95,14 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     )
     with _torchs_errors():
         return Handler(create_rendezvous(ours), params.run_id)
+
+
+def _is_too_long(config: Mapping[str, Any]) -> bool:
+    """Say whether the last call would end after the time to join: torch accepts that, we do not."""
+    try:
+        return float(config["last_call_timeout"]) >= float(config["join_timeout"])
+    except (KeyError, TypeError, ValueError):  # our parameters say what is wrong
+        return False
 
 
 class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's

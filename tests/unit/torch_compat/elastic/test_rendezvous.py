@@ -228,6 +228,16 @@ def test_what_makes_no_sense_is_refused() -> None:
         one.exchange("role", 1)
 
 
+def test_a_last_call_longer_than_the_time_to_join_has_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    times = {"join_timeout": 5, "last_call_timeout": 30}
+    caplog.set_level(logging.WARNING)
+    with held() as endpoint, handler(max_nodes=2, endpoint=endpoint, **times) as one:
+        assert one.get_backend() == "c10d"
+    assert "last_call_timeout: has no effect" in caplog.text
+
+
 def test_what_we_do_not_know_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), handler(use_libuv=True) as one:
         assert one.next_rendezvous().rank == 0
