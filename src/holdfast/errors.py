@@ -61,6 +61,7 @@ __all__ = [
     "WorkerFailure",
     "WorkersFailed",
     "WorkersStuck",
+    "exit_code",
 ]
 
 
@@ -330,3 +331,20 @@ class Signalled(HoldfastError):
 
 class InternalError(HoldfastError):
     """A bug in holdfast."""
+
+
+BUG = 70
+CODES: tuple[tuple[type[HoldfastError], int], ...] = (
+    (UsageError, 2),
+    (TimeoutExpired, 75),
+    (Unavailable, 69),
+    (PeerViolation, 76),
+    (Refused, 77),
+)
+
+
+def exit_code(error: HoldfastError) -> int:
+    """Return what the command line exits with for an error; `cli/exits.py` says what it means."""
+    if isinstance(error, (WorkersFailed, Signalled)):
+        return error.exit_code
+    return next((code for kind, code in CODES if isinstance(error, kind)), BUG)

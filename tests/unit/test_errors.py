@@ -33,6 +33,7 @@ from holdfast.errors import (
     UsageError,
     WorkersFailed,
     WorkersStuck,
+    exit_code,
 )
 from holdfast.process.failure import Failure
 from holdfast.process.spec import Exit
@@ -94,7 +95,7 @@ def drawn_tree() -> dict[str, tuple[str, ...]]:
 
 def test_every_error_is_listed_here_and_the_tree_is_drawn_as_it_is() -> None:
     exported = {getattr(errors, name) for name in errors.__all__}
-    kinds = {kind for kind in exported if issubclass(kind, Exception)}
+    kinds = {kind for kind in exported if isinstance(kind, type) and issubclass(kind, Exception)}
     assert kinds == {type(error) for error in EVERY}
     real = {kind.__name__: tuple(base.__name__ for base in kind.__bases__) for kind in kinds}
     assert drawn_tree() == real
@@ -179,3 +180,24 @@ def test_a_lost_peer_is_told_to_each_by_an_error_of_its_own() -> None:
     other = first.anew()
     assert other is not first
     assert (str(other), other.peer, other.incarnation) == ("m", "w1", "i")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("m"), 2),
+        (Unavailable("m"), 69),
+        (StoreUnavailable("m"), 69),
+        (LeaseLost("m"), 69),
+        (InternalError("m"), 70),
+        (HoldfastError("m"), 70),
+        (TimeoutExpired("m"), 75),
+        (PeerViolation("m"), 76),
+        (Refused("m"), 77),
+        (WorkersStuck("m", pids=(7,)), 69),
+        (WorkersFailed("m", failures=(failure(-11),)), 139),
+        (Signalled("m", signal=15), 143),
+    ],
+)
+def test_codes_of_errors(error: HoldfastError, code: int) -> None:
+    assert exit_code(error) == code

@@ -32,11 +32,14 @@ Guarantees
           failure nobody waits in it. But a node that loses the store there does not succeed:
           whether the others are done it cannot know, nor work again if they are not.
     AG-8  Everything ends in one `Finish`; nothing is wanted after it.
+    AG-9  An agent that breaks while a failure is handled, up to the start of the next round, ends
+          with this failure as well: what went wrong first is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from signal import Signals
 
@@ -110,6 +113,7 @@ class Agent:
         self._restart: bool | None = None
         self._gather_by = 0.0
         self._signals = 0
+        self._forgiven: tuple[Failure, ...] = ()  # why a new round was asked for
 
     # What happens.
 
@@ -128,6 +132,7 @@ class Agent:
         self.place = place
         self._running = set(range(place.workers))
         self._forget_failures()
+        self._forgiven = ()
         self._after = self._verdict = self._restart = None
         self._group_alive = True
         self._go(State.RUNNING, f"node {place.node} of {place.nodes} in round {place.round}")
@@ -253,7 +258,9 @@ class Agent:
             return
         failures = self._all_failures()
         why = f"stopped by {number.name}{f', after {_sentence(failures[0])}' if failures else ''}"
-        outcome = Outcome(ending=Ending.SIGNALLED, reason=why, signal=int(number))
+        outcome = Outcome(
+            ending=Ending.SIGNALLED, reason=why, failures=failures, signal=int(number)
+        )
         if not self._group_alive:
             self._end(outcome)
             return
@@ -370,7 +377,8 @@ class Agent:
             self._join(after.why)
         elif self._restart:
             why = f"{self._cause()}; {self._verdict}"
-            self._forget_failures()  # they are forgiven: whatever ends the run is not them
+            self._forgiven = self._all_failures()  # whatever closes the run is not them
+            self._forget_failures()
             self._join(why)
         elif self._restart is False:
             self._gather_all(f"{self._cause()}; {self._verdict}", now)
@@ -410,9 +418,7 @@ class Agent:
         return Outcome(ending=Ending.FAILED if failed else Ending.NOT_NEEDED, reason=reason)
 
     def _broken(self, error: HoldfastError) -> Outcome:
-        return Outcome(
-            ending=Ending.BROKEN, reason=str(error), failures=self._all_failures(), error=error
-        )
+        return Outcome(ending=Ending.BROKEN, reason=str(error), error=error)
 
     def _break(self, error: HoldfastError) -> None:
         self._end(self._broken(error))
@@ -426,6 +432,8 @@ class Agent:
         self._end(Outcome(ending=Ending.FAILED, reason=self.reason, failures=failures))
 
     def _end(self, outcome: Outcome) -> None:
+        if outcome.ending is Ending.BROKEN:  # with what is known by now (AG-9)
+            outcome = replace(outcome, failures=self._all_failures() or self._forgiven)
         self._go(State.ENDED, outcome.reason)
         self._effects.append(Finish(outcome))
 

@@ -36,7 +36,8 @@ class Outcome:
     """How it ended, and why.
 
     `failures` are those of the last round, of all nodes as far as they are known here, the first
-    cause first. `results` are what functions returned, by rank; empty for anything but a success.
+    cause first. An agent that broke or was signalled has those that it was handling then. `results`
+    are what functions returned, by rank; empty for anything but a success.
     """
 
     ending: Ending

@@ -18,34 +18,10 @@ A command that a signal ended gives 128 + the signal.
 
 from __future__ import annotations
 
-from holdfast.errors import (
-    HoldfastError,
-    PeerViolation,
-    Refused,
-    Signalled,
-    TimeoutExpired,
-    Unavailable,
-    UsageError,
-    WorkersFailed,
-)
+from holdfast.errors import BUG, exit_code
 
 __all__ = ["BUG", "INTERRUPTED", "MISSING", "NO_OUTPUT", "exit_code"]
 
 MISSING = 1
-BUG = 70
 NO_OUTPUT = 74
 INTERRUPTED = 130
-_CODES: tuple[tuple[type[HoldfastError], int], ...] = (
-    (UsageError, 2),
-    (TimeoutExpired, 75),
-    (Unavailable, 69),
-    (PeerViolation, 76),
-    (Refused, 77),
-)
-
-
-def exit_code(error: HoldfastError) -> int:
-    """Return the exit code for an error."""
-    if isinstance(error, (WorkersFailed, Signalled)):
-        return error.exit_code
-    return next((code for kind, code in _CODES if isinstance(error, kind)), BUG)

@@ -19,7 +19,7 @@ from holdfast import env
 from holdfast.cli.arguments import one_line
 from holdfast.cli.output import complain, say
 from holdfast.cli.run_flags import add_flags, read_flags
-from holdfast.errors import WorkersFailed
+from holdfast.errors import HoldfastError, WorkersFailed
 from holdfast.observe.live import Live, is_for_us
 from holdfast.observe.patient import patient_stderr
 from holdfast.process.signals import SignalEvents
@@ -93,6 +93,10 @@ def _run_or_show(given: argparse.Namespace) -> int:
     except WorkersFailed as error:
         _print_report(str(error))
         return error.exit_code
+    except HoldfastError as error:
+        for note in getattr(error, "__notes__", ()):  # what had gone wrong before it
+            _print_report(note)
+        raise
     return 0
 
 

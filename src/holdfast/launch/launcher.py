@@ -32,7 +32,14 @@ from holdfast.agent.machine import State, Terms
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.roles import NodeInfo
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.errors import HoldfastError, InternalError, Signalled, UsageError
+from holdfast.errors import (
+    HoldfastError,
+    InternalError,
+    Signalled,
+    UsageError,
+    WorkersFailed,
+    exit_code,
+)
 from holdfast.ids import new_token
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
@@ -368,22 +375,27 @@ def _judge(
     """Return the results, or raise what went wrong."""
     if outcome.failures and (trouble := write_reply_file(outcome.failures, environment)):
         _log.warning("%s", trouble)
+    from holdfast.launch import report
+
+    failures, reason = outcome.failures, outcome.reason
+    error: HoldfastError
     match outcome.ending:
         case Ending.SUCCEEDED | Ending.NOT_NEEDED:
             return outcome.results
         case Ending.SIGNALLED:
-            raise Signalled(outcome.reason, signal=outcome.signal or 0)
+            error = Signalled(reason, signal=outcome.signal or 0)
         case Ending.FAILED:
-            from holdfast.launch.report import as_json, workers_failed
-
-            if config.report_file is not None:
-                told = as_json(name, run_id, outcome.failures, outcome.reason)
-                _write_report(config.report_file, told)
-            raise workers_failed(name, run_id, outcome.failures, outcome.reason)
+            error = report.workers_failed(name, run_id, failures, reason)
         case Ending.BROKEN:
-            raise outcome.error or InternalError(outcome.reason)
+            error = outcome.error or InternalError(reason)
         case _:
             assert_never(outcome.ending)
+    if failures and not isinstance(error, WorkersFailed):  # whose text is the report
+        error.add_note(report.as_text(name, run_id, failures, reason))
+    if config.report_file is not None and (failures or isinstance(error, WorkersFailed)):
+        told = report.as_json(name, run_id, failures, reason, exit_code(error))
+        _write_report(config.report_file, told)
+    raise error
 
 
 def _check_report(path: Path | None) -> None:

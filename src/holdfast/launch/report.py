@@ -71,14 +71,14 @@ def as_text(name: str, run_id: str, failures: Sequence[Failure], reason: str = "
 
 
 def as_json(
-    name: str, run_id: str, failures: Sequence[Failure], reason: str = ""
+    name: str, run_id: str, failures: Sequence[Failure], reason: str, exit_code: int
 ) -> dict[str, Any]:
     """Return the report for programs; the fields are listed above."""
     return {
         "name": name,
         "run": run_id,
         "reason": reason,
-        "exit_code": WorkersFailed("", failures=tuple(failures)).exit_code,
+        "exit_code": exit_code,
         "failures": [_fields(failure, failures[0]) for failure in failures],
     }
 

@@ -158,7 +158,7 @@ FOLLOWS: dict[str, dict[str, str]] = {
         "join timed out": "ended: finish broken 2",
         "join closed": "ended: finish not needed",
         "join closed failed": "gathering: publish none final",
-        "signal": "ended: finish signalled",
+        "signal": "ended: finish signalled 2",
         "broke": "ended: finish broken 2",
     },
     "running": {
@@ -196,7 +196,7 @@ FOLLOWS: dict[str, dict[str, str]] = {
         "counted, spent": "gathering: close failed, publish 0 final",
         "count failed": "ended: finish broken 0",
         "count closed": "gathering: publish 0 final",
-        "signal": "ended: finish signalled",
+        "signal": "ended: finish signalled 0",
         "broke": "ended: finish broken 0",
     },
     "restarting": {
@@ -347,7 +347,7 @@ def test_a_failure_that_cannot_be_counted_changes_nothing_about_a_signal(
 ) -> None:
     machine = agent(*COUNTING, EVENTS["signal"])
     machine.count_failed(error, 5.0)
-    assert after(machine, EVENTS["group ended"]) == ["finish signalled"]
+    assert after(machine, EVENTS["group ended"]) == ["finish signalled 0"]
 
 
 @pytest.mark.parametrize(
@@ -519,6 +519,27 @@ def test_the_store_is_lost_while_workers_are_stopped(state: str) -> None:
     machine.broke(NO_STORE)
     machine.group_ended((), 5.0)
     assert outcome(machine).error is NO_STORE
+
+
+def test_the_store_is_lost_while_a_failure_is_handled() -> None:
+    """AG-9: all failures that are known at the end are told, the first cause first."""
+    machine = agent(*COUNTING)  # rank 0 failed at 10.0
+    machine.count_failed(NO_STORE, 5.0)
+    after(machine, fails(1, at=9.0))
+    end = EVENTS["group ended"]
+    assert after(machine, end) == ["finish broken 1 0"]
+
+
+@pytest.mark.parametrize("event", ["join timed out", "broke"])
+def test_no_round_comes_after_a_failure(event: str) -> None:
+    """AG-9: the failure was forgiven, but no workers were started again."""
+    machine = agent(*COUNTING, counts(1), EVENTS["group ended"])
+    assert after(machine, EVENTS[event]) == ["finish broken 0"]
+
+
+def test_a_failure_that_was_survived_is_not_told_when_something_breaks_later() -> None:
+    machine = agent(*COUNTING, counts(1), EVENTS["group ended"], EVENTS["joined"])
+    assert after(machine, EVENTS["broke"], EVENTS["group ended"])[-1] == "finish broken"
 
 
 @pytest.mark.parametrize("failed_", [True, False])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import WorkersFailed
+from holdfast.errors import RendezvousLost, WorkersFailed
 from holdfast.launch import launcher
 from holdfast.launch.config import LaunchConfig
 from holdfast.process.spec import Entrypoint, Script
@@ -75,3 +75,18 @@ def test_the_report_of_a_failed_job_is_printed_whole(
     code, out, err = run("run", "--nproc-per-node=2", script, "x")
     assert (code, out) == (1, "")
     assert err == "train.py failed\n\nFirst cause:\n  \\x1b[2Jbad\n"
+
+
+def test_what_failed_before_the_job_broke_is_printed_before_the_error(
+    run: Run, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(config: LaunchConfig, entrypoint: Entrypoint, **options: object) -> None:
+        error = RendezvousLost("run x: the store is lost")
+        error.add_note("train.py failed\n\nFirst cause:\n  \x1b[2Jbad")
+        raise error
+
+    monkeypatch.setattr(launcher, "run_job", lose)
+    code, out, err = run("run", script)
+    assert (code, out) == (69, "")
+    cause = "train.py failed\n\nFirst cause:\n  \\x1b[2Jbad\n"
+    assert err == f"{cause}holdfast: run x: the store is lost\n"

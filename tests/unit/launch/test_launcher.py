@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from holdfast.agent import health
 from holdfast.agent.agent import Status
 from holdfast.agent.machine import State
-from holdfast.errors import Signalled, UsageError, WorkersFailed
+from holdfast.errors import Signalled, StoreUnavailable, UsageError, WorkersFailed
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.launcher import elastic_launch, run_job
 from holdfast.observe.events import Event, JobEnded
@@ -26,6 +27,7 @@ from holdfast.observe.sinks import MemorySink
 from holdfast.process.spec import Function, Program, Script
 from holdfast.process.streams import LogOptions
 from holdfast.process.watchdog import expires
+from holdfast.store import client
 
 
 def config(workers: int = 1, **changes: Any) -> LaunchConfig:
@@ -122,6 +124,34 @@ def test_a_failure_is_raised_reported_and_left_where_the_caller_looks(
     assert caught.value.failures[0].message == "ValueError: no such luck"
     assert json.loads(reply.read_text())["message"]["message"] == "ValueError: no such luck"
     assert json.loads(report.read_text())["failures"][0]["type"] == "ValueError"
+
+
+def lose_the_store_and_fail(server: int) -> None:
+    os.kill(server, signal.SIGKILL)
+    raise ValueError("no such luck")
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_failure_is_told_when_the_store_is_lost_while_it_is_handled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
+) -> None:
+    """AG-9: the error is that of the store; its note and the report have the failure, whole."""
+    monkeypatch.setattr(client, "RECONNECT_WITHIN_S", 0.5)
+    command = [sys.executable, "-m", "holdfast", "store", "serve", "tcp://127.0.0.1:0"]
+    report = tmp_path / "report.json"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().split("tcp://")[1].split()[0]
+        told = config(rdzv_endpoint=address, report_file=report, max_restarts=restarts)
+        with pytest.raises(StoreUnavailable, match="is lost") as caught:
+            run_job(told, Function(lose_the_store_and_fail, (server.pid,)))
+    [note] = caught.value.__notes__
+    assert "First cause:" in note
+    assert 'raise ValueError("no such luck")' in note
+    found = json.loads(report.read_text())
+    assert found["exit_code"] == 69
+    assert "is lost" in found["reason"]
+    assert 'raise ValueError("no such luck")' in found["failures"][0]["traceback"]
 
 
 def test_a_report_that_cannot_be_written_hides_nothing(

@@ -122,7 +122,7 @@ def test_a_thousand_failures_make_no_endless_report() -> None:
 
 def test_a_job_can_fail_without_a_known_failure() -> None:
     assert as_text("f", "r", (), "node-b failed") == "f failed (run r): node-b failed"
-    assert as_json("f", "r", ())["exit_code"] == 1
+    assert as_json("f", "r", (), "node-b failed", 1)["failures"] == []
 
 
 def test_the_error_carries_the_report_the_failures_and_the_code() -> None:
@@ -137,14 +137,14 @@ def test_the_error_carries_the_report_the_failures_and_the_code() -> None:
 
 def test_programs_get_every_field() -> None:
     found: dict[str, Any] = json.loads(
-        json.dumps(as_json("train.py", "job-1", (CAUSE, TERMINATED), "no restart is left"))
+        json.dumps(as_json("train.py", "job-1", (CAUSE, TERMINATED), "no restart is left", 69))
     )
     failures = found.pop("failures")
     assert found == {
         "name": "train.py",
         "run": "job-1",
         "reason": "no restart is left",
-        "exit_code": 1,
+        "exit_code": 69,
     }
     assert failures[0] == {
         "rank": 3,
