@@ -310,6 +310,7 @@ class ElasticAgent:
     def _start(self) -> None:
         number, self._attempts = self._attempts, self._attempts + 1
         member = self._member()
+        self._narrator.starting(member)
         try:
             attempt = Attempt(self._job, number, member, self._logs, self._make_group, self._told)
             self._attempt = attempt

@@ -51,12 +51,15 @@ class Narrator:
         self._rounds = metrics.gauge("holdfast_round", "The round that this node is in")
         self._workers = metrics.gauge("holdfast_workers", "Workers of this node that were started")
 
+    def starting(self, membership: Membership) -> None:
+        """Know the round that all further events belong to; they may come before `started`."""
+        self._round = membership.here.number
+        self._ranks = tuple(one.rank for one in membership.ranks())
+        self._rounds.set(self._round)
+
     def started(self, membership: Membership, pids: dict[int, int]) -> None:
         """Tell that the workers were started, as these processes by local rank."""
         here, ranks = membership.here, membership.ranks()
-        self._round = here.number
-        self._ranks = tuple(one.rank for one in ranks)
-        self._rounds.set(here.number)
         self._workers.set(len(ranks))
         self._emit(
             WorkersStarted(

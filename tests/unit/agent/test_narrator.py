@@ -46,8 +46,21 @@ def told() -> Told:
     with MemoryStore() as store:
         here = Round(3, 1, 2, store, store, "a", 1, (), "", 2)
         nodes = (NodeInfo("", 1), NodeInfo("", 2))
-        told.narrator.started(Membership(here, nodes, False), {0: 70, 1: 71})
+        membership = Membership(here, nodes, False)
+        told.narrator.starting(membership)
+        told.narrator.started(membership, {0: 70, 1: 71})
     return told
+
+
+def test_what_happens_before_all_workers_are_started_belongs_to_their_round(told: Told) -> None:
+    with MemoryStore() as store:
+        here = Round(4, 0, 1, store, store, "a", 1, (), "", 3)
+        membership = Membership(here, (NodeInfo("", 1),), False)
+        told.narrator.starting(membership)
+        told.narrator.failed(failure(0))
+        assert told.last().round == 4
+        told.narrator.stopping(SIGTERM, 30.0, "rank 0 failed")
+        assert told.last().round == 4
 
 
 def test_every_step_is_an_event(told: Told) -> None:
