@@ -26,6 +26,7 @@ def test_no_seed_breaks_a_promise(share: int, sim_range: Callable[[int], range])
         pytest.param(236714180077, id="the_only_agent_dies_after_it_closed_the_run"),
         pytest.param(236714177127, id="a_worker_fails_while_its_agent_leaves"),
         pytest.param(236714177154, id="a_worker_fails_late_in_the_grace_of_its_agent"),
+        pytest.param(236714230374, id="a_signal_ends_the_wait_for_what_others_know"),
     ],
 )
 def test_a_seed_that_broke_a_promise_once(seed: int) -> None:

@@ -10,9 +10,9 @@ The truth is what the played workers did, and the history of the run's keys in t
     S6    a failure is counted before the others are told of it; no workers start in a round that
           had more failures before it than restarts are allowed, and a job that is given up had
           exactly one more
-    P4    an outcome is true: failed with the first cause, where nothing kept it from being known;
-          succeeded when all are done, or were waited for as long as was agreed; broken and
-          signalled for a reason
+    P4    an outcome is true: failed with the first cause, where nothing kept it from being known (a
+          signal ends the wait for what the other nodes know); succeeded when all are done, or were
+          waited for as long as was agreed; broken and signalled for a reason
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class AgentJudge(Judge):
         causes = sorted(self.causes.get(number, []))
         last = max((n for n, found in self.causes.items() if found), default=0)
         calm = self.calm_since is not None and causes and causes[0][0] > self.calm_since
-        if not calm or number != last or not self.causes_known or self.start_failures:
+        hurried = node in self.signalled
+        if not calm or hurried or number != last or not self.causes_known or self.start_failures:
             return
         self.counts["causes judged"] += 1
         if not outcome.failures or outcome.failures[0].rank != causes[0][1]:

@@ -175,4 +175,6 @@ def test_a_job_is_given_up_for_what_happened_first(court: Court) -> None:
     assert "P4: a names [], the order was [(9.0, 0), (9.5, 1)] in round 1" in court.blamed[1]
     told = Outcome(ending=Ending.FAILED, reason="", failures=(failure(0), failure(1)))
     court.judge.agent_ended(A, 1, told)
+    court.judge.signalled.add(A)  # so that it did not wait for what the others know
+    court.end(Ending.FAILED)
     assert len(court.blamed) == 2
