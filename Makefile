@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo torch test cover lint format types docs walk sim chaos soak conformance bench bench-rivals bench-rendezvous clean
+.PHONY: help demo torch test cover lint format types docs pins walk sim chaos soak conformance bench bench-rivals bench-rendezvous clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -10,6 +10,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# Nothing but what the file lists is installed, and each file only if its hash is among the listed.
+PINNED := $(PIP) --require-hashes --requirement
 TORCH := 2.13.0
 
 # How many simulated histories `make sim` runs.
@@ -36,6 +38,7 @@ help:
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
 	@echo "make walk          how many files live calls pass through (ARGS=--files lists them)"
 	@echo "make docs          write what is generated, and check all documents"
+	@echo "make pins          write requirements/*.txt with hashes, from requirements/*.in"
 	@echo "make clean         remove what the other targets made"
 
 demo: .venv/.demo
@@ -71,6 +74,18 @@ walk: .venv/.demo
 
 docs: .venv/.demo
 	$(BIN)/python docs/check.py --write
+
+# Versions and hashes of everything that lint and tests install, for every Python from 3.11 on and every
+# system. What is pinned stays, unless the .in file says otherwise; ARGS=--upgrade takes the newest.
+UV := 0.13.7
+
+pins: .venv/bin/python
+	@$(BIN)/python -m venv .venv/pins
+	@.venv/pins/bin/python -m pip install -qq --disable-pip-version-check uv==$(UV)
+	@for name in lint numpy test; do \
+	.venv/pins/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-annotate --custom-compile-command "make pins" $(ARGS) \
+	--output-file requirements/$$name.txt requirements/$$name.in || exit 1; done
 
 sim: .venv/.test
 	@broken=0; for one in storesim cluster agentsim rrefsim oncesim; do \
@@ -126,7 +141,7 @@ clean:
 
 .venv/.lint: requirements/lint.txt .venv/.demo
 	@echo "installing ruff, mypy and import-linter into .venv"
-	@$(PIP) --requirement requirements/lint.txt
+	@$(PINNED) requirements/lint.txt
 	@touch $@
 
 .venv/.bench: requirements/bench.txt .venv/.demo
@@ -134,14 +149,16 @@ clean:
 	@$(PIP) --requirement requirements/bench.txt
 	@touch $@
 
-# torch for CPU where an index or a folder of wheels offers it, else whatever torch there is.
-.venv/.torch: .venv/.demo
+# torch for CPU where an index or a folder of wheels offers it, else whatever torch there is. So torch,
+# and what it depends on, has no hashes: which build is right depends on the machine, and the one for
+# CPU has a local version, which is served by other indexes than the rest.
+.venv/.torch: requirements/numpy.txt .venv/.demo
 	@echo "installing torch $(TORCH) into .venv (a minute or more)"
 	@$(PIP) torch==$(TORCH)+cpu 2>/dev/null || $(PIP) torch==$(TORCH)
-	@$(PIP) 'numpy>=2.0'
+	@$(PINNED) requirements/numpy.txt
 	@touch $@
 
 .venv/.test: requirements/test.txt .venv/.torch
 	@echo "installing etcd and pytest into .venv"
-	@$(PIP) --requirement requirements/test.txt
+	@$(PINNED) requirements/test.txt
 	@touch $@

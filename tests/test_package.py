@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,35 @@ def test_a_name_is_asked_for_once() -> None:
     code = "import holdfast; holdfast.Store; print('Store' in vars(holdfast))"
     shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
     assert shown == "True\n"
+
+
+# What tests and lint install. `make pins` writes the files.
+
+ROOT = Path(__file__).parent.parent
+PINNED = ("lint", "numpy", "test")
+
+
+def requirements(path: Path) -> dict[str, str]:
+    """Read what a file asks for: the name, in the registry's spelling, and all that follows it."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {line.partition("==")[0].strip().lower().replace("_", "-"): line for line in lines}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_whatever_is_installed_for_tests_has_one_version_and_its_hashes(name: str) -> None:
+    asked = requirements(ROOT / "requirements" / f"{name}.in")
+    pinned = requirements(ROOT / "requirements" / f"{name}.txt")
+    assert asked
+    for package, line in pinned.items():
+        assert re.fullmatch(r"\S+==[^\s;]+( ; .+?)?( +--hash=sha256:[0-9a-f]{64})+", line), package
+    for package, line in asked.items():
+        assert pinned[package].split()[0] == line, "run make pins"
+
+
+def test_the_makefile_takes_nothing_else_for_them() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "PINNED := $(PIP) --require-hashes --requirement\n" in makefile
+    for name in PINNED:
+        assert makefile.count(f"requirements/{name}.txt") == 2
+        assert f"@$(PINNED) requirements/{name}.txt\n" in makefile

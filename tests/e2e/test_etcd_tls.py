@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from holdfast.clock import Deadline
 from holdfast.errors import Refused, Step, StoreUnavailable
 from holdfast.net.address import Address, parse_address
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
-from holdfast.store.etcd.server import EtcdServer, _Ports, find_binary
+from holdfast.store.etcd.server import START_WITHIN_S, EtcdServer, _Ports, _version, find_binary
 from holdfast.store.open import open_store
 from holdfast.store.store import Store
 from tests.patience import with_more_time
@@ -27,15 +28,20 @@ def address(
 ) -> Iterator[Address]:
     """An etcd that talks only to clients with a certificate."""
     folder = tmp_path_factory.mktemp("etcd-tls")
-    ports = _Ports()  # held, and shared with etcd
+    ports = _Ports()  # held, and shared with etcd where it knows how
     client, peer = (f"127.0.0.1:{ports.take()}" for _ in range(2))
+    version = _version(find_binary(), Deadline.after(START_WITHIN_S))
+    flags = ["--socket-reuse-port"] if version >= (3, 5) else []
+    if version < (3, 6):
+        flags.append("--enable-v2")
+    if version < (3, 5):
+        ports.release()
     cert, key = certificates.server
     with (folder / "log").open("wb") as log:
         etcd = subprocess.Popen(
             [
                 find_binary(),
-                "--enable-v2",
-                "--socket-reuse-port",
+                *flags,
                 "--unsafe-no-fsync",
                 f"--data-dir={folder / 'data'}",
                 f"--listen-client-urls=https://{client}",

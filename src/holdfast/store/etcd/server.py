@@ -151,6 +151,8 @@ class EtcdServer:
         self._ports = _Ports()
         self._command: list[str] = []
         self._shares_ports = False
+        self.has_v2 = True
+        """Whether it speaks the v2 API too, as etcd does before 3.6; known once it is started."""
 
     # Lifetime.
 
@@ -163,7 +165,9 @@ class EtcdServer:
             raise UsageError("this EtcdServer has been started already")
         deadline = Deadline.after(check_timeout(timeout))
         binary = find_binary(self._binary)
-        self._command = self._command_of(binary, _version(binary, deadline))
+        version = _version(binary, deadline)
+        self.has_v2 = version < (3, 6)
+        self._command = self._command_of(binary, version)
         self._folder = folder = self._make_folder()
         try:
             for tries_left in reversed(range(_PORT_TRIES)):
@@ -264,7 +268,7 @@ class EtcdServer:
         self._shares_ports = version >= (3, 5)
         if self._shares_ports:
             command.append("--socket-reuse-port")
-        if version < (3, 6):
+        if self.has_v2:
             command.append("--enable-v2")
         if self._data_dir is None:
             command.append("--unsafe-no-fsync")  # nobody will read them after a crash
