@@ -232,7 +232,7 @@ class Agent:
             if not isinstance(error, TimeoutError) or isinstance(error, HoldfastError):
                 raise
             self.give_up(peer, message)
-            raise timed_out(budget_ms, whose) from None
+            raise timed_out(budget_ms, whose, str(error)) from None
         return read(self.holdings, life, message, answer)
 
     def give_up(self, peer: Peer, request: Message) -> None:

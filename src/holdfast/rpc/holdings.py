@@ -472,17 +472,17 @@ class _UntilGone:
         return "Its receiver is gone."
 
 
-def timed_out(budget_ms: int, deadline_of: str) -> CallTimedOut:
+def timed_out(budget_ms: int, deadline_of: str, why: str = "") -> CallTimedOut:
     """Return what to raise when a call, or a fetch, has used up its time, and whose time it was."""
-    if deadline_of:
-        return CallTimedOut(
-            f"RPC ran for more than the {budget_ms} ms that were left of the call of {deadline_of} "
-            "within which it was made; rpc.detached() makes calls that do not inherit a deadline",
-            deadline_of=deadline_of,
-        )
-    return CallTimedOut(
+    text = (
         f"RPC ran for more than set timeout ({budget_ms} ms) and will now be marked with an error"
     )
+    if deadline_of:
+        text = (
+            f"RPC ran for more than the {budget_ms} ms that were left of the call of {deadline_of} "
+            "within which it was made; rpc.detached() makes calls that do not inherit a deadline"
+        )
+    return CallTimedOut(f"{text}: {why}" if why else text, deadline_of=deadline_of)
 
 
 def _once(act: Callable[[], None]) -> Callable[[], None]:

@@ -325,7 +325,7 @@ class Request:
         _log.debug("%s to %s: try %d failed: %s", self._message.kind.name, self._to, tried, why)
         now = desk.clock.monotonic()
         if now >= self._at:
-            self._time_out("")
+            self._time_out(f": {why}" if why else "")
         elif peer is not None and peer.lost is not None:
             self.end(peer.lost)  # another incarnation must not run it: it may have run
         elif (delay := self._patience.delay(tried)) is None:

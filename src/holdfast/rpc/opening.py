@@ -89,7 +89,7 @@ class Opening:
             self._bytes -= sum(message.size() for message, _, _ in late)
             going = not self.over
         for _, reply, _ in late:
-            tell(reply, TimeoutError())
+            tell(reply, TimeoutError("no connection was opened"))
         return going
 
     def close(self, error: Exception) -> None:

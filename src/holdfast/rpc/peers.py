@@ -386,7 +386,7 @@ class Peer:
         if self._lost is not None:
             return self._lost.anew()
         if at <= self._clock.monotonic():
-            return TimeoutError()
+            return TimeoutError(f"no connection was opened: {str(error) or 'no answer in time'}")
         info, text = self.contact.info, str(error)
         if _errno(error) in _SHORTAGES:
             return Overloaded(f"{info}: no connection can be opened: {text}")

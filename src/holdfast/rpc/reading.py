@@ -52,7 +52,7 @@ class Awaited(Future[Any]):
         to = peer.contact.incarnation
         late = isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError)
         if late:
-            answer = timed_out(request.budget_ms, request.deadline_of)
+            answer = timed_out(request.budget_ms, request.deadline_of, str(answer))
         if settle(asker.holdings, to, request, self, answer) and late:
             asker.give_up(peer, request)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -25,7 +27,7 @@ from holdfast.rpc.raised import NOTES_MAX
 from holdfast.rpc.retry import RetryPolicy
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.transport import Direct
-from tests.unit.rpc.world import forked
+from tests.unit.rpc.world import agents, forked
 
 KEY = derive_key(b"a secret that only workers know", "rpc")
 SOON = 20.0
@@ -128,6 +130,18 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert not deadline.passed()
         SYSTEM_CLOCK.sleep(0.001)
+
+
+def test_a_call_that_found_no_connection_in_time_says_so() -> None:
+    with agents(None, None) as (agent, other), socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"\0holdfast-test-{os.urandom(8).hex()}")
+        silent.listen()  # and never accepts
+        assert other.contact is not None
+        where, table = silent.getsockname().decode(), cast("Any", agent._directory)
+        table.contacts[1] = replace(other.contact, unix=where, incarnation="frozen")
+        for call in (agent.call, lambda *args, **how: agent.call_async(*args, **how).wait()):
+            with pytest.raises(CallTimedOut, match="with an error: no connection was opened"):
+                call("w1", abs, (1,), timeout=0.1)
 
 
 def test_calls_by_name_and_number_and_to_oneself(world: World) -> None:
