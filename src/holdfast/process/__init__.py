@@ -11,6 +11,7 @@ Layout, in reading order (◦ = pure)
     child.py          what that does: makes the process ours, then becomes the program
     forked.py         what runs first in a worker that was forked
     containment.py    nothing survives: process groups, control groups, the reaper
+    orphans.py        reaps what process 1 inherits
     handle.py         a process that we started: hear of its end, and learn how it ended
     spawn.py          start one worker, by any method
     returns.py        what a worker's function returned

@@ -37,6 +37,7 @@ from holdfast import env
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.process.escalation import KILL_WAIT_S
 from holdfast.process.handle import still_running
+from holdfast.process.orphans import disown, own, reap_orphans
 
 __all__ = ["Containment", "outlive_group"]
 
@@ -222,7 +223,9 @@ class Containment:
         """
         mark = f"{env.GROUP}={environment[env.GROUP]}".encode()
         self._stuck.update(stuck)
-        return self._sweep(lambda items: mark in items)[1]
+        left = self._sweep(lambda items: mark in items)[1]
+        reap_orphans()
+        return left
 
     def sweep(self) -> tuple[int, ...]:
         """Kill every process that bears our mark, wait a while for their ends, and name them."""
@@ -276,6 +279,7 @@ class Containment:
             os.close(read_end)
         os.set_blocking(write_end, False)
         self._pipe = write_end
+        own(self._reaper.pid)
 
     def _tell(self, line: str) -> None:
         with self._lock:
@@ -301,6 +305,7 @@ class Containment:
         except subprocess.TimeoutExpired:
             self._reaper.kill()
             self._reaper.wait(_REAPER_WAIT_S)
+        disown(self._reaper.pid)
         self._reaper = None
 
     def _close_pipe(self) -> None:

@@ -26,6 +26,7 @@ from holdfast.process.containment import Containment
 from holdfast.process.escalation import KILL_WAIT_S, Abandon, Effect, Escalation, Kill, Send
 from holdfast.process.failure import Failure, WorkerExited
 from holdfast.process.handle import is_ending, readable, still_running
+from holdfast.process.orphans import reap_orphans
 from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import Exit, GroupEnded, Launch
 from holdfast.records import dataclass
@@ -264,6 +265,7 @@ class WorkerGroup:
                 # Only now: a worker whose end had not been noticed must not be given up.
                 with self._lock:
                     self._perform(self._escalation.tick(self._clock.monotonic()))
+                reap_orphans()
         stuck = self._escalation.abandoned
         leftovers = self._containment.kill_leftovers(self._mark, stuck)
         self._abandoned = tuple(sorted({*stuck, *leftovers}))

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.process.escalation import ENDING_WAIT_S
+from holdfast.process.orphans import disown, own
 from holdfast.process.spec import Exit
 
 __all__ = [
@@ -167,6 +168,7 @@ class _Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._descriptor = os.pidfd_open(pid)
+        own(pid)
         self._exit: Exit | None = None
 
     def fileno(self) -> int:
@@ -180,6 +182,7 @@ class _Child:
                 pid, status = self.pid, _LOST
             if pid:
                 self._exit = Exit(os.waitstatus_to_exitcode(status))
+                disown(self.pid)
         return self._exit
 
     def close(self) -> None:
