@@ -223,6 +223,22 @@ def test_no_secret_is_left_with_the_logs_of_an_agent_that_dies(
     assert kept == ({"attempt_0"} if name == "SIGKILL" else set())
 
 
+def test_an_interrupt_while_a_worker_starts_shows_no_traceback_of_ours(
+    variables: dict[str, str], tmp_path: Path, script: str
+) -> None:
+    early = tmp_path / "early"
+    early.mkdir()
+    (early / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "if 'HOLDFAST_WORKER' in os.environ:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    done = run(variables | {"PYTHONPATH": str(early)}, "--max-restarts=0", script)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "KeyboardInterrupt" not in done.stderr
+
+
 AIMED = """\
 import os, signal, sys
 from pathlib import Path

@@ -58,8 +58,8 @@ _DESCRIPTORS_MAX = 250  # the system allows 253 in one message
 
 def read_order(text: str) -> dict[str, str]:
     """Take the fields out of what `orders.write_order` made."""
-    pairs = (line.partition("=") for line in text.split("\n") if line)
-    return {name: value.encode().decode("unicode_escape") for name, _, value in pairs}
+    lines = (line.encode().decode("unicode_escape") for line in text.split("\n") if line)
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
 # Making the process ours.
@@ -331,9 +331,6 @@ def _run_function(order: Mapping[str, str]) -> NoReturn:
         leave(code)
 
 
-# Saying what went wrong.
-
-
 def theirs(traceback: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback that is not ours: it begins in the user's code."""
     here = os.path.dirname(__file__)
@@ -418,19 +415,20 @@ def receive_order(orders: socket.socket) -> tuple[dict[str, str], dict[str, str]
     return order, read_order(order.pop("environment")), descriptors[1:]
 
 
-# The way in and out.
-
-
 def main() -> None:
     """Run in a fresh interpreter; its own end is Python's to handle."""
     order = read_order(os.environ.pop(ORDER))
     if not sys.flags.safe_path:
         del sys.path[0]  # where this file lies
-    tie_to(int(order["parent"]))
-    reset_signals()
-    if order["kind"] == "standby":
-        order = stand_by(order)
-    settle(order)
+    try:
+        tie_to(int(order["parent"]))
+        reset_signals()  # SIGINT is blocked until now
+        if order["kind"] == "standby":
+            order = stand_by(order)
+        settle(order)
+    except KeyboardInterrupt:  # nothing of the user's has begun: no traceback of ours
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        os.kill(os.getpid(), _signal.SIGINT)
     try:
         run(order, sys.argv[1:])
     except BaseException as error:

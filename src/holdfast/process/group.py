@@ -17,7 +17,7 @@ import selectors
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from signal import SIGKILL
+from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM
 from typing import Protocol, TypeAlias, assert_never
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -33,9 +33,12 @@ from holdfast.records import dataclass
 
 __all__ = ["LOOK_EVERY_S", "Streams", "WorkerGroup"]
 
+SIGNALLED_TOGETHER_S = 0.5
+"""How much later than a worker its agent may hear a signal that was sent to both."""
 LOOK_EVERY_S = 0.5
 """How often to look who is on its way out: well within NOTICED_LATE_S, and cheap enough to idle."""
 
+_ENDING_SIGNALS = (SIGTERM, SIGINT, SIGHUP, SIGQUIT)
 _SLEEP_MAX_S = 3600.0  # in one go; the system takes no more than 24 days
 
 _log = logging.getLogger("holdfast.process")
@@ -103,6 +106,7 @@ class WorkerGroup:
         self._escalation = Escalation(())
         self._early: list[tuple[int, float]] | None = []  # stops from before all had been started
         self._asked_at: float | None = None  # on the clock of the error files
+        self._asked_by: set[int] = set()
         self._ending_at: dict[int, float] = {}  # by pid: who ended by no word of ours, and when
         self._started = False
         self._waiter: threading.Thread | None = None
@@ -157,6 +161,7 @@ class WorkerGroup:
             self._look()
             if self._asked_at is None:
                 self._asked_at = self._clock.wall()
+            self._asked_by.add(number)
             if self._early is None:
                 self._stop(number, grace_s)
             else:
@@ -298,7 +303,9 @@ class WorkerGroup:
             del self._workers[pid]
             self._escalation.exited(pid)
             ending_at = self._ending_at.pop(pid, None)
-            asked_at = self._asked_at if ending_at is None else None
+        if self._is_asked_soon(exit_):
+            ending_at = None
+        asked_at = self._asked_at if ending_at is None else None
         failure = None if exit_.ok else self._failure_of(worker.launch, pid, exit_)
         if failure is not None and ending_at is not None:
             failure = replace(failure, at=min(failure.at, ending_at))
@@ -307,6 +314,19 @@ class WorkerGroup:
         asked = asked_at is not None
         self._report(WorkerExited(worker.launch.local_rank, pid, exit_, failure, asked))
         return True
+
+    def _is_asked_soon(self, exit_: Exit) -> bool:
+        """Say whether a signal that ended a worker makes the agent stop them all a moment later.
+
+        Whoever ends a job may send it to every process of it: that is no failure.
+        """
+        numbers = {one for one in _ENDING_SIGNALS if exit_.code in (-one, 128 + one)}
+        if not numbers or self._wake is None:
+            return False
+        if self._asked_at is None:
+            readable(self._wake[0], SIGNALLED_TOGETHER_S)
+        with self._lock:
+            return bool(numbers & self._asked_by)
 
     def _failure_of(self, launch: Launch, pid: int, exit_: Exit) -> Failure:
         try:

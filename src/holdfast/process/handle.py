@@ -64,15 +64,22 @@ def open_process(
     stderr: int | None,
     keep: Sequence[int] = (),
 ) -> WorkerProcess:
-    """Start a process in a session of its own; it inherits the descriptors in `keep`, no others."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,
-        pass_fds=keep,
-    )
+    """Start a process in a session of its own; it inherits the descriptors in `keep`, no others.
+
+    It begins with SIGINT blocked, so that an interrupt waits until `child.main` can end quietly.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            pass_fds=keep,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     process.returncode = 0  # it is we who reap it, and Popen need not watch over it
     return watch(process.pid)
 

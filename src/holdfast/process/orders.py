@@ -16,9 +16,11 @@ __all__ = ["send_order", "write_order"]
 
 def write_order(fields: Mapping[str, str]) -> str:
     """Put fields into one text: a line for each, with everything escaped that is not plain."""
-    return "\n".join(
-        f"{name}={value.encode('unicode_escape').decode()}" for name, value in fields.items()
-    )
+    return "\n".join(f"{_escape(name)}={_escape(value)}" for name, value in fields.items())
+
+
+def _escape(text: str) -> str:
+    return text.encode("unicode_escape").decode()
 
 
 def send_order(

@@ -20,6 +20,7 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Unavailable, UsageError
+from holdfast.process import group as group_module
 from holdfast.process import handle
 from holdfast.process.containment import Containment
 from holdfast.process.escalation import ENDING_WAIT_S
@@ -331,6 +332,33 @@ def test_who_was_asked_to_end_has_failed_only_if_it_had_before(
     event = bench.next_exit()
     assert event.asked
     assert (event.failure and event.failure.exit) == told
+
+
+@pytest.mark.parametrize("script", [FOREVER, "trap 'exit 143' TERM; " + POLITE.partition("; ")[2]])
+def test_a_signal_to_a_worker_and_then_to_its_agent_is_no_failure(
+    bench: Bench, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_module, "SIGNALLED_TOGETHER_S", 30.0)
+    group = bench.group(script, script, examine=examine_late)
+    group.start()
+    said = dict(bench.hear(2))
+    fd = os.pidfd_open(said[0])
+    os.kill(said[0], signal.SIGTERM)
+    assert wait_for_end(fd)
+    os.close(fd)
+    group.stop(signal.SIGTERM, 1000.0)
+    for _ in range(2):
+        event = bench.next_exit()
+        assert (event.asked, event.failure) == (True, None)
+
+
+def test_a_signal_to_a_worker_alone_is_a_failure(bench: Bench) -> None:
+    group = bench.group(FOREVER)
+    group.start()
+    os.kill(dict(bench.hear(1))[0], signal.SIGTERM)
+    event = bench.next_exit()
+    assert not event.asked
+    assert event.failure is not None
 
 
 def test_who_had_ended_before_a_stop_has_failed_though_it_is_noticed_later(bench: Bench) -> None:

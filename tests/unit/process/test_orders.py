@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast.process import child
 from holdfast.process.orders import send_order, write_order
 
-FIELDS = {"a": "", "b": "x=y\n\\n\x1f\0", "c": "é\udcff😀", "d": " "}
+FIELDS = {"a": "", "b": "x=y\n\\n\x1f\0", "c": "é\udcff😀", "d": " ", "e\nf\\n": "x"}
 
 
 def test_an_order_survives_every_character() -> None:
