@@ -40,7 +40,13 @@ milliseconds, and keeps each text and each private helper on which programs rely
 
 from __future__ import annotations
 
-__all__ = ["install", "installed"]
+from pathlib import Path
+
+from holdfast import env
+
+__all__ = ["SITE", "for_children", "install", "install_with_torch", "installed"]
+
+SITE = Path(__file__).parent / "site"
 
 
 def install() -> None:
@@ -56,6 +62,27 @@ def install() -> None:
     if not installed() and torch._C._distributed_rpc._is_current_rpc_agent_set():
         raise UsageError("holdfast.torch_compat.install: torch's RPC runs: do it before init_rpc")
     bind()
+
+
+def install_with_torch() -> None:
+    """Install as soon as torch is imported, in this process and in the children that it will start.
+
+    A launcher that never imports torch does not pay for it.
+    """
+    import sys
+
+    from holdfast.torch_compat.after import AfterImport
+
+    if "torch" in sys.modules:
+        install()
+    else:
+        AfterImport("torch", lambda _: install())
+        for_children()
+
+
+def for_children() -> None:
+    """Let interpreters that this process starts install as soon as they have torch."""
+    env.add_to_path("PYTHONPATH", str(SITE))
 
 
 def installed() -> bool:

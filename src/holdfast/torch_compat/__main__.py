@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from holdfast.process.child import run
-from holdfast.torch_compat import install
+from holdfast.torch_compat import install_with_torch
 
 __all__: list[str] = []
 
@@ -26,7 +26,7 @@ def main(args: list[str]) -> None:
         _refuse(f"{args[0]}: no such file; {USAGE}")
     if importlib.util.find_spec("torch") is None:
         sys.exit("holdfast.torch_compat: needs torch, which is not installed")
-    install()
+    install_with_torch()
     if args[0] == "-m" and not _is_there(args[1]):
         _refuse(f"{args[1]}: no such module; {USAGE}")
     if not sys.flags.safe_path:

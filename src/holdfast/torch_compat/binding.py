@@ -5,6 +5,9 @@ that package is imported anew over our binding, and what was taken from the old 
 right: global names of all code, of torch and of the program, are bound to the new one, and the old
 modules, which local names and attributes may still refer to, get what the new ones have.
 
+The launcher's names are bound when torch's elastic package is imported: what stands behind ours
+costs as much as all the rest, and most workers need none of it.
+
 Children get it by a folder on their PYTHONPATH, whose `sitecustomize` installs us after torch.
 
 Guarantees
@@ -12,6 +15,8 @@ Guarantees
     BN-2  No global name keeps what was taken from the old package: of a module, or of code that
           runs in a namespace of its own, as the main module of a child of multiprocessing does.
     BN-3  The old modules have what the new ones have, wherever they are kept.
+    BN-4  What is torch's elastic package is ours before its importer can use it, and costs nothing
+          before.
 """
 
 from __future__ import annotations
@@ -20,15 +25,14 @@ import gc
 import importlib
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from holdfast import env
+from holdfast.torch_compat import for_children
+from holdfast.torch_compat.after import AfterImport
 from holdfast.torch_compat.ddp import watch_ddp
-from holdfast.torch_compat.elastic.names import register_backends, replacements
 from holdfast.torch_compat.futures import collect_all
 from holdfast.torch_compat.optimizer import mend_when_imported
 from holdfast.torch_compat.quick import shorten
@@ -37,9 +41,9 @@ from holdfast.torch_compat.scripts import watch_compiler
 
 __all__ = ["bind", "is_bound"]
 
-SITE = Path(__file__).parent / "site"
 _PACKAGES = ("torch.distributed.autograd", "torch.distributed.rpc")  # in the order of import
 _OLD = (*_PACKAGES, "torch._C._distributed_autograd", "torch._C._distributed_rpc")
+_ELASTIC = "torch.distributed.elastic"
 _bound = False
 
 
@@ -68,14 +72,24 @@ def bind() -> None:
         importlib.import_module(name)
     torch.distributed.autograd, torch.distributed.rpc = (sys.modules[one] for one in _PACKAGES)
     shorten(torch.distributed.rpc)
-    _replace(_pairs(old) | {id(before): (before, now) for before, now in replacements()})
+    _replace(_pairs(old))
     for name in again:
         vars(old[name]).update(vars(sys.modules[name]))
-    register_backends()
+    if _ELASTIC in sys.modules:
+        _bind_elastic(sys.modules[_ELASTIC])
+    else:
+        AfterImport(_ELASTIC, _bind_elastic)
     mend_when_imported()
     watch_ddp()
     watch_compiler()
-    env.add_to_path("PYTHONPATH", str(SITE))
+    for_children()
+
+
+def _bind_elastic(_: ModuleType) -> None:
+    from holdfast.torch_compat.elastic.names import register_backends, replacements
+
+    _replace({id(before): (before, now) for before, now in replacements()})
+    register_backends()
 
 
 def _within(name: str, packages: tuple[str, ...]) -> bool:

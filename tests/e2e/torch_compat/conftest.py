@@ -21,7 +21,7 @@ def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Bind torch's names: for these tests in this process, for good in those that they start."""
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
 
-    from holdfast.torch_compat.binding import SITE
+    from holdfast.torch_compat import SITE
     from holdfast.torch_compat.elastic.names import register_backends, replacements
 
     with pytest.MonkeyPatch.context() as patched:

@@ -10,9 +10,9 @@ import pytest
 
 import holdfast
 from holdfast import env
-from holdfast.torch_compat import installed
+from holdfast.torch_compat import SITE, installed
 from holdfast.torch_compat.__main__ import USAGE
-from holdfast.torch_compat.binding import SITE, is_bound
+from holdfast.torch_compat.binding import is_bound
 
 SOURCE = str(Path(holdfast.__file__).parents[1])
 WITHIN_S = 110
@@ -131,6 +131,26 @@ def test_a_script_and_a_module_run_with_it(tmp_path: Path) -> None:
     assert run(*command, "-m", "program", "c", path=(str(tmp_path),)) == (
         "holdfast.torch_compat.agents c\n"
     )
+
+
+LAUNCHER = """
+import os, sys
+print("torch" in sys.modules, os.environ["PYTHONPATH"].split(":")[0] == sys.argv[1])
+import torch
+behind = ("holdfast.agent", "holdfast.launch", "torch.distributed.elastic")
+print([name for name in behind if name in sys.modules])
+import torch.distributed.launcher as launcher
+print(launcher.api.LocalElasticAgent.__module__)
+print(torch.distributed.elastic.agent.server.local_elastic_agent.start_processes.__module__)
+"""
+
+
+def test_a_launcher_pays_for_what_it_imports(tmp_path: Path) -> None:
+    """Proves BN-4."""
+    (tmp_path / "program.py").write_text(LAUNCHER, encoding="utf-8")
+    told = run("-m", "holdfast.torch_compat", str(tmp_path / "program.py"), str(SITE))
+    ours = "holdfast.torch_compat.elastic"
+    assert told == f"False True\n[]\n{ours}.agent\n{ours}.processes\n"
 
 
 def test_a_safe_path_stays_as_it_is(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed.elastic.rendezvous.registry
-import torch.distributed.launcher.api  # noqa: F401  # whoever takes our names is there before us
+import torch.distributed.elastic.rendezvous.registry  # noqa: F401  # it registers torch's own first
 from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.agent.server import health_check_server, local_elastic_agent
 from torch.distributed.elastic.rendezvous import etcd_server, rendezvous_handler_registry
