@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo torch test cover lint format types docs pins walk sim chaos soak conformance bench bench-rivals bench-rendezvous clean
+.PHONY: help demo torch test cover lint format types docs pins walk sim chaos soak conformance programs bench bench-rivals bench-rendezvous clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -33,6 +33,7 @@ help:
 	@echo "make chaos KILLS=n n workers of real jobs are killed, and agents too"
 	@echo "make soak CALLS=n  n calls between eight workers under faults, each accounted for"
 	@echo "make conformance   torch's own RPC tests, with torch and with ours (half an hour)"
+	@echo "make programs      what others wrote for torch, with torch and with ours (minutes)"
 	@echo "make bench         measure, beside torch's launcher, store and RPC"
 	@echo "make bench-rivals  install gRPC, Ray, rpyc and pyzmq, to be measured too"
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
@@ -108,6 +109,10 @@ soak: .venv/.demo
 conformance: .venv/.test
 	@$(BIN)/python -m tests.conformance.run $(ARGS)
 
+# make programs ARGS="accelerate torchx"
+programs: .venv/.programs
+	@$(BIN)/python -m tests.programs.run $(ARGS)
+
 bench: .venv/.test
 	$(BIN)/python -m bench $(ARGS)
 
@@ -147,6 +152,13 @@ clean:
 .venv/.bench: requirements/bench.txt .venv/.demo
 	@echo "installing gRPC, Ray, rpyc and pyzmq into .venv"
 	@$(PIP) --requirement requirements/bench.txt
+	@touch $@
+
+# Apart from what the tests import, and without what would replace torch.
+.venv/.programs: requirements/programs.txt .venv/.test
+	@echo "installing accelerate, lightning, torchft, torchrl and torchx into .venv/programs"
+	@rm -rf .venv/programs
+	@$(PIP) --no-deps --target .venv/programs --requirement requirements/programs.txt
 	@touch $@
 
 # torch for CPU where an index or a folder of wheels offers it, else whatever torch there is. So torch,
