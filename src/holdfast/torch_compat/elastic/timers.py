@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
+from typing import Any, NoReturn
 
 from torch.distributed.elastic.timer import file_based_local_timer
 from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest
 
 from holdfast.clock import SYSTEM_CLOCK
+from holdfast.errors import UsageError
 from holdfast.observe.events import TimerExpired
 from holdfast.process.watchdog import Watchdog
 
@@ -28,7 +30,10 @@ def why(pid: int) -> str:
 
 
 class FileTimerServer(file_based_local_timer.FileTimerServer):  # type: ignore[misc]
-    """Watches over what workers announce in a FIFO. `max_interval` has no effect: it is told."""
+    """Watches over what workers announce in a FIFO.
+
+    `max_interval` and `daemon` have no effect: the watchdog hears of each timer at once.
+    """
 
     def __init__(
         self,
@@ -59,8 +64,18 @@ class FileTimerServer(file_based_local_timer.FileTimerServer):  # type: ignore[m
         """Return the time: a worker that makes no progress is ended, and the agent goes on."""
         return int(SYSTEM_CLOCK.wall())
 
+    def _refuse(self, *_: Any) -> NoReturn:
+        """Say that what torch's own tests look at is not there."""
+        raise UsageError(
+            "FileTimerServer of holdfast keeps timers where its watchdog reads them: run_once, "
+            "register_timers, clear_timers and get_expired_timers are torch's alone"
+        )
+
+    run_once = register_timers = clear_timers = get_expired_timers = _refuse
+
     def _expired(self, event: TimerExpired) -> None:
         late = SYSTEM_CLOCK.wall() - event.late_s
         number = Signals[event.signal] if event.signal in Signals.__members__ else 0
         request = FileTimerRequest(event.pid, event.scope, late, int(number))
-        self._tell("kill worker process", request)
+        for name in ("timer expired", "kill worker process"):
+            self._tell(name, request)

@@ -28,6 +28,7 @@ def test_who_outlasts_its_timer_is_ended_and_nobody_else(tmp_path: Path) -> None
         client = FileTimerClient(str(path), signal=signal.SIGKILL)
         with subprocess.Popen(["sleep", "1000"]) as worker:
             client._send_request(FileTimerRequest(worker.pid, "step", 1.0, signal.SIGKILL))
+            assert told.get(timeout=WITHIN_S)[0] == "timer expired"
             name, request = told.get(timeout=WITHIN_S)
             assert worker.wait(WITHIN_S) == -signal.SIGKILL
         assert (name, request is not None and request.scope_id) == ("kill worker process", "step")
@@ -50,3 +51,13 @@ def test_a_path_that_is_taken_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="timers"):
         FileTimerServer(str(path), "run").start()
     assert path.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["run_once", "register_timers", "clear_timers", "get_expired_timers"]
+)
+def test_what_looks_into_torchs_server_is_refused(tmp_path: Path, name: str) -> None:
+    server = FileTimerServer(str(tmp_path / "timers"), "run")
+    args = () if name == "run_once" else (0,)
+    with pytest.raises(UsageError, match=f"{name}.* torch's alone"):
+        getattr(server, name)(*args)
