@@ -185,10 +185,9 @@ class TcpTransport:
         self._closed = False
         # Held by whoever reads from the socket.
         self._reading = threading.Lock()
-        # A blocking socket with a kernel timeout reads in one system call where Python's own
-        # timeouts take two. Waits shorter than the tick are measured by poll() instead.
+        # Waits are measured by poll(). A kernel timeout (SO_RCVTIMEO) would spare one system call,
+        # but starts afresh after each signal: a timer that ticks faster would switch it off.
         sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_TICK_S))
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         # Another one for who sends, because a poll object serves one thread at a time; and the
@@ -215,7 +214,7 @@ class TcpTransport:
             return early
         if self._closed:  # the descriptor's number may be another file's by now
             raise self._lost("closed here")
-        if wait_s < _TICK_S and not self._poll.poll(max(0.0, wait_s * 1000)):
+        if not self._poll.poll(1000 * max(0.0, min(wait_s, _TICK_S))):
             return []
         return self._read(0)
 
@@ -276,7 +275,3 @@ class TcpTransport:
 
     def _lost(self, why: str) -> Unavailable:
         return Unavailable(f"connection to {self.peer} lost: {why}", address=self.peer)
-
-
-def _timeval(seconds: float) -> bytes:
-    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))

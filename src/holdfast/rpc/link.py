@@ -7,6 +7,12 @@ at all where the reader can fetch them (big.py).
 Two ways to use one: `send` and `receive` block, until the limit that `set_limit` sets; `send_some`
 and `advance` never do, and go on where they stopped. A link whose blocking call timed out, or that
 failed in any way, is closed, since nobody knows what is still on its way.
+
+Guarantees
+    LK-1  What blocks ends at the limit, however many signals come meanwhile. The system's own limit
+          (SO_RCVTIMEO) starts afresh after each of them, so it serves only where somebody watches
+          the link, and hangs up when the limit has passed (`watched`). Else `poll` keeps it; the
+          limit of a `sendmsg`, besides, counts anew for each piece on a Unix socket.
 """
 
 from __future__ import annotations
@@ -42,8 +48,7 @@ _READ_BYTES = 64 * 1024
 _SMALL_BYTES = _READ_BYTES // 2  # what is smaller is read with what follows it
 _JOIN_BYTES = 4 * 1024  # copying so little costs less than a vector of two
 _VECTOR_MAX = 512  # Linux takes 1,024 pieces in one call
-_TIMEVAL = struct.Struct("@ll")
-_TIMEVAL_MAX_S = 1e9
+_TIMEVAL, _TIMEVAL_MAX_S = struct.Struct("@ll"), 1e9
 _CLOSE_ENOUGH_S = 0.002
 _DONTWAIT = socket.MSG_DONTWAIT
 _REPLY, _FAILURE, _OFFER, _TAKEN = Kind.REPLY, Kind.FAILURE, Kind.OFFER, Kind.TAKEN
@@ -66,8 +71,12 @@ class Link:
         keep_from_children(sock)
         self._sock = sock
         self._clock = clock
-        self._limit = NEVER
+        self.limit = NEVER
+        """When what blocks is to end."""
+        self.watched = False
         self._limit_s = 0.0
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
         # What has been read and not been taken yet.
         self._buffer = bytearray(max(_READ_BYTES, len(beginning)))
         self._buffer[: len(beginning)] = beginning
@@ -94,7 +103,7 @@ class Link:
 
     def set_limit(self, at: float) -> None:
         """Let what blocks raise TimeoutError at this moment of the monotonic clock."""
-        self._limit = at
+        self.limit = at
         self._tell_limit()
 
     def close(self) -> None:
@@ -158,7 +167,9 @@ class Link:
             return
         data = encode_head(message) + body
         try:
-            sent = self._sock.send(data)
+            sent = self._sock.send(data, _DONTWAIT)
+        except BlockingIOError:
+            sent = 0
         except OSError as error:
             raise _closed(error) from None
         if sent < len(data):
@@ -198,18 +209,19 @@ class Link:
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        """Wait until the system takes more; TimeoutError at the limit.
-
-        Not by a `sendmsg` that blocks: on a Unix socket its time counts anew for each piece.
-        """
-        left_s = self._limit - self._clock.monotonic()
+        """Wait until the system takes more; TimeoutError at the limit."""
         poll = select.poll()
         try:
             poll.register(self._sock, select.POLLOUT)
         except ValueError:  # it has been closed here
             raise LinkClosed("Connection closed by peer") from None
-        poll.poll(None if self._limit == NEVER else max(0.0, 1000 * left_s))
-        self._tell_limit()
+        self._wait(poll)
+
+    def _wait(self, poll: select.poll) -> None:
+        """Wait until something can be done; TimeoutError at the limit, if it is in days at most."""
+        left_s = self.limit - self._clock.monotonic()
+        if left_s <= 0 or not poll.poll(1000 * left_s if left_s < 1e6 else None):
+            raise TimeoutError
 
     # In.
 
@@ -407,31 +419,29 @@ class Link:
         return 0
 
     def _receive_into(self, view: memoryview, flags: int) -> int:
+        if not (self.watched or flags or self.limit == NEVER):
+            self._wait(self._readable)
         try:
             size = self._sock.recv_into(view, 0, flags)
         except OSError as error:
             raise _closed(error) from None
         if not size:
-            raise LinkClosed("Connection closed by peer")
+            is_late = self.limit <= self._clock.monotonic()  # whoever watches has closed it, then
+            raise TimeoutError if is_late else LinkClosed("Connection closed by peer")
         return size
 
     def _tell_limit(self) -> None:
-        """Tell the system how long a call may take: only if that is new, since it costs one."""
-        at = self._limit
-        if at == NEVER:
-            wanted = 0.0
-            if self._limit_s == wanted:
-                return
-        else:
-            wanted = at - self._clock.monotonic()
+        """Tell the system how long reading may take: only if that is new, since it costs a call."""
+        wanted = 0.0
+        if self.limit != NEVER:
+            wanted = self.limit - self._clock.monotonic()
             if wanted <= 0:
                 raise TimeoutError
-            if abs(wanted - self._limit_s) < _CLOSE_ENOUGH_S:
-                return
+        if not self.watched or abs(wanted - self._limit_s) < _CLOSE_ENOUGH_S:
+            return
         micros = max(1, int(min(wanted, _TIMEVAL_MAX_S) * 1e6)) if wanted else 0  # zero: no limit
         value = _TIMEVAL.pack(*divmod(micros, 1_000_000))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
         self._limit_s = wanted
 
 

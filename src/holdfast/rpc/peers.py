@@ -13,6 +13,8 @@ Guarantees
           the call, and each has more time than the one before: a peer is lost by its lease, or if
           its system says that nobody listens there, or if it refuses us; never since it is slow.
     PE-5  Nothing is sent to a Unix socket of another user, and our proof opens no other worker.
+    PE-6  An exchange ends at its limit, or LATE_S later where signals interrupt the thread that
+          waits. The reader of last resort watches over that, while there are exchanges.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ AGAIN_S = 0.02
 """… how long to wait after it. Both double with each attempt …"""
 LONGER_MAX = 8
 """… up to so many times as long."""
+LATE_S = 0.05
+_QUIET_ROUNDS = 5
 
 Target: TypeAlias = str | int | WorkerInfo
 
@@ -121,11 +125,16 @@ class Peer:
         self._pipe_link: Link | None = None
         self._opening: Opening | None = None
         self._lost: PeerLost | None = None
+        self._watched = False  # whether the reader of last resort asks for what is late …
+        self._quiet = 0  # … and how often it has found no exchange under way
         self._told: dict[Reply, None] = {}  # those who hear of its loss though nothing is sent
 
     def exchange(self, message: Message, at: float = NEVER) -> Message:
         """Send a request and return its answer. Blocks; TimeoutError at that moment."""
         link = self._send(message, at)
+        if not self._watched and at != NEVER:  # after its limit is set: see `_has_begun`
+            self._watched = True
+            self._readers.time(self)
         try:
             answer = link.receive()
             if answer.call != message.call:
@@ -249,6 +258,23 @@ class Peer:
         with self._lock:
             self._told.pop(reply, None)
 
+    def expire(self, now: float) -> bool:
+        """End exchanges that are late (PE-6); say whether to ask again."""
+        with self._lock:
+            busy = [link for link in self._links if link.limit != NEVER]
+        for link in busy:
+            if link.limit <= now - LATE_S:
+                link.shut()
+        self._quiet = 0 if busy else self._quiet + 1
+        self._watched = self._quiet < _QUIET_ROUNDS
+        return self._watched or self._has_begun()
+
+    def _has_begun(self) -> bool:
+        """Say whether an exchange has begun that still took itself for watched."""
+        with self._lock:
+            self._watched = any(link.limit != NEVER for link in self._links)
+        return self._watched
+
     def _gone(self, error: OSError) -> PeerLost:
         """Return what to raise when a connection broke: the peer's end, if that is what it is."""
         if self._lost is not None:
@@ -279,6 +305,7 @@ class Peer:
                     raise self._gone(error) from None
 
     def _put_back(self, link: Link) -> None:
+        link.limit = NEVER
         if len(self._idle) < IDLE_MAX and self._lost is None:
             self._idle.append(link)
         else:
@@ -346,6 +373,7 @@ class Peer:
             self._to_open -= 1
             if self._lost is None:
                 self._links.add(link)
+                link.watched = purpose is Purpose.DIRECT
                 return link
         link.close()
         raise self._lost.anew()

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -375,6 +376,24 @@ def test_waiting_long_is_waiting_in_ticks(monkeypatch: pytest.MonkeyPatch) -> No
         transport = TcpTransport(one, "far")
         assert transport.receive(3600.0) == []  # the caller looks round and comes back
         transport.close()
+
+
+def test_signals_do_not_stretch_a_tick(
+    wire: tuple[TcpTransport, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, far = wire
+    monkeypatch.setattr(tcp, "_TICK_S", 0.1)
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    giving_up = threading.Timer(SOON, far.sendall, [encode_frame(b"too late")])
+    giving_up.start()
+    try:
+        assert transport.receive(SOON) == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        giving_up.cancel()
+        giving_up.join()
 
 
 def test_a_peer_that_does_not_read_is_given_up_at_the_deadline(

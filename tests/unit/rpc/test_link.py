@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from holdfast.errors import PeerViolation, UsageError
 from holdfast.rpc.codec import BUFFERS_MAX, HEADER, encode_head
 from holdfast.rpc.link import NEVER, Link, LinkClosed, parts_of, views_of
 from holdfast.rpc.messages import Buffer, Kind, Message
+
+SOON = 20.0
 
 Ends = tuple[Link, Link, socket.socket, socket.socket]
 
@@ -252,6 +255,27 @@ def test_who_sends_hears_that_the_link_is_closed_here(ends: Ends) -> None:
         here._wait_for_room()
     with pytest.raises(LinkClosed):
         here.send_parts(views)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_lk1_signals_do_not_stretch_the_limit(ends: Ends, sends: bool) -> None:
+    here, there, _, _ = ends
+    large = Message(Kind.REPLY, 1, bytes(1 << 26))
+    link, act = (here, lambda: here.send(large)) if sends else (there, there.receive)
+    came: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: came.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    giving_up = threading.Timer(SOON, here.shut)
+    giving_up.start()
+    try:
+        with pytest.raises(TimeoutError):
+            within(0.1, link, act)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        giving_up.cancel()
+    giving_up.join()
+    assert came
 
 
 def test_the_end_of_the_connection_is_told(ends: Ends) -> None:
