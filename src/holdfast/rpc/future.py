@@ -4,8 +4,10 @@ A future that stands for a call has a driver: who waits for it lets the driver r
 until the answer is there, so that no thread must be woken. Other futures are completed by somebody
 else, and waiting for them blocks.
 
-Callbacks run on the thread that completes the future, or at once if it is complete already. What a
-callback raises is logged: it is nobody's answer.
+Callbacks run on the thread that completes the future, or at once if it is complete already; on a
+thread of their own where the stack of that one is nearly full, as by a long chain of `then`. They
+run in the context (`contextvars`) of the code that added them: the thread may be in the midst of
+somebody else's call. What a callback raises is logged: it is nobody's answer.
 
 A future can be cancelled, which completes it with CallCancelled. A call's callee is told, and what
 a future was made of (`then`, `collect_all`) is cancelled with it. A task that is cancelled while it
@@ -17,6 +19,8 @@ Guarantees
     FU-3  Who waits for a future that is cancelled hears so at once, whatever the callee does.
     FU-4  A complete future can be sent in a message, and arrives complete; an open one is refused
           with UsageError, since its copy would stay open for ever.
+    FU-5  A callback runs in a copy of the context in which it was added.
+    FU-6  A chain of futures of any length (`then`) is completed, or cancelled.
 """
 
 from __future__ import annotations
@@ -25,12 +29,13 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from holdfast.clock import Deadline, check_timeout
 from holdfast.errors import CallCancelled, TimeoutExpired, UsageError
-from holdfast.rpc.way import make_way
+from holdfast.rpc.way import is_deep, make_way
 
 __all__ = ["ASYNC_MARK", "Driver", "Future", "collect_all", "expected", "wait_all"]
 
@@ -41,6 +46,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 _log = logging.getLogger("holdfast.rpc")
+_CANCELLED = "the future was cancelled"
 # One for all futures: it is held for a few instructions only, and each future is lighter by one.
 # A signal handler, or what the garbage collector drops, may use futures on a thread that holds it:
 # it can be taken again, and nothing that it guards is half done when that may happen.
@@ -76,7 +82,8 @@ class Future(Generic[T]):
         self._callbacks: list[Callable[[Future[T]], object]] | None = None
         self._gates: list[threading.Lock] | None = None  # of those who wait; each opened once
         self._driver = driver
-        self._stop: Callable[[], object] | None = None  # tells who works for it
+        # Tells who works for it; or what it was made of, which is cancelled with it.
+        self._stop: Callable[[], object] | Future[Any] | None = None
 
     # Completing.
 
@@ -99,8 +106,15 @@ class Future(Generic[T]):
         runs to its end, and its result is dropped.
         """
         stop = self._stop
-        if not self._settle(None, CallCancelled("the future was cancelled")):
+        if not self._settle(None, CallCancelled(_CANCELLED)):
             return False
+        while isinstance(stop, Future):  # not by calls within calls: a chain may be long
+            made_of, stop = stop, stop._stop
+            if not isinstance(stop, Future):
+                made_of.cancel()
+                return True
+            if not made_of._settle(None, CallCancelled(_CANCELLED)):
+                return True
         if stop is not None:
             stop()
         return True
@@ -117,14 +131,8 @@ class Future(Generic[T]):
         if gates is not None:
             for gate in gates:
                 gate.release()
-        if callbacks:
-            left = iter(callbacks)
-            try:
-                for callback in left:
-                    self._call(callback)
-            finally:
-                for callback in left:  # an interrupt came to one of them
-                    self._call(callback)
+        if callbacks is not None:
+            self._tell(callbacks)
         return True
 
     # Asking.
@@ -178,7 +186,12 @@ class Future(Generic[T]):
     # What follows.
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call this with the future when it is complete."""
+        """Call this with the future when it is complete, in a copy of the context of now."""
+        run = copy_context().run
+        self._add(lambda done: run(callback, done))
+
+    def _add(self, callback: Callable[[Future[T]], object]) -> None:
+        """Call this with the future when it is complete, in whatever context."""
         more = [callback]
         with _lock:
             if not self._complete:
@@ -187,12 +200,12 @@ class Future(Generic[T]):
                 else:
                     self._callbacks += more
                 return
-        self._call(callback)
+        self._tell(more)
 
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         """Return the future of what the callback returns, called when this one is complete."""
         following: Future[S] = Future(self._driver)
-        following._stop = self.cancel
+        following._stop = self
 
         def follow(done: Future[T]) -> None:
             try:
@@ -216,7 +229,7 @@ class Future(Generic[T]):
                 if not waiting.done():
                     waiting.set_result(None)
 
-            self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+            self._add(lambda _: loop.call_soon_threadsafe(wake))
             try:
                 yield from waiting.__await__()
             except asyncio.CancelledError:
@@ -235,6 +248,31 @@ class Future(Generic[T]):
     def __repr__(self) -> str:
         state = "open" if not self._complete else "failed" if self._error else "done"
         return f"<Future {state}>"
+
+    def _tell(self, callbacks: list[Callable[[Future[T]], object]]) -> None:
+        """Call these, somewhere where there is room on the stack."""
+        if is_deep():
+            aside = threading.Thread(
+                target=self._call_all,
+                args=(iter(callbacks),),
+                name="holdfast-rpc-tell",
+                daemon=True,
+            )
+            try:
+                aside.start()
+            except RuntimeError as error:
+                _log.warning("a thread could not be started: %s", error)
+            else:
+                return
+        self._call_all(iter(callbacks))
+
+    def _call_all(self, callbacks: Iterator[Callable[[Future[T]], object]]) -> None:
+        try:
+            for callback in callbacks:
+                self._call(callback)
+        finally:
+            for callback in callbacks:  # an interrupt came to one of them
+                self._call(callback)
 
     def _call(self, callback: Callable[[Future[T]], object]) -> None:
         try:
@@ -301,7 +339,7 @@ def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
             together._settle(waited, None)
 
     for future in waited:
-        future.add_done_callback(count)
+        future._add(count)
     return together
 
 
@@ -325,7 +363,7 @@ class _Drivers:
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
         for future in self._futures:
-            if done() or deadline.passed():
+            if done() or deadline.passed() or is_deep():  # others complete them, too
                 return
             if not future.done():
                 future._wait(deadline)

@@ -50,7 +50,7 @@ from holdfast.rpc.eagerness import LOOKS, Eagerness
 from holdfast.rpc.link import CORES, NEVER, Link, views_of
 from holdfast.rpc.messages import Buffer, Message
 from holdfast.rpc.readers import ATTENDED_ROUNDS, TICK_S, Readers
-from holdfast.rpc.way import WITHIN_MAX, leave_callbacks, reading, rise, sit, within
+from holdfast.rpc.way import WITHIN_MAX, is_deep, leave_callbacks, reading, rise, sit, within
 
 __all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply", "tell"]
 
@@ -253,7 +253,7 @@ class Pipe:
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Read until `done()` or the deadline: who waits works for everybody."""
         here = threading.get_ident()
-        before = within.get(here, 0)
+        before, full = within.get(here, 0), is_deep()
         while not done():
             if self.lost is not None:
                 self._tell_lost(self.lost)
@@ -261,7 +261,7 @@ class Pipe:
             if self._sender == here:
                 raise UsageError(_INTERRUPTED)
             self.flush()
-            deep = within.get(here, 0) >= WITHIN_MAX
+            deep = full or within.get(here, 0) >= WITHIN_MAX
             if not deep and self._reading.acquire(blocking=False):
                 self._reader = here
                 reading[here] = self

@@ -2,10 +2,14 @@
 
 What a thread would keep others from while it blocks it says by `sit`, and until when by `rise`.
 Whatever waits for something of ours calls `make_way` first: then it gives up all of it.
+
+A thread whose stack is nearly full (`is_deep`) leaves to others what it would do for others: it
+would fail in the midst of it.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
@@ -14,6 +18,7 @@ __all__ = [
     "WITHIN_MAX",
     "Reading",
     "Seat",
+    "is_deep",
     "leave_callbacks",
     "make_way",
     "reading",
@@ -41,6 +46,18 @@ WITHIN_MAX = 16
 
 Seat: TypeAlias = tuple[Callable[[], None], "Seat"] | None
 """How to give up what a thread has, and what it had before that; None for nothing."""
+
+
+_DEEP_FRAMES = 500  # of the 1,000 that Python allows, unless it is told another limit
+
+
+def is_deep() -> bool:
+    """Say whether the stack of this thread is half full, or more."""
+    try:
+        sys._getframe(min(_DEEP_FRAMES, sys.getrecursionlimit() // 2))
+    except ValueError:
+        return False
+    return True
 
 
 class _Here(threading.local):

@@ -241,6 +241,26 @@ def test_calls_that_nest_too_deeply_end_in_overloaded(
     assert len(refused.value.__notes__) == NOTES_MAX
 
 
+def test_who_waits_on_a_full_stack_leaves_the_answers_of_others_to_others(world: World) -> None:
+    """Or what follows on them would fail, since there is no room."""
+
+    def dive(depth: int) -> int:
+        return dive(depth - 1) if depth else 7
+
+    def wait_below(depth: int) -> None:
+        if depth:
+            wait_below(depth - 1)
+        else:
+            assert world.one.call_async("two", wait).wait(SOON) == ""
+
+    follows = world.one.call_async("two", add, (1, 2)).then(lambda _: dive(450))
+    opening = threading.Timer(0.05, gate.set)
+    opening.start()
+    wait_below(600)
+    opening.join()
+    assert follows.wait(SOON) == 7
+
+
 @pytest.fixture(params=["call", "call_async", "remote"])
 def insist(world: World, request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Call in one of the three ways, and return the value."""

@@ -20,6 +20,7 @@ from holdfast.rpc.deadlines import (
     serve,
     served_here,
 )
+from holdfast.rpc.future import Future
 from holdfast.rpc.link import NEVER
 from holdfast.rpc.retry import RetryPolicy
 from tests.unit.rpc.world import agents
@@ -61,6 +62,19 @@ def test_a_limit(limit: float) -> None:
 def test_a_limit_that_is_none_is_refused(limit: float) -> None:
     with pytest.raises(UsageError, match="timeout .*: must be seconds"):
         check_limit(limit)
+
+
+def test_a_callback_has_the_deadline_of_who_added_it_not_of_who_completes() -> None:
+    """By FU-5: the thread that reads an answer may run somebody else's call."""
+    future: Future[int] = Future()
+    seen = future.then(lambda _: served_here())
+
+    def complete_within_a_call() -> None:
+        serve((5.0, "a stranger"))
+        future.set_result(1)
+
+    copy_context().run(complete_within_a_call)
+    assert seen.value() == NO_DEADLINE
 
 
 # Between agents.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import pickle
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar, copy_context
+from typing import Any
 
 import pytest
 
@@ -325,6 +328,97 @@ def test_fu4_a_complete_future_can_be_sent_and_an_open_one_is_refused() -> None:
     assert isinstance(came_failed.exception(), KeyError)
     with pytest.raises(UsageError, match="an open future cannot be sent or copied"):
         pickle.dumps([Future()])
+
+
+LONG = 5000
+name_here: ContextVar[str] = ContextVar("name_here", default="nobody")
+
+
+def test_fu5_callbacks_run_in_the_context_of_who_added_them() -> None:
+    future: Future[int] = Future()
+    seen: list[str] = []
+
+    def see(_: object) -> None:
+        seen.append(name_here.get())
+        name_here.set("the callback's")  # in a copy of its own
+
+    def add(name: str) -> None:
+        name_here.set(name)
+        future.add_done_callback(see)
+        _ = future.then(see)
+
+    def complete() -> None:
+        name_here.set("who completes")
+        future.set_result(1)
+
+    for name in ("one", "other"):
+        copy_context().run(add, name)
+    copy_context().run(complete)
+    assert seen == ["one", "one", "other", "other"]
+    future.add_done_callback(see)
+    assert seen[4:] == ["nobody"]
+    assert name_here.get() == "nobody"
+
+
+def plus_one(done: Future[int]) -> int:
+    return done.value() + 1
+
+
+def test_fu6_a_long_chain_is_completed() -> None:
+    first: Future[int] = Future()
+    last = first
+    for _ in range(LONG):
+        last = last.then(plus_one)
+    first.set_result(0)
+    assert last.wait(SOON) == LONG
+
+
+def test_fu6_a_long_chain_that_fails_is_completed_with_the_error() -> None:
+    first: Future[int] = Future()
+    last = first
+    for _ in range(LONG):
+        last = last.then(plus_one)
+    first.set_exception(KeyError("x"))
+    with pytest.raises(KeyError):
+        last.wait(SOON)
+
+
+def test_fu6_a_long_chain_is_cancelled() -> None:
+    stopped = threading.Event()
+    first: Future[int] = Future()
+    first._stop = stopped.set
+    last = first
+    for _ in range(LONG):
+        last = last.then(plus_one)
+    assert last.cancel()
+    assert first.cancelled()
+    assert stopped.is_set()
+
+
+def test_fu6_futures_that_complete_each_other_are_completed() -> None:
+    futures: list[Future[int]] = [Future() for _ in range(LONG)]
+    for one, other in itertools.pairwise(futures):
+        one.add_done_callback(lambda _, other=other: other.set_result(1))  # type: ignore[misc]
+    collected: Future[Any] = futures[-1]
+    for _ in range(LONG):
+        collected = collect_all([collected])
+    futures[0].set_result(1)
+    assert collected.wait(SOON)
+
+
+def test_without_a_thread_to_be_had_callbacks_run_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(future_module, "is_deep", lambda: True)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    future: Future[int] = Future()
+    following = future.then(plus_one)
+    future.set_result(1)
+    assert following.value() == 2
+    assert "can't start new thread" in caplog.text
 
 
 def test_a_future_is_expected_of_who_is_marked_for_it() -> None:

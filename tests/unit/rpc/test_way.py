@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from holdfast.rpc.way import make_way, rise, sit
+from holdfast.rpc.way import is_deep, make_way, rise, sit
 
 
 def test_a_thread_gives_up_what_it_has_when_it_is_about_to_block() -> None:
@@ -47,3 +47,11 @@ def test_what_it_takes_on_while_it_waits_is_given_up_alone() -> None:
     make_way()
     assert given == ["outer", "inner"]
     rise(outer)
+
+
+def test_a_stack_is_deep_when_it_is_half_full() -> None:
+    def at(depth: int) -> bool:
+        return at(depth - 1) if depth else is_deep()
+
+    assert not is_deep()
+    assert at(500)
