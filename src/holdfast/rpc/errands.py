@@ -71,9 +71,9 @@ class Errands:
                 if came is None:
                     return
                 heapq.heappush(due, (came[0], next(numbers), came[1]))
+                del came  # what is done must not stay until the next errand comes
             while due and due[0][0] <= self._clock.monotonic():
-                _, _, errand = heapq.heappop(due)
                 try:
-                    errand()
+                    heapq.heappop(due)[2]()
                 except Exception:
                     _log.exception("an errand of an RPC agent failed")

@@ -19,6 +19,7 @@ Guarantees
           most makes room for the next.
     SR-5  When a connection of a caller ends and no pipe of it is left, `left` hears so: whatever it
           asked for by a pipe, it will not hear the answer. Not when we end ourselves.
+    SR-6  A connection that is idle keeps neither the last request nor the last answer.
 """
 
 from __future__ import annotations
@@ -276,6 +277,7 @@ class Server:
                 answer = handle(caller, receive(), later)
                 if answer is not None:
                     send(answer)
+                del answer  # SR-6: it would stay until the next request comes
         except (OSError, PeerViolation) as error:
             _log.debug("a connection of %s ended: %s", caller.name, error)
 
@@ -413,6 +415,7 @@ class _PipeOwner:
                 outlet.flush()
             if not mine:
                 return
+            del message, answer  # SR-6: they would stay until the next request comes
 
 
 class _Watch:
@@ -462,10 +465,15 @@ class _Watch:
                     self._awake.wait()
                 self.asleep = False
             SYSTEM_CLOCK.sleep(TICK_S)
-            quiet += 1
-            # There may be very many, of which few run; and a machine that is short of time has none
-            # to spare for those that do not.
-            for owner in list(self._owners):
-                if owner.running:
-                    quiet = 0
-                    owner.look()
+            quiet = 0 if self._look() else quiet + 1
+
+    def _look(self) -> bool:
+        """Look at the pipes that run a call; say whether there are any."""
+        found = False
+        # There may be very many, of which few run; and a machine that is short of time has none to
+        # spare for those that do not.
+        for owner in list(self._owners):
+            if owner.running:
+                found = True
+                owner.look()
+        return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn, cast
@@ -18,6 +20,7 @@ from holdfast.rpc import current
 from holdfast.rpc import peers as peers_module
 from holdfast.rpc import pipe as pipe_module
 from holdfast.rpc.agent import Agent, Target
+from holdfast.rpc.big import BIG_BYTES
 from holdfast.rpc.future import Driver, Future, wait_all
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
@@ -34,6 +37,7 @@ SOON = 20.0
 FAST = RetryPolicy(max_retries=3, delay_s=0.001, backoff=1.0)
 
 gate = threading.Event()
+gone = threading.Semaphore(0)
 ran: list[object] = []
 
 
@@ -259,6 +263,45 @@ def test_who_waits_on_a_full_stack_leaves_the_answers_of_others_to_others(world:
     wait_below(600)
     opening.join()
     assert follows.wait(SOON) == 7
+
+
+class Block(bytearray):
+    """Is sent from where it lies, and tells when it is gone."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return bytearray, (pickle.PickleBuffer(self),)
+
+
+def give_block(size: int) -> Block:
+    block = Block(size)
+    weakref.finalize(block, gone.release).atexit = False
+    return block
+
+
+def take_memory(memory: memoryview) -> int:
+    weakref.finalize(memory.obj, gone.release).atexit = False
+    return memory.nbytes
+
+
+@pytest.mark.parametrize("how", ["call", "call_async", "remote"])
+@pytest.mark.parametrize("size", [100_000, BIG_BYTES])
+def test_an_idle_callee_keeps_neither_a_request_nor_an_answer(
+    world: World, how: str, size: int
+) -> None:
+    while gone.acquire(blocking=False):
+        pass
+    if how == "remote":
+        assert len(world.one.remote("two", give_block, (size,)).to_here()) == size
+    elif how == "call":
+        assert len(world.one.call("two", give_block, (size,))) == size
+    else:
+        assert len(world.one.call_async("two", give_block, (size,)).wait(SOON)) == size
+    assert gone.acquire(timeout=SOON)
+    if size == BIG_BYTES:  # the memory of smaller ones cannot be watched
+        got = world.one.call_async("two", take_memory, (memoryview(bytes(size)),))
+        assert got.wait(SOON) == world.one.call("two", take_memory, (memoryview(bytes(size)),))
+        assert gone.acquire(timeout=SOON)
+        assert gone.acquire(timeout=SOON)
 
 
 @pytest.fixture(params=["call", "call_async", "remote"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -99,3 +100,18 @@ def test_without_a_thread_to_be_had_they_wait_for_the_next_one(
     errands.do(last.set)
     assert last.wait(WITHIN_S)
     assert done == [1]
+
+
+def test_what_is_done_is_not_kept_until_the_next_one(errands: Errands) -> None:
+    class Errand:
+        def __call__(self) -> None:
+            pass
+
+    gone = threading.Event()
+    for delay_s in (0.0, 0.001):
+        gone.clear()
+        errand = Errand()
+        weakref.finalize(errand, gone.set).atexit = False
+        errands.do(errand, delay_s)
+        del errand
+        assert gone.wait(WITHIN_S)

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -153,6 +154,30 @@ def test_sr2_requests_are_answered(
         answer = link.receive()
         assert (answer.call, answer.body) == (number, b"%d" % number)
     assert len(world.desk.threads) == 1
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_sr6_neither_the_last_request_nor_the_last_answer_is_kept(
+    world: World, purpose: Purpose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, handle = threading.Semaphore(0), world.desk.handle
+
+    class Block(bytearray):
+        """Tells when it is gone."""
+
+    def watch(caller: Greeting, message: Message, later: Later) -> Message | None:
+        block = Block(b"answer")
+        for watched in (block, message.buffers[0]):
+            weakref.finalize(watched, gone.release).atexit = False
+        assert handle(caller, message, later) is not None
+        return Message(Kind.REPLY, message.call, b"", [memoryview(block)])
+
+    monkeypatch.setattr(world.desk, "handle", watch)
+    link = world.open(purpose)
+    link.send(ask(1, b"", bytes(100_000)))
+    assert link.receive().buffers == [b"answer"]
+    assert gone.acquire(timeout=SOON)
+    assert gone.acquire(timeout=SOON)
 
 
 def test_sr2_many_requests_at_once_on_a_pipe_are_all_answered(world: World) -> None:
