@@ -4,8 +4,9 @@ The agent does not know that it is there; neither does the peer. A synchronous r
 of an asynchronous one here, so that there is one place where things go wrong.
 
 A request whose sender gives up may still arrive, as in a real network: a delayed message is sent
-even if its caller has long been told that time was up. Who waits for a message that is dropped, or
-held back, hears when its receiver is lost, or this agent ends, as everybody else does.
+even if its caller has long been told that time was up, with what it contained in the beginning. Who
+waits for a message that is dropped, or held back, hears when its receiver is lost, or this agent
+ends, as everybody else does.
 """
 
 from __future__ import annotations
@@ -107,7 +108,10 @@ class FaultyTransport:
         if delay or Action.REORDER in actions:
             self._expire(request, hear)
             # Even if its caller has given up by then: that is what late messages do.
-            late = _Once(partial(self._send_now, replace(request, at=NEVER), twice, hear))
+            message = request.message
+            copies = [bytes(buffer) for buffer in message.buffers]
+            request = replace(request, message=replace(message, buffers=copies), at=NEVER)
+            late = _Once(partial(self._send_now, request, twice, hear))
             if Action.REORDER in actions:
                 with self._lock:
                     self._held_back.setdefault(request.name, []).append(partial(late, None))

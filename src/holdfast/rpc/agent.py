@@ -29,7 +29,7 @@ from holdfast.rpc.future import Future
 from holdfast.rpc.greeting import Greeting
 from holdfast.rpc.holdings import Holdings, timed_out
 from holdfast.rpc.insight import Insight
-from holdfast.rpc.insisting import Insisting, Patience, check_patience, note
+from holdfast.rpc.insisting import Insisted, Insisting, Patience, check_patience, note
 from holdfast.rpc.loop import Loop
 from holdfast.rpc.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.names import WorkerInfo
@@ -343,7 +343,7 @@ class Agent:
         body, buffers, given = self.holdings.pack(to, value)
         # Numbered when it is posted.
         message = Message(kind, 0, head + body, buffers, budget_ms, False, given, whose)
-        future: Future[Any] = Future()
+        future = Insisted()
 
         def hear(answer: Message | Exception) -> None:
             heard(to, message, future, answer)

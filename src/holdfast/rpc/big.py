@@ -11,9 +11,10 @@ Guarantees
           that the receiver forks.
     BI-2  What is read is what was sent, or nothing: a sender that lets go of a buffer breaks its
           seal first, and a message is delivered only if the seal is whole after reading.
-    BI-3  A buffer is held until its reader is done with it (a request: until the answer; an
-          answer: until TAKEN), or the link ends. Answers that wait on a link to be read are
-          bounded (HELD_BYTES_MAX); what is more goes through the socket, which makes it wait.
+    BI-3  A buffer is held until its reader is done with it (a request: until the answer, or until
+          it is given up; an answer: until TAKEN), or the link ends. Answers that wait on a link to
+          be read are bounded (HELD_BYTES_MAX); what is more goes through the socket, which makes
+          it wait.
     BI-4  Memory of values that are gone is used again, up to POOL_BYTES_MAX of it; the system may
           take it back whenever it is short of it.
 """
@@ -347,10 +348,12 @@ class Reach:
                 buffers[n] = place
         return buffers
 
-    def release(self, call: int) -> None:
-        """Hold the buffers of a call no longer."""
-        for held in self.held.pop(call, ()):
+    def release(self, call: int) -> bool:
+        """Hold the buffers of a call no longer; say whether there were any."""
+        several = self.held.pop(call, [])
+        for held in several:
             held.let_go()
+        return bool(several)
 
     def release_all(self) -> None:
         """Hold nothing any longer: the link is over."""

@@ -31,13 +31,13 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
 from holdfast.clock import Deadline, check_timeout
 from holdfast.errors import CallCancelled, TimeoutExpired, UsageError
 from holdfast.rpc.way import is_deep, make_way
 
-__all__ = ["ASYNC_MARK", "Driver", "Future", "collect_all", "expected", "wait_all"]
+__all__ = ["ASYNC_MARK", "Carrier", "Driver", "Future", "collect_all", "expected", "wait_all"]
 
 ASYNC_MARK = "_holdfast_async_execution"
 """Marks a function that returns a future, whose value is the answer."""
@@ -58,6 +58,15 @@ class Driver(Protocol):
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Work until `done()`, the deadline, or until there is nothing to be done."""
+        ...
+
+
+@runtime_checkable
+class Carrier(Driver, Protocol):
+    """Carries calls."""
+
+    def give_up(self, call: int) -> None:
+        """Send nothing more of a call, and tell no more of it: its arguments may change."""
         ...
 
 
@@ -105,19 +114,22 @@ class Future(Generic[T]):
         The callee of a call is told: a coroutine is cancelled there; a function that has begun
         runs to its end, and its result is dropped.
         """
-        stop = self._stop
-        if not self._settle(None, CallCancelled(_CANCELLED)):
+        if self._complete:
             return False
-        while isinstance(stop, Future):  # not by calls within calls: a chain may be long
-            made_of, stop = stop, stop._stop
-            if not isinstance(stop, Future):
-                made_of.cancel()
-                return True
-            if not made_of._settle(None, CallCancelled(_CANCELLED)):
-                return True
-        if stop is not None:
+        chain: list[Future[Any]] = [self]  # and what it was made of, which may be long
+        while isinstance(stop := chain[-1]._stop, Future):
+            chain.append(stop)
+        *made_of, first = chain
+        first._withdraw()  # before anybody hears of it
+        cancelled = [one._settle(None, CallCancelled(_CANCELLED)) for one in made_of or [first]]
+        if made_of:
+            first.cancel()
+        elif cancelled[0] and callable(stop):
             stop()
-        return True
+        return cancelled[0]
+
+    def _withdraw(self) -> None:
+        """Let nothing more of what it stands for be sent."""
 
     def _settle(self, value: T | None, error: BaseException | None) -> bool:
         """Complete it, if it is not complete; say whether it was not."""

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import (
@@ -41,7 +41,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.rpc.errands import Errands
-from holdfast.rpc.future import Driver
+from holdfast.rpc.future import Carrier, Driver, Future
 from holdfast.rpc.holdings import timed_out
 from holdfast.rpc.messages import RETRYABLE, Kind, Message
 from holdfast.rpc.names import WorkerInfo
@@ -53,6 +53,7 @@ from holdfast.rpc.receipts import STILL_MAX, acknowledgement
 __all__ = [
     "TELL_AFTER_S",
     "TELL_BYTES",
+    "Insisted",
     "Insisting",
     "Patience",
     "Request",
@@ -222,6 +223,17 @@ def note(peer: Peer, message: Message) -> None:
         _log.debug("a note to %s was not sent: %s", peer.contact.info, error)
 
 
+class Insisted(Future[Any]):
+    """The future of the answer to such a request, which is its driver."""
+
+    __slots__ = ()
+
+    def _withdraw(self) -> None:
+        request = self._driver
+        if isinstance(request, Request):
+            request.withdraw()
+
+
 class Request:
     """One request, from its first try to its end. It is the driver of who waits for it."""
 
@@ -250,14 +262,21 @@ class Request:
         self._stopped = False
 
     def stop(self) -> None:
-        """Try no more: its answer is not wanted. What is under way is still heard."""
+        """Try no more: its answer is not wanted."""
+        self.withdraw()
         with self._desk.changed:
-            self._stopped = True
-            waits, open_ = self._due is not None, self._reply is not None
+            open_ = self._reply is not None
         if open_:
             self._cancel()
-        if waits:
-            self.end(CallCancelled("it is not sent again"))
+        self.end(CallCancelled("it is not sent again"))
+
+    def withdraw(self) -> None:
+        """Send nothing more of it: its arguments may change. Whoever calls this stops it, too."""
+        with self._desk.changed:
+            self._stopped = True
+            carrier, call = self._driver, self._message.call
+        if isinstance(carrier, Carrier):
+            carrier.give_up(call)
 
     # Trying.
 

@@ -94,6 +94,7 @@ class Link:
         self._fetched = self._void = False  # have buffers been fetched; had the peer let go of one
         self._eager = Eagerness(CORES)
         self._reach = Reach(sock)
+        self.seal_off = self._reach.release  # for who gives a call up
         self.handled = 0
         """How many messages of the peer have been handled; kept by who serves it."""
 

@@ -9,18 +9,21 @@ Guarantees
     OP-2  Every call that was posted is passed on to the pipe, or told why not, exactly once: that
           its time is up, that no pipe could be opened, or what `close` says.
     OP-3  At most CALLS_MAX calls and BYTES_MAX bytes wait; what is more is refused with Overloaded.
+    OP-4  A call that is given up is not passed on.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, Overloaded
 from holdfast.rpc.messages import Message
-from holdfast.rpc.pipe import BYTES_MAX, CALLS_MAX, Pipe, Reply, tell
+from holdfast.rpc.pipe import BYTES_MAX, CALLS_MAX, Pipe, Reply
 from holdfast.rpc.readers import TICK_S, Readers
+from holdfast.rpc.replies import tell
 
 __all__ = ["Opening"]
 
@@ -33,7 +36,8 @@ class Opening:
         self._readers = readers
         # Guards what follows; told when it is over.
         self._over = threading.Condition()
-        self._waiting: list[tuple[Message, Reply, float]] = []
+        self._waiting: deque[tuple[Message, Reply, float]] = deque()
+        self._passing = 0  # the call that is passed on to the pipe just now
         self._notes: list[Message] = []
         self._bytes = 0
         self._pipe: Pipe | None = None
@@ -84,13 +88,31 @@ class Opening:
     def expire(self, now: float) -> bool:
         """Tell those whose time is up; say whether to ask again."""
         with self._over:
-            late = [entry for entry in self._waiting if entry[2] <= now]
-            self._waiting = [entry for entry in self._waiting if entry[2] > now]
-            self._bytes -= sum(message.size() for message, _, _ in late)
+            late = self._take_out(lambda _, at: at <= now)
             going = not self.over
         for _, reply, _ in late:
             tell(reply, TimeoutError("no connection was opened"))
         return going
+
+    def give_up(self, call: int) -> None:
+        """Send nothing of a call, and tell no more of it: its arguments may change."""
+        with self._over:
+            self._take_out(lambda message, _: message.call == call)
+            while self._passing == call:
+                self._over.wait(TICK_S)
+            pipe = self._pipe
+        if pipe is not None:
+            pipe.give_up(call)
+
+    def _take_out(
+        self, which: Callable[[Message, float], bool]
+    ) -> list[tuple[Message, Reply, float]]:
+        """Take out calls that wait, and return them. With the lock held."""
+        taken = [entry for entry in self._waiting if which(entry[0], entry[2])]
+        if taken:
+            self._waiting = deque(entry for entry in self._waiting if not which(entry[0], entry[2]))
+            self._bytes -= sum(message.size() for message, _, _ in taken)
+        return taken
 
     def close(self, error: Exception) -> None:
         """Wait no longer: all hear this. Idempotent; the thread ends when its attempt does."""
@@ -117,10 +139,10 @@ class Opening:
             if self.over:
                 return
             self._pipe, self._error = pipe, error
-            waiting, self._waiting = self._waiting, []
             notes, self._notes = self._notes, []
             self._over.notify_all()
-        for message, reply, at in waiting:
+        while (entry := self._next()) is not None:
+            message, reply, at = entry
             if pipe is None:
                 tell(reply, error or TimeoutError())
                 continue
@@ -131,3 +153,11 @@ class Opening:
         if pipe is not None:
             for note in notes:
                 pipe.note(note)
+
+    def _next(self) -> tuple[Message, Reply, float] | None:
+        """Return the next call that waits, if there is one, and hear that the last is passed on."""
+        with self._over:
+            entry = self._waiting.popleft() if self._waiting else None
+            self._passing = 0 if entry is None else entry[0].call
+            self._over.notify_all()
+        return entry

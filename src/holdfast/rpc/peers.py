@@ -132,7 +132,7 @@ class Peer:
     def exchange(self, message: Message, at: float = NEVER) -> Message:
         """Send a request and return its answer. Blocks; TimeoutError at that moment."""
         link = self._send(message, at)
-        if not self._watched and at != NEVER:  # after its limit is set: see `_has_begun`
+        if not self._watched and at != NEVER:  # after its limit is set: see `expire`
             self._watched = True
             self._readers.time(self)
         try:
@@ -266,13 +266,10 @@ class Peer:
             if link.limit <= now - LATE_S:
                 link.shut()
         self._quiet = 0 if busy else self._quiet + 1
-        self._watched = self._quiet < _QUIET_ROUNDS
-        return self._watched or self._has_begun()
-
-    def _has_begun(self) -> bool:
-        """Say whether an exchange has begun that still took itself for watched."""
-        with self._lock:
-            self._watched = any(link.limit != NEVER for link in self._links)
+        if self._quiet >= _QUIET_ROUNDS:
+            self._watched = False
+            with self._lock:  # again: one may have begun that took itself for watched
+                self._watched = any(link.limit != NEVER for link in self._links)
         return self._watched
 
     def _gone(self, error: OSError) -> PeerLost:

@@ -32,6 +32,8 @@ Guarantees
           read meanwhile. However many such callbacks there are, the stack bears them.
     PI-6  Who interrupts this very thread while it reads or sends, and waits for a call, is refused
           with UsageError: nobody else could go on.
+    PI-7  Of a call that is given up, or whose time is up, nothing is sent that changes after that;
+          large buffers that the peer fetches are sealed off before anybody is told.
 """
 
 from __future__ import annotations
@@ -49,18 +51,17 @@ from holdfast.errors import Overloaded, PeerViolation, UsageError
 from holdfast.rpc.eagerness import LOOKS, Eagerness
 from holdfast.rpc.link import CORES, NEVER, Link, views_of
 from holdfast.rpc.messages import Buffer, Message
-from holdfast.rpc.readers import ATTENDED_ROUNDS, TICK_S, Readers
+from holdfast.rpc.readers import ATTENDED_ROUNDS, PUT_OFF_S, TICK_S, Readers
+from holdfast.rpc.replies import NOT_TOLD, Reply, both
+from holdfast.rpc.unsent import exposed, take_back, take_back_views
 from holdfast.rpc.way import WITHIN_MAX, is_deep, leave_callbacks, reading, rise, sit, within
 
-__all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply", "tell"]
+__all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply"]
 
 CALLS_MAX = 1 << 16
 BYTES_MAX = 1 << 30
 _GATHER_BYTES = 32 * 1024
 _GATHER_MESSAGES = 32  # half a window of 64: the callee works while the other half is made
-
-Reply = Callable[[Message | Exception], None]
-"""Hears the answer, or why there will be none."""
 
 _log = logging.getLogger("holdfast.rpc")
 
@@ -91,6 +92,7 @@ class Pipe:
         self._open: dict[int, tuple[Reply, float, int]] = {}
         self._open_bytes = 0
         self._freed: deque[int] = deque()  # bytes of calls that are over, not yet taken off
+        self._exposed: dict[int, list[list[Buffer]]] = {}  # parts of those that have buffers
         self._expire_at = NEVER
         self._out: list[Buffer] = []
         self._out_bytes = 0
@@ -142,10 +144,12 @@ class Pipe:
                 if call in calls:  # sent again, under the same number: one answer is for both
                     known = calls.pop(call, None)
                     if known is not None:
-                        reply, size = _both(known[0], reply), size + known[2]
+                        reply, size = both(known[0], reply), size + known[2]
                 calls[call] = (reply, expire_at, size)
                 if expire_at < self._expire_at:  # noqa: PLR1730  # min is slower
                     self._expire_at = expire_at
+                if message.buffers:  # they are its caller's memory
+                    self._exposed[call] = [*self._exposed.get(call, ()), exposed(parts)]
                 self._out += parts  # whole, and when its answer is expected
         if lost is not None:
             reply(lost)
@@ -184,6 +188,7 @@ class Pipe:
         if self._reader == threading.get_ident():
             self._unread = True  # for all that we know: who is told may let others read
         for call in late:
+            self._withdraw(call)
             self._complete(call, TimeoutError())
         # Only now: whoever looks while one of them is told, and waits, tells the others.
         with self._lock:
@@ -193,6 +198,25 @@ class Pipe:
         with self._lock:
             if soonest < self._expire_at:  # noqa: PLR1730  # min is a call
                 self._expire_at = soonest
+
+    def give_up(self, call: int) -> None:
+        """Send nothing more of a call, and tell no more of it: its arguments may change."""
+        found = self._open.pop(call, None)
+        if found is not None:
+            self._freed.append(found[2])
+        self._withdraw(call)
+
+    def _withdraw(self, call: int) -> None:
+        several = self._exposed.pop(call, None)
+        if several is None or self._link.seal_off(call):
+            return
+        with self._turn:
+            while self._sender not in {0, threading.get_ident()}:  # who sends does not block
+                self._turn.wait(PUT_OFF_S)
+            for parts in several:
+                if not take_back(parts, self._out) and not self._sender:  # unless we interrupt it
+                    take_back_views(parts, self._unsent)
+            self._blocked = self._blocked and bool(self._unsent)
 
     @property
     def busy(self) -> bool:
@@ -418,6 +442,8 @@ class Pipe:
             return  # it has been given up
         reply, _, size = found
         self._freed.append(size)
+        if self._exposed:
+            self._exposed.pop(call, None)
         try:
             reply(answer)
         except Exception:
@@ -456,30 +482,12 @@ class Pipe:
         self.close(self._lost_error(error))
 
 
-NOT_TOLD = "an answer to a call could not be told"
 _INTERRUPTED = (
     "a signal handler, or a __del__, that has interrupted a call to this worker cannot wait for one"
 )
 
 
-def tell(reply: Reply, answer: Message | Exception) -> None:
-    """Tell what comes of a call; what is raised then is logged, since others are to be told too."""
-    try:
-        reply(answer)
-    except Exception:
-        _log.exception(NOT_TOLD)
-
-
-def _both(first: Reply, second: Reply) -> Reply:
-    def reply(answer: Message | Exception) -> None:
-        first(answer)
-        second(answer)
-
-    return reply
-
-
-_IN = select.POLLIN
-_IN_OR_OUT = select.POLLIN | select.POLLOUT
+_IN, _IN_OR_OUT = select.POLLIN, select.POLLIN | select.POLLOUT
 
 _living: weakref.WeakSet[Pipe] = weakref.WeakSet()
 

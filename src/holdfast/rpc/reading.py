@@ -3,14 +3,16 @@
 Guarantees
     RD-1  A request that ends without an answer that was read whole is told to its callee
           (`Holdings.unread`): neither what it gave nor what its answer gave is kept for nobody.
+    RD-2  Of a request that is given up, since its time is up or it was cancelled, nothing is sent
+          that changes afterwards: who gave it up may use its arguments again.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from holdfast.errors import HoldfastError, PeerLost
-from holdfast.rpc.future import Future
+from holdfast.errors import CallCancelled, HoldfastError, PeerLost
+from holdfast.rpc.future import Carrier, Future
 from holdfast.rpc.holdings import Holdings, timed_out
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.peers import Peer
@@ -62,7 +64,13 @@ class Awaited(Future[Any]):
         if cancelled and asked is not None:
             asker, peer, request = asked
             asker.give_up(peer, request)
+            self.hear(CallCancelled("nobody waits for it"))
         return cancelled
+
+    def _withdraw(self) -> None:
+        asked, carrier = self._asked, self._driver
+        if asked is not None and isinstance(carrier, Carrier):
+            carrier.give_up(asked[2].call)
 
 
 def read(holdings: Holdings, to: str, request: Message, answer: Message) -> Any:

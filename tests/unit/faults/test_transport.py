@@ -50,6 +50,10 @@ def stand(name: str) -> int:
     return count(name)
 
 
+def note_first(memory: memoryview) -> None:
+    count(bytes(memory[:5]).decode())
+
+
 def let_go() -> None:
     gate.set()
 
@@ -106,6 +110,15 @@ class TestRequests:
             until("a", 1)  # it arrives all the same, though nobody waits for it
             assert agent.call("w1", count, ("b",)) == 1
             assert agent.call("w1", count, ("b",), timeout=0) == 2
+
+    def test_a_message_that_is_delayed_arrives_as_it_was_given(self) -> None:
+        memory = bytearray(b"first") * 20_000
+        with under("delay PYTHON_CALL seconds=0.05") as agent:
+            with pytest.raises(CallTimedOut):
+                agent.call("w1", note_first, (memoryview(memory),), timeout=0.01)
+            memory[:] = b"later" * 20_000
+            until("first", 1)
+            assert order == ["first"]
 
     def test_duplicate(self) -> None:
         with under("duplicate PYTHON_CALL") as agent:

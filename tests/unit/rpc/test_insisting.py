@@ -21,7 +21,7 @@ from holdfast.errors import (
 )
 from holdfast.rpc.errands import Errands
 from holdfast.rpc.future import Driver
-from holdfast.rpc.insisting import TELL_BYTES, Insisting, Patience, Request, note
+from holdfast.rpc.insisting import TELL_BYTES, Insisted, Insisting, Patience, Request, note
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact, Peer
@@ -507,16 +507,30 @@ def test_what_is_stopped_while_a_try_fails_is_not_sent_again(world: World) -> No
     assert len(world.sends.sent) == 1
 
 
-def test_a_try_that_was_under_way_when_it_was_stopped_is_still_heard(world: World) -> None:
+def test_what_is_stopped_while_a_try_is_under_way_ends_and_is_given_up(world: World) -> None:
+    given_up: list[int] = []
+
+    class Carries:
+        def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+            raise AssertionError("nobody waits")
+
+        def give_up(self, call: int) -> None:
+            assert world.heard == []
+            given_up.append(call)
+
     request = world.post()
+    request._driver = Carries()
     request.stop()
-    assert world.heard == []
-    world.sends.sent[-1][1](answer())
-    assert world.heard == [answer()]
-    request = world.post()
-    request.stop()
-    world.sends.fail()
-    assert [type(outcome) for outcome in world.heard[1:]] == [CallCancelled]
+    assert given_up == [request._message.call]
+    assert [type(outcome) for outcome in world.heard] == [CallCancelled]
+    world.sends.sent[-1][1](answer())  # too late
+    assert len(world.heard) == 1
+    assert len(world.desk) == 0
+
+
+def test_a_future_that_is_cancelled_lets_its_request_be_given_up_first() -> None:
+    future = Insisted()
+    assert future.cancel()  # of what was never sent
 
 
 # Waiting.

@@ -6,6 +6,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -190,3 +191,40 @@ def test_what_the_pipe_refuses_is_told(world: World) -> None:
     assert isinstance(second.wait(), Overloaded)
     tight.close(PeerLost("the test is over"))
     assert isinstance(first.wait(), PeerLost)
+
+
+def test_op4_a_call_that_is_given_up_is_not_passed_on(world: World) -> None:
+    heard = [Heard(), Heard()]
+    for call, each in enumerate(heard):
+        assert world.opening.post(Message(Kind.PYTHON_CALL, call + 1), each, NEVER)
+    world.opening.give_up(1)
+    assert world.opening.waiting == 1
+    world.outcome.put(world.pipe)
+    assert world.there.receive().call == 2
+    world.there.send(Message(Kind.REPLY, 2))
+    assert isinstance(heard[1].wait(), Message)
+    assert heard[0].answer is None
+    world.opening.give_up(2)
+
+
+def test_op4_a_call_that_is_given_up_while_it_is_passed_on_is_given_up_by_the_pipe(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on, post = threading.Event(), threading.Event(), world.pipe.post
+
+    def slow_post(*args: Any) -> None:
+        entered.set()
+        assert go_on.wait(SOON)
+        post(*args)
+
+    monkeypatch.setattr(world.pipe, "post", slow_post)
+    assert world.opening.post(Message(Kind.PYTHON_CALL, 7), Heard(), NEVER)
+    world.outcome.put(world.pipe)
+    assert entered.wait(SOON)
+    giving_up = threading.Thread(target=world.opening.give_up, args=(7,))
+    giving_up.start()
+    giving_up.join(0.02)
+    assert giving_up.is_alive()
+    go_on.set()
+    giving_up.join()
+    assert world.pipe.under_way == (0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from holdfast.rpc.future import Driver
 from holdfast.rpc.messages import Kind, Message
 from holdfast.rpc.peers import Peer
 from holdfast.rpc.pipe import Reply
+from holdfast.rpc.reading import Awaited
 from holdfast.rpc.rref import RRef
 from holdfast.rpc.transport import Direct
 from tests.unit.rpc.world import agents
@@ -222,3 +223,32 @@ def test_a_creation_that_cannot_be_asked_for_leaves_nothing(world: World) -> Non
     with pytest.raises(UsageError, match="cannot be pickled"):
         world.one.remote("w1", nothing, (threading.Lock(),))
     world.nothing_left()
+
+
+class Carries:
+    """What carries a call, and is told that it is given up."""
+
+    def __init__(self, told: list[object]) -> None:
+        self._told = told
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        raise AssertionError("nobody waits")
+
+    def give_up(self, call: int) -> None:
+        self._told.append(call)
+
+
+def test_rd2_a_call_is_given_up_before_anybody_hears_that_it_is_cancelled(world: World) -> None:
+    told: list[object] = []
+    for chained in (False, True):
+        future = Awaited()
+        peer = world.one._peer("w1")
+        future._asked = (world.one, peer, Message(Kind.PYTHON_CALL, 7))
+        future._driver = Carries(told)
+        waited = future.then(lambda done: done.value()) if chained else future
+        waited.add_done_callback(lambda done: told.append(done.cancelled()))
+        assert waited.cancel()
+        assert not waited.cancel()
+        assert future.cancelled()
+        assert told[:2] == [7, True]
+        told.clear()
