@@ -239,6 +239,35 @@ def test_an_interrupt_while_a_worker_starts_shows_no_traceback_of_ours(
     assert "KeyboardInterrupt" not in done.stderr
 
 
+PIDS = Path("/sys/fs/cgroup/pids")
+
+
+@pytest.mark.parametrize("most", [4, 8, 12])
+def test_too_few_process_numbers_are_no_bug_of_ours(
+    variables: dict[str, str], script: str, most: int
+) -> None:
+    group = PIDS / f"holdfast-test-{os.getpid()}-{most}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs root and the pids controller of control groups v1: {error.strerror}")
+    try:
+        (group / "pids.max").write_text(str(most))
+        enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
+        done = subprocess.run(
+            [*enter, *HOLDFAST, "run", "--warm=json", "--nproc-per-node=4", script],
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    finally:
+        group.rmdir()
+    assert done.returncode == 69, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 AIMED = """\
 import os, signal, sys
 from pathlib import Path

@@ -18,7 +18,7 @@ from signal import Signals
 from typing import assert_never
 
 from holdfast.agent.attempt import Attempt, GroupMaker, Membership
-from holdfast.agent.clerk import Clerk, start_thread
+from holdfast.agent.clerk import Clerk
 from holdfast.agent.door import Opened, master_of, open_door
 from holdfast.agent.effects import (
     Close,
@@ -63,6 +63,7 @@ from holdfast.process.spec import GroupEnded, forks
 from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.store.store import Watch
+from holdfast.threads import start_thread
 
 __all__ = ["Barrier", "ElasticAgent", "Status"]
 

@@ -6,17 +6,9 @@ import queue
 import threading
 from collections.abc import Callable
 
-from holdfast.errors import Unavailable
+from holdfast.threads import start_thread
 
-__all__ = ["Clerk", "start_thread"]
-
-
-def start_thread(thread: threading.Thread) -> None:
-    """Start it; Unavailable if the system has no room for another one."""
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise Unavailable(f"no thread can be started: {error}") from error
+__all__ = ["Clerk"]
 
 
 class Clerk:

@@ -39,6 +39,7 @@ from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Round
 from holdfast.store.c10d.server import VOUCH_WITHIN_S, Answer
 from holdfast.store.store import Watch
+from holdfast.threads import start_thread
 
 __all__ = ["QUESTIONS_MAX", "Inquiry", "Witness"]
 
@@ -223,7 +224,7 @@ class Witness:
         self._thread = threading.Thread(
             target=self._answer_all, args=(self._watch,), name="holdfast-witness", daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
         store.set(f"from/{rank}", " ".join(places).encode(), timeout=deadline.remaining())
 
     def close(self) -> None:

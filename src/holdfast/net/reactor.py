@@ -33,6 +33,7 @@ from typing import Protocol
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.net.address import Address
+from holdfast.threads import start_thread
 
 __all__ = ["OUTPUT_BYTES_MAX", "Connection", "Handler", "Reactor", "Timer", "tune"]
 
@@ -254,7 +255,7 @@ class Reactor:
     def start(self) -> None:
         """Start the thread."""
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        thread.start()  # which may fail: only what runs can be waited for
+        start_thread(thread)  # which may fail: only what runs can be waited for
         self._thread = thread
 
     def listen(self, address: Address, make: Callable[[Connection], Handler]) -> Address:

@@ -45,6 +45,7 @@ from holdfast.errors import Unavailable, UsageError
 from holdfast.ids import CauseId
 from holdfast.observe.events import TimerExpired
 from holdfast.records import dataclass
+from holdfast.threads import start_thread
 
 __all__ = [
     "STRANGERS_MAX",
@@ -175,7 +176,7 @@ class Watchdog:
         self._thread = threading.Thread(
             target=watch.run, args=(self._closing,), name="holdfast-watchdog", daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
 
     def why(self, pid: int) -> str:
         """Say which timer has ended a worker, or nothing; once, for who has reaped it."""

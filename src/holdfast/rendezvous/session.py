@@ -34,6 +34,7 @@ from holdfast.rendezvous.machine import Node
 from holdfast.rendezvous.model import Progress
 from holdfast.store.ops import AnyOp, Change, LeaseKeep
 from holdfast.store.store import Store, Watch
+from holdfast.threads import start_thread
 
 __all__ = ["NodeSession"]
 
@@ -89,7 +90,7 @@ class NodeSession:
 
     def start(self) -> None:
         """Start the thread; it takes part in the run from now on."""
-        self._thread.start()
+        start_thread(self._thread)
 
     def request(self, act: _Request) -> None:
         """Let the machine's thread do something with the machine, at `now`."""
@@ -202,10 +203,11 @@ class NodeSession:
         except HoldfastError as error:
             self._tell(StoreLost(f"the store cannot be watched: {error}"))
             return
-        self._reader = threading.Thread(
+        reader = threading.Thread(
             target=self._read, args=(self._watch,), name="holdfast-rendezvous-watch", daemon=True
         )
-        self._reader.start()
+        start_thread(reader)  # which may fail: only what runs can be joined
+        self._reader = reader
 
     # On the reader's thread.
 

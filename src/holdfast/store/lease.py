@@ -19,6 +19,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline, check_timeout
 from holdfast.errors import HoldfastError, LeaseLost, TimeoutExpired, Unavailable, UsageError
 from holdfast.store.ops import Lease, check_linger, check_ttl
 from holdfast.store.store import DEFAULT_TIMEOUT_S, Store
+from holdfast.threads import start_thread
 
 __all__ = ["LeaseKeeper"]
 
@@ -71,7 +72,7 @@ class LeaseKeeper:
         self._thread = threading.Thread(
             target=self._run, args=(lease, asked), name="lease-keeper", daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def lost(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.errors import PeerViolation, UsageError
+from holdfast.errors import PeerViolation, Unavailable, UsageError
 from holdfast.net import reactor as module
 from holdfast.net.address import Address
 from holdfast.net.reactor import Connection, Reactor, Timer, tune
@@ -355,7 +355,7 @@ def test_a_reactor_that_got_no_thread_can_be_closed(monkeypatch: pytest.MonkeyPa
     server = Server()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="new thread"):
+        with pytest.raises(Unavailable, match="new thread"):
             server.reactor.start()
     server.reactor.close()
     with pytest.raises(ConnectionRefusedError):
