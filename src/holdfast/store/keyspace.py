@@ -17,13 +17,16 @@ Guarantees
           it was curtailed.
     KS-4  An operation that raises changes nothing.
     KS-5  Every change of a key is in `take_changes()` exactly once, in order of revisions.
+    KS-6  There are at most KEYS_MAX keys with BYTES_MAX bytes in all, and LEASES_MAX leases. An
+          operation that would make it more is refused with UsageError; one that makes it less, or
+          that keeps it as it is, never is.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import NamedTuple, TypeVar, assert_never, cast
 
@@ -31,8 +34,11 @@ from holdfast.errors import Fenced, InternalError, LeaseLost, UsageError
 from holdfast.ids import LeaseId
 from holdfast.records import dataclass
 from holdfast.store.ops import (
+    BYTES_MAX,
     INT_MAX,
     INT_MIN,
+    KEYS_MAX,
+    LEASES_MAX,
     VALUE_BYTES_MAX,
     Add,
     AnyOp,
@@ -155,6 +161,7 @@ class Keyspace:
     def __init__(self, first_lease: int = 1) -> None:
         self.revision = 0
         self._items: dict[str, _Item] = {}
+        self._bytes = 0  # of all keys and values
         self._leases: dict[LeaseId, _LeaseState] = {}
         # Of each lease one (due, lease) pair that counts, perhaps too early: keeping a lease alive
         # costs O(1), and `expire` puts the pair back when it comes up before the real end.
@@ -180,6 +187,7 @@ class Keyspace:
                 return self._entry(key)
             case Set(key, value, lease):
                 self._check_lease(lease)
+                self._check_room({key: value})
                 self.revision += 1
                 self._put(key, value, lease)
                 return self.revision
@@ -302,6 +310,7 @@ class Keyspace:
         heapq.heapify(keyspace._ends)
         for key, value, revision, lease in snapshot.items:
             keyspace._items[key] = _Item(value, revision, lease)
+            keyspace._bytes += len(key) + len(value)
             if lease in keyspace._leases:
                 keyspace._leases[lease].keys.add(key)
         try:
@@ -327,9 +336,11 @@ class Keyspace:
         return changes
 
     def check_invariants(self) -> None:
-        """Raise InternalError if the parts contradict each other (KS-1, KS-2)."""
+        """Raise InternalError if the parts contradict each other (KS-1, KS-2, KS-6)."""
         if any(not 0 < item.revision <= self.revision for item in self._items.values()):
             raise InternalError("KS-1: a key is newer than the store")
+        if self._bytes != sum(len(key) + len(item.value) for key, item in self._items.items()):
+            raise InternalError("KS-6: the bytes are counted wrong")
         hanging = {(item.lease, key) for key, item in self._items.items() if item.lease is not None}
         held = {(ident, key) for ident, lease in self._leases.items() for key in lease.keys}
         if hanging != held:
@@ -347,13 +358,16 @@ class Keyspace:
     def _add(self, key: str, amount: int) -> int:
         item = self._items.get(key)
         total = added(key, item.value if item else None, amount)
+        value = b"%d" % total
+        self._check_room({key: value})
         self.revision += 1
-        self._put(key, b"%d" % total, item.lease if item else None)
+        self._put(key, value, item.lease if item else None)
         return total
 
     def _append(self, key: str, value: bytes) -> int:
         item = self._items.get(key)
         grown = appended(key, item.value if item else None, value)
+        self._check_room({key: grown})
         self.revision += 1
         self._put(key, grown, item.lease if item else None)
         return len(grown)
@@ -368,15 +382,18 @@ class Keyspace:
         if op.desired is None:
             self._delete(op.key)
             return Swap(True, None, 0)
+        self._check_room({op.key: op.desired})
         self.revision += 1
         self._put(op.key, op.desired, op.lease)
         return Swap(True, op.desired, self.revision)
 
     def _multi_set(self, items: tuple[tuple[str, bytes], ...], lease: LeaseId | None) -> int:
         self._check_lease(lease)
-        if items:
+        last = dict(items)  # of a repeated key the last counts (KS-1)
+        self._check_room(last)
+        if last:
             self.revision += 1
-        for key, value in dict(items).items():  # of a repeated key the last counts (KS-1)
+        for key, value in last.items():
             self._put(key, value, lease)
         return self.revision
 
@@ -388,6 +405,8 @@ class Keyspace:
         return True
 
     def _grant(self, ttl: float, now: float) -> Lease:
+        if len(self._leases) >= LEASES_MAX:
+            raise UsageError(f"the store is full: it has {LEASES_MAX} leases, the most")
         lease_id = LeaseId(self._next_lease)
         self._next_lease += 1
         lease = self._leases[lease_id] = _LeaseState(ttl, now + ttl, now + ttl)
@@ -433,11 +452,26 @@ class Keyspace:
         if lease is not None and lease not in self._leases:
             raise LeaseLost(f"lease {lease} expired or was revoked")
 
+    def _check_room(self, written: Mapping[str, bytes]) -> None:
+        """Refuse a write that would make too many keys or bytes (KS-6)."""
+        more_keys = more_bytes = 0
+        for key, value in written.items():
+            item = self._items.get(key)
+            more_keys += item is None
+            more_bytes += len(value) + (len(key) if item is None else -len(item.value))
+        if more_keys and len(self._items) + more_keys > KEYS_MAX:
+            raise UsageError(f"the store is full: it has {len(self._items)} keys of {KEYS_MAX}")
+        if more_bytes > 0 and self._bytes + more_bytes > BYTES_MAX:
+            why = f"it has {self._bytes} bytes of {BYTES_MAX}, no room for {more_bytes}"
+            raise UsageError(f"the store is full: {why}")
+
     def _put(self, key: str, value: bytes, lease: LeaseId | None) -> None:
         item = self._items.get(key)
         if item is None:
             self._items[key] = _Item(value, self.revision, lease)
+            self._bytes += len(key) + len(value)
         else:
+            self._bytes += len(value) - len(item.value)
             if item.lease is not None and item.lease != lease:
                 self._leases[item.lease].keys.discard(key)
             item.value, item.revision, item.lease = value, self.revision, lease
@@ -447,6 +481,7 @@ class Keyspace:
 
     def _remove(self, key: str) -> None:
         item = self._items.pop(key)
+        self._bytes -= len(key) + len(item.value)
         if item.lease is not None:
             self._leases[item.lease].keys.discard(key)
         self._changes.append(Change(key, None, self.revision))
@@ -456,5 +491,5 @@ class Keyspace:
         if lease.keys:
             self.revision += 1
         for key in sorted(lease.keys):
-            del self._items[key]
+            self._bytes -= len(key) + len(self._items.pop(key).value)
             self._changes.append(Change(key, None, self.revision))

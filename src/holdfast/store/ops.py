@@ -15,11 +15,14 @@ from holdfast.ids import LeaseId
 from holdfast.records import dataclass
 
 __all__ = [
+    "BYTES_MAX",
     "INT_MAX",
     "INT_MIN",
+    "KEYS_MAX",
     "KEYS_PER_CALL_MAX",
     "KEY_BYTES_MAX",
     "KEY_WRITES",
+    "LEASES_MAX",
     "TTL_MAX_S",
     "VALUE_BYTES_MAX",
     "WRITES",
@@ -56,6 +59,11 @@ __all__ = [
 KEY_BYTES_MAX = 8 * 1024
 VALUE_BYTES_MAX = 8 * 1024 * 1024
 KEYS_PER_CALL_MAX = 65_536
+# Of a whole store, where holdfast keeps it: etcd has a quota of its own.
+KEYS_MAX = 1 << 20
+BYTES_MAX = 1 << 29
+"""Of values, and of keys with a byte for each character."""
+LEASES_MAX = 1 << 16
 TTL_MAX_S = 86_400.0
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 

@@ -1,4 +1,4 @@
-"""The reference semantics: guarantees KS-1 to KS-5, by example and against a naive model."""
+"""The reference semantics: guarantees KS-1 to KS-6, by example and against a naive model."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from holdfast.store.ops import (
     ListPrefix,
     MultiGet,
     MultiSet,
+    Op,
     Set,
     Swap,
     Wait,
@@ -195,6 +196,50 @@ def test_a_guard_that_hangs_on_a_lease_ends_with_it(keyspace: Keyspace) -> None:
     with pytest.raises(Fenced):
         keyspace.apply(guarded, 5.0)
     assert keyspace.apply(Get("n"), 5.0) == Entry("n", b"1", 2)
+
+
+WRITES: list[tuple[Op[Any], str]] = [
+    (Set("c", b""), "2 keys of 2"),
+    (MultiSet((("c", b""), ("b", b""))), "2 keys of 2"),
+    (CompareSet("c", None, b"1"), "2 keys of 2"),
+    (Add("c", 1), "2 keys of 2"),
+    (Append("c", b""), "2 keys of 2"),
+    (Set("a", b"1234567"), "10 bytes of 10, no room for 3"),
+    (MultiSet((("a", b"123456"), ("b", b"3456"))), "10 bytes of 10, no room for 2"),
+    (CompareSet("b", b"1234", b"12345"), "10 bytes of 10, no room for 1"),
+    (Add("b", 9999), "10 bytes of 10, no room for 1"),
+    (Append("b", b"5"), "10 bytes of 10, no room for 1"),
+    (LeaseGrant(1.0), "1 leases, the most"),
+]
+
+
+@pytest.mark.parametrize(("op", "why"), WRITES)
+def test_ks6_a_full_store_takes_nothing_more(
+    keyspace: Keyspace, monkeypatch: pytest.MonkeyPatch, op: Op[Any], why: str
+) -> None:
+    for name, most in (("KEYS_MAX", 2), ("BYTES_MAX", 10), ("LEASES_MAX", 1)):
+        monkeypatch.setattr(f"holdfast.store.keyspace.{name}", most)
+    lease = keyspace.apply(LeaseGrant(9.0), 0).id
+    keyspace.apply(Set("a", b"1234"), 0)
+    keyspace.apply(Set("b", b"1234", lease), 0)
+    before = keyspace.dump()
+    with pytest.raises(UsageError, match=f"^the store is full: it has {why}$"):
+        keyspace.apply(op, 0)
+    assert keyspace.dump() == before  # KS-4
+    # What makes it no larger is taken, and makes room, as does what is deleted.
+    keyspace.apply(Set("a", b"4321"), 0)
+    keyspace.apply(LeaseRevoke(lease), 0)
+    keyspace.apply(Set("c", b"1234", keyspace.apply(LeaseGrant(1.0), 0).id), 0)
+    keyspace.apply(Delete("a"), 0)
+    keyspace.apply(Append("c", b"56789"), 0)
+    keyspace.check_invariants()
+
+
+def test_a_count_of_bytes_that_is_wrong_is_found() -> None:
+    keyspace = filled()
+    keyspace._bytes += 1
+    with pytest.raises(InternalError, match="KS-6"):
+        keyspace.check_invariants()
 
 
 def test_a_value_does_not_grow_beyond_its_limit(keyspace: Keyspace) -> None:
