@@ -27,7 +27,7 @@ Layout, in reading order (◦ = pure)
     future.py           a value to come
     readers.py          the reader of last resort
     replies.py          those who hear answers
-    unsent.py           what is to be sent of calls that are given up
+    unsent.py ◦         what is to be sent of calls that are given up
     pipe.py             many calls at once over one link
     opening.py          calls that wait for a pipe
     errands.py          things to be done later

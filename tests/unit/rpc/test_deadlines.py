@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import signal
+import threading
+from collections.abc import Iterator
 from contextvars import copy_context
 
 import pytest
@@ -22,12 +25,14 @@ from holdfast.rpc.deadlines import (
 )
 from holdfast.rpc.future import Future
 from holdfast.rpc.link import NEVER
+from holdfast.rpc.peers import Peer
 from holdfast.rpc.retry import RetryPolicy
 from tests.unit.rpc.world import agents
 
 SOON = 20.0
 
 ours: list[Agent] = []
+gate, entered = threading.Event(), threading.Semaphore(0)
 told: queue.SimpleQueue[CallTimedOut] = queue.SimpleQueue()
 
 
@@ -149,3 +154,55 @@ def test_without_inheritance_calls_have_their_own_limits_alone() -> None:
         ours[:] = made
         made[1]._inherits = False
         assert 5 < made[0].call("w1", ask, (False,), timeout=5) <= 20
+
+
+# The limit of a synchronous call.
+
+
+def wait_at_gate() -> None:
+    entered.release()
+    assert gate.wait(SOON)
+
+
+@pytest.fixture
+def _closed() -> Iterator[None]:
+    gate.clear()
+    yield
+    gate.set()
+
+
+@pytest.mark.usefixtures("_closed")
+def test_pe6_signals_do_not_stretch_the_limit_of_a_call() -> None:
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    giving_up = threading.Timer(SOON, gate.set)
+    giving_up.start()
+    try:
+        with agents(None, None) as made, pytest.raises(CallTimedOut):
+            made[0].call("w1", wait_at_gate, timeout=0.3)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        giving_up.cancel()
+        giving_up.join()
+        gate.set()
+
+
+@pytest.mark.usefixtures("_closed")
+def test_pe6_nobody_watches_when_nothing_is_under_way() -> None:
+    now = SYSTEM_CLOCK.monotonic()
+    while entered.acquire(blocking=False):
+        pass
+    with agents(None, None) as made:
+        peer: Peer = made[0]._peer("w1")
+        for _ in range(2):
+            made[0].call("w1", left)
+            assert peer._watched
+            assert False in [peer.expire(now) for _ in range(5)]
+            assert not peer._watched
+        waiting = threading.Thread(target=made[0].call, args=("w1", wait_at_gate))
+        waiting.start()
+        assert entered.acquire(timeout=SOON)
+        assert all(peer.expire(now) for _ in range(9))
+        gate.set()
+        waiting.join()

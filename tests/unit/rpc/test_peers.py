@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import signal
 import socket
 import sys
 import threading
@@ -234,35 +233,6 @@ def test_pe2_a_call_whose_time_is_up_gives_its_link_up(world: World) -> None:
     assert not world.peer._links
     world.desk.gate.set()
     assert world.peer.exchange(ask(2), soon()).call == 2
-
-
-def test_pe6_signals_do_not_stretch_the_limit_of_an_exchange(world: World) -> None:
-    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
-    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
-    giving_up = threading.Timer(SOON, world.desk.gate.set)
-    giving_up.start()
-    try:
-        with pytest.raises(TimeoutError):
-            world.peer.exchange(ask(1, b"wait"), SYSTEM_CLOCK.monotonic() + 0.3)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        giving_up.cancel()
-        giving_up.join()
-
-
-def test_pe6_nobody_watches_when_nothing_is_under_way(world: World) -> None:
-    peer, now = world.peer, SYSTEM_CLOCK.monotonic()
-    for call in (1, 2):
-        assert peer.exchange(ask(call), soon()).call == call
-        assert peer._watched
-        assert [peer.expire(now) for _ in range(5)].count(False) >= 1
-        assert not peer._watched
-    waiting = beside(lambda: peer.exchange(ask(3, b"wait"), soon()))
-    assert world.desk.entered.acquire(timeout=SOON)
-    assert all(peer.expire(now) for _ in range(9))
-    world.desk.gate.set()
-    waiting.join()
 
 
 def test_pe2_links_that_ended_while_idle_are_replaced(world: World) -> None:

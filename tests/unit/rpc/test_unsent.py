@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import pytest
 
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import PeerLost
 from holdfast.rpc.link import parts_of, views_of
 from holdfast.rpc.messages import Buffer, Kind, Message
+from holdfast.rpc.pipe import NEVER
 from holdfast.rpc.unsent import exposed, take_back, take_back_views
+from tests.unit.rpc.pipe_world import SOON, Heard, World, beside, reply, request
 
 SIZES = (20_000, 0, 30_000)
 
@@ -69,3 +76,107 @@ def test_what_has_been_sent_leaves_the_others_alone() -> None:
     views = views_of(other)
     take_back_views(one, views)
     assert views == views_of(other)
+
+
+# By a pipe.
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def arguments(call: int, size: int) -> tuple[Message, bytearray]:
+    """Return a request, and the memory of what it is to be run with."""
+    memory = bytearray(b"first") * (size // 5)
+    return Message(Kind.PYTHON_CALL, call, b"body", [memoryview(memory)]), memory
+
+
+@pytest.mark.parametrize("expires", [True, False])
+def test_pi7_a_call_that_is_given_up_is_not_sent_or_as_it_was(world: World, expires: bool) -> None:
+    pipe, there, _ = world.make(bytes_max=1 << 24)
+    now = SYSTEM_CLOCK.monotonic()
+    begun, waits, stays = (arguments(call, 1_000_000) for call in (1, 2, 3))
+    heard = [Heard() for _ in range(3)]
+    for (message, _), each, at in zip((begun, waits, stays), heard, (now, now, NEVER), strict=True):
+        pipe.post(message, each, at if expires else NEVER)
+    assert pipe.blocked
+    if expires:
+        for each in heard[:2]:
+            with pytest.raises(TimeoutError):
+                each.wait()
+    else:
+        pipe.give_up(1)
+        pipe.give_up(2)
+        assert [each.times for each in heard] == [0, 0, 0]
+    assert pipe.under_way[0] == 1
+    for _, memory in (begun, waits):
+        memory[:] = b"later" * (len(memory) // 5)
+    reading = beside(lambda: pipe.drive(heard[2].future.done, Deadline.after(SOON)))
+    came = [there.receive(), there.receive()]
+    assert [message.call for message in came] == [1, 3]
+    assert [bytes(message.buffers[0][:5]) for message in came] == [b"first"] * 2
+    assert [bytes(message.buffers[0][-5:]) for message in came] == [b"first"] * 2
+    there.send(reply(1))  # to nobody
+    there.send(reply(3))
+    reading.join()
+    assert heard[2].wait().call == 3
+    assert [each.times for each in heard] == [int(expires), int(expires), 1]
+    assert pipe._exposed == {}
+    pipe.close(PeerLost("the test is over"))
+
+
+def test_pi7_what_nobody_has_begun_to_send_is_taken_back(world: World) -> None:
+    pipe = world.pipe
+    pipe.post(request(1), Heard())
+    pipe._sender = threading.get_ident()  # which we have interrupted, say
+    message, _ = arguments(2, 20_000)
+    pipe.post(message, Heard())
+    pipe.post(request(3), Heard())
+    pipe.give_up(2)
+    pipe._sender = 0
+    pipe.flush()
+    assert [world.there.receive().call for _ in range(2)] == [1, 3]
+    assert not world.there.ready()
+
+
+def test_pi7_who_sends_is_waited_for(world: World) -> None:
+    pipe, there, _ = world.make(bytes_max=1 << 24)
+    message, memory = arguments(1, 1_000_000)
+    pipe.post(message, Heard())
+    pipe._sender = -1
+    giving_up = beside(lambda: pipe.give_up(1))
+    giving_up.join(0.02)
+    assert giving_up.is_alive()
+    pipe._sender = 0
+    giving_up.join()
+    memory[:] = bytes(len(memory))
+    sending = beside(lambda: pipe.drive(lambda: not pipe.blocked, Deadline.after(SOON)))
+    assert bytes(there.receive().buffers[0][-5:]) == b"first"
+    sending.join()
+    pipe.post(message, Heard())
+    pipe._sender = threading.get_ident()  # it has begun, and cannot be waited for
+    pipe.give_up(1)
+    pipe._sender = 0
+    pipe.close(PeerLost("the test is over"))
+
+
+def test_pi7_buffers_that_the_peer_fetches_are_sealed_off(world: World) -> None:
+    pipe, there, here = world.make(bytes_max=1 << 26)
+    for link, other in ((here, there), (there, here)):
+        link.send_all(link.offer())
+        assert other.advance() is None
+        other.send_all(other.due())
+        assert link.advance() is None
+    assert here.fetched
+    message, _ = arguments(1, 5_000_000)
+    pipe.post(message, Heard())
+    pipe.post(request(2), Heard())
+    pipe.flush()
+    pipe.give_up(1)
+    assert there.receive().call == 2
+    pipe.close(PeerLost("the test is over"))
