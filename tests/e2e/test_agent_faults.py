@@ -147,3 +147,39 @@ def test_who_loses_the_store_at_the_exit_does_not_say_that_all_is_well(
     host.kill()
     assert done.raised("RendezvousLost", 1)["text"]
     assert done.hear("JobFailed")["ending"] == "broken"
+
+
+# Agents are stopped.
+
+LEASE = {"keep_alive_interval": "0.2", "keep_alive_max_attempt": "15"}
+
+
+@C10D
+def test_workers_of_a_frozen_agent_are_gone_before_the_next_round(job: Job, tmp_path: Path) -> None:
+    beats = tmp_path / "beats"
+
+    def start() -> JobNode:
+        given = (str(beats), bell.path)
+        rdzv = LEASE | {"last_call_timeout": "1"}
+        return job.start("beat", *given, nodes=(1, 2), rdzv=rdzv, shutdown_timeout=0.2)
+
+    with Bell(tmp_path / "bell") as bell:
+        host, frozen = start(), start()
+        pids = {node: node.started(world_size=2)["pids"][0] for node in (host, frozen)}
+        bell.rung_by_all(2)
+        frozen.stop()
+        bell.rung_by_all(1)
+        assert _has_ended(pids[frozen])
+    (later,) = {int(one.suffix[1:]) for one in tmp_path.glob("beats.*")} - set(pids.values())
+    last_before = _moments(tmp_path / f"beats.{pids[frozen]}")[-1]
+    assert last_before < _moments(tmp_path / f"beats.{later}")[0]
+
+
+def _has_ended(pid: int) -> bool:
+    """Say whether a process has ended; its parent, which is frozen, cannot reap it."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def _moments(path: Path) -> list[float]:
+    return [float(line) for line in path.read_text().split("\n")[:-1]]  # the last may be cut

@@ -46,8 +46,8 @@ def overdraw(patch: pytest.MonkeyPatch) -> None:
     """Let nobody see how many failures came before a round."""
     real = Agent.joined
 
-    def joined(self: Agent, place: Place) -> None:
-        real(self, replace(place, failures=0))
+    def joined(self: Agent, place: Place, now: float) -> None:
+        real(self, replace(place, failures=0), now)
 
     patch.setattr(Agent, "joined", joined)
 
@@ -89,8 +89,8 @@ def each_agent_restarts_for_itself(patch: pytest.MonkeyPatch) -> None:  # E7, AG
             owing.add(self)
         real(self, number, node, failures, *more)
 
-    def joined(self: Agent, place: Place) -> None:
-        real_joined(self, place)
+    def joined(self: Agent, place: Place, now: float) -> None:
+        real_joined(self, place, now)
         if self in owing and self.state is State.RUNNING:
             owing.discard(self)
             self._over("a worker elsewhere failed", 0.0)
@@ -152,8 +152,8 @@ def workers_start_before_the_last_ones_ended(patch: pytest.MonkeyPatch) -> None:
 def a_new_round_is_asked_for_whenever_one_begins(patch: pytest.MonkeyPatch) -> None:  # AG-2
     real = Agent.joined
 
-    def joined(self: Agent, place: Place) -> None:
-        real(self, place)
+    def joined(self: Agent, place: Place, now: float) -> None:
+        real(self, place, now)
         if self.state is State.RUNNING and place.round == 2:
             self._over("once more", 0.0)
 
@@ -196,7 +196,7 @@ def loses_the_store(plan: AgentPlan) -> bool:
     return long and plan.manners.work_s is not None
 
 
-@bug("P4", 1000, loses_the_store)
+@bug("P4", 1200, loses_the_store)
 def a_lost_store_is_trouble_of_the_exit_barrier(patch: pytest.MonkeyPatch) -> None:  # AG-7
     real = Agent.broke
 
@@ -242,6 +242,14 @@ def an_agent_forgets_to_end(patch: pytest.MonkeyPatch) -> None:  # AG-8
             self._gather_by = now + 1.0
 
     patch.setattr(Agent, "_gather", gather)
+
+
+# The lease.
+
+
+@bug("AG-10", 150)
+def workers_outlive_the_lease(patch: pytest.MonkeyPatch) -> None:  # AG-10
+    patch.setattr(Agent, "_is_at_work", lambda self: False)
 
 
 # The outcome.

@@ -343,7 +343,7 @@ def the_store_ignores_guards(patch: pytest.MonkeyPatch) -> None:  # ND-2, S3
 @bug("ND-3", 400)
 def a_node_that_was_silent_works_on(patch: pytest.MonkeyPatch) -> None:  # ND-3
     def lease_lost(self: Node) -> None:
-        self._lease = self._said = None
+        self._holding.lease = self._said = None
         self._step_down()
 
     patch.setattr(Node, "_lease_lost", lease_lost)
@@ -414,7 +414,7 @@ def a_node_in_trouble_asks_to_be_woken_at_once(patch: pytest.MonkeyPatch) -> Non
 
     def next_wake(self: Node) -> float | None:
         wake_at = real(self)
-        return wake_at if self._trouble.retry_at is None else min(self._keep_at, wake_at or 0.0)
+        return wake_at if self._trouble.retry_at is None else min(self._holding.keep_at, wake_at or 0.0)
 
     patch.setattr(Node, "next_wake", next_wake)
 

@@ -164,7 +164,7 @@ class AgentStory:
             for node, agent in enumerate(waiting):
                 agent.waits, agent.round, agent.node, agent.done = None, self._round, node, False
                 place = Place(self._round, node, len(waiting), WORKERS, self._failures)
-                agent.machine.joined(place)
+                agent.machine.joined(place, self._now)
             return True
         newcomers = [one for one in waiting if one.round == 0]
         for agent in inside if newcomers else ():

@@ -8,6 +8,7 @@ round or for the exit barrier; one that reads what the other nodes report.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -137,15 +138,9 @@ class ElasticAgent:
 
     def status(self) -> Status:
         """Return what it does. From any thread."""
-        machine, outcome = self._machine, self._outcome
-        return Status(
-            machine.state,
-            self._reason(),
-            machine.place,
-            self._membership,
-            self._turned_at,
-            outcome.ending if outcome is not None else None,
-        )
+        machine, ending = self._machine, self._outcome.ending if self._outcome else None
+        told = (machine.place, self._membership, self._turned_at, ending)
+        return Status(machine.state, self._reason(), *told)
 
     def _reason(self) -> str:
         """Return why it does that; where nodes gather slowly, what they wait for comes first."""
@@ -201,12 +196,14 @@ class ElasticAgent:
         patience = TURN_EVERY_S if wake_at is None else max(0.0, wake_at - self._now())
         if not self._told_of_changes():
             patience = min(patience, self._job.monitor_interval_s)
-        try:
-            self._inbox.get(timeout=min(patience, TURN_EVERY_S))()
-        except queue.Empty:
-            pass
+        act: Callable[[], None] = lambda: None
+        with contextlib.suppress(queue.Empty):
+            act = self._inbox.get(timeout=min(patience, TURN_EVERY_S))
         self._turned_at = self._now()
+        # First: after a long pause, what became of the workers is no failure of theirs (AG-10).
+        self._machine.held(self._rendezvous.held())
         self._machine.tick(self._turned_at)
+        act()
         self._look()
 
     def _told_of_changes(self) -> bool:
@@ -251,7 +248,7 @@ class ElasticAgent:
                     assert_never(event)
 
     def _worker_exited(self, event: WorkerExited) -> None:
-        if event.failure is not None:
+        if event.failure is not None and not self._machine.lapsed:
             self._narrator.failed(event.failure)
         self._machine.worker_exited(event, self._now())
 
@@ -331,7 +328,8 @@ class ElasticAgent:
             watch = opened.reports
             self._wait(lambda: self._read_reports(here, watch))
         own = membership.nodes[here.rank].workers
-        self._machine.joined(Place(here.number, here.rank, here.world_size, own, here.failures))
+        place = Place(here.number, here.rank, here.world_size, own, here.failures)
+        self._machine.joined(place, self._now())
 
     def _member(self) -> Membership:
         if self._membership is None:

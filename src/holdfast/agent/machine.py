@@ -34,6 +34,9 @@ Guarantees
     AG-8  Everything ends in one `Finish`; nothing is wanted after it.
     AG-9  An agent that breaks while a failure is handled, up to the start of the next round, ends
           with this failure as well: what went wrong first is told.
+    AG-10 Workers run only while this node surely holds its place in the round: they are stopped
+          when the end of its lease comes near, killed before the lease can have ended elsewhere,
+          and not started after that. What becomes of them then is no failure of the job.
 """
 
 from __future__ import annotations
@@ -60,8 +63,11 @@ from holdfast.agent.policy import RestartBudget
 from holdfast.errors import HoldfastError, InternalError, RendezvousClosed, WorkersStuck
 from holdfast.process.failure import Failure, WorkerExited, first_cause
 from holdfast.records import dataclass
+from holdfast.rendezvous.effects import Held
 
-__all__ = ["Agent", "State", "Terms"]
+__all__ = ["NOT_HELD", "Agent", "State", "Terms"]
+
+NOT_HELD = "this node could not renew its lease: the others may go on without it"
 
 GATHER_S = 3.0
 """How long a failed job waits for what the other nodes know of it."""
@@ -114,6 +120,9 @@ class Agent:
         self._gather_by = 0.0
         self._signals = 0
         self._forgiven: tuple[Failure, ...] = ()  # why a new round was asked for
+        self._held: Held | None = None
+        self.lapsed = False
+        """Whether the workers were stopped because the lease could not be renewed (AG-10)."""
 
     # What happens.
 
@@ -121,9 +130,16 @@ class Agent:
         """Begin: ask for a place in a round."""
         self._join("")
 
-    def joined(self, place: Place) -> None:
+    def held(self, held: Held | None) -> None:
+        """Hear until when this node's place in its round is its own; None: for ever."""
+        self._held = held
+
+    def joined(self, place: Place, now: float) -> None:
         """Hear that a round is complete and this node is in it."""
         if self.state is not State.JOINING:
+            return
+        if self._held is not None and now >= self._held.stop_at:  # AG-10
+            self._join(NOT_HELD)
             return
         budget = self._terms.budget
         if budget.window_s is None and place.failures > budget.max_restarts:
@@ -134,7 +150,7 @@ class Agent:
         self._forget_failures()
         self._forgiven = ()
         self._after = self._verdict = self._restart = None
-        self._group_alive = True
+        self._group_alive, self.lapsed = True, False
         self._go(State.RUNNING, f"node {place.node} of {place.nodes} in round {place.round}")
         self._effects.append(Start(place))
 
@@ -160,7 +176,7 @@ class Agent:
     def worker_exited(self, told: WorkerExited, now: float) -> None:
         """Hear that a worker has ended."""
         self._running.discard(told.local_rank)
-        failure = told.failure
+        failure = None if self.lapsed else told.failure
         if self.state is State.RUNNING:
             if failure is not None:
                 self._failed(failure)
@@ -301,12 +317,16 @@ class Agent:
         """Let time pass."""
         if self.state is State.GATHERING:
             self._gather(now)
+        elif self._held is not None and self._is_at_work() and now >= self._held.stop_at:
+            self._lapse(self._held, now)
 
     # What is wanted.
 
     def next_wake(self) -> float | None:
         """Return when `tick` is due even if nothing happens."""
-        return self._gather_by if self.state is State.GATHERING else None
+        if self.state is State.GATHERING:
+            return self._gather_by
+        return self._held.stop_at if self._held is not None and self._is_at_work() else None
 
     def take_effects(self) -> list[Effect]:
         """Return what to do, in order, and forget it."""
@@ -350,6 +370,19 @@ class Agent:
         else:
             self._go(State.STOPPING, reason)
             self._proceed(now)
+
+    def _is_at_work(self) -> bool:
+        """Say whether workers run that end with the lease."""
+        busy = self._group_alive and self.state in (State.RUNNING, State.STOPPING)
+        return busy and not self.lapsed
+
+    def _lapse(self, held: Held, now: float) -> None:
+        """Stop the workers in the time that is left, also if they are being stopped (AG-10)."""
+        self.lapsed = True
+        if self.state is State.RUNNING:
+            self._after = Join(NOT_HELD)
+            self._go(State.STOPPING, NOT_HELD)
+        self._effects.append(Stop(Signals.SIGTERM, max(0.0, held.kill_at - now), NOT_HELD))
 
     def _stop_workers(self, number: Signals, why: str, grace_s: float | None = None) -> None:
         self._go(State.STOPPING, why)

@@ -17,6 +17,7 @@ from holdfast.agent.policy import RestartBudget
 from holdfast.agent.roles import ROLE_MAX, WORKERS_MAX
 from holdfast.errors import UsageError
 from holdfast.net.address import parse_address
+from holdfast.process.escalation import KILL_WAIT_S
 from holdfast.process.spec import StartMethod
 from holdfast.process.streams import LogOptions
 from holdfast.records import dataclass
@@ -164,6 +165,7 @@ class LaunchConfig:
             local_addr=self.local_addr,
             config=config,
             secret_file=self.secret_file,
+            stop_s=self.shutdown_timeout + KILL_WAIT_S,
         )
 
 

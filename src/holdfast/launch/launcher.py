@@ -174,6 +174,7 @@ class _Launch:
 
         rendezvous = self._meet(show)
         try:
+            _fence(containment, rendezvous)
             self._agent = ElasticAgent(
                 job,
                 rendezvous,
@@ -363,6 +364,17 @@ class _Launch:
             "round": status.place.round if status.place else 0,
             "turned_s_ago": SYSTEM_CLOCK.monotonic() - status.turned_at,
         }
+
+
+def _fence(containment: Containment, rendezvous: Rendezvous) -> None:
+    """Let the workers' deadline move with this node's lease, also while the agent is busy."""
+
+    def move() -> None:
+        if (held := rendezvous.held()) is not None:
+            containment.kill_at(held.kill_at)
+
+    rendezvous.subscribe(move)
+    move()  # for a lease from before
 
 
 def _judge(

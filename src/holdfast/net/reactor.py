@@ -90,6 +90,7 @@ class Connection:
         "_out_bytes",
         "_reactor",
         "_socket",
+        "closed_by_peer",
         "host",
         "on_drained",
         "peer",
@@ -108,6 +109,8 @@ class Connection:
         """Called each time that queued output has all left."""
         self.host = peer.host
         self.peer = str(peer)
+        self.closed_by_peer = False
+        """Whether the other end, or its kernel, has closed the connection."""
 
     @property
     def socket(self) -> socket.socket:
@@ -124,7 +127,7 @@ class Connection:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError as error:
-                self._finish(f"sending failed: {error.strerror}")
+                self._fail("sending", error)
                 return
             if sent == len(data):
                 return
@@ -173,7 +176,7 @@ class Connection:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                self._finish(f"sending failed: {error.strerror}")
+                self._fail("sending", error)
                 return
             self._out_bytes -= sent
             if sent < len(data):
@@ -196,9 +199,10 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._finish(f"receiving failed: {error.strerror}")
+            self._fail("receiving", error)
             return
         if not data:
+            self.closed_by_peer = True
             self._finish("the peer closed the connection")
             return
         try:
@@ -208,6 +212,11 @@ class Connection:
         except Exception:  # RE-1: a bug met by one connection must not stop the others
             _log.exception("a handler failed; its connection from %s is closed", self.peer)
             self.close("internal error")
+
+    def _fail(self, what: str, error: OSError) -> None:
+        # Silence is something else: the other end may live, and only the way there is cut.
+        self.closed_by_peer = isinstance(error, (ConnectionResetError, BrokenPipeError))
+        self._finish(f"{what} failed: {error.strerror}")
 
     def _finish(self, reason: str) -> None:
         handler, self._handler = self._handler, None

@@ -10,6 +10,8 @@ Layout, in reading order (◦ = pure)
     worker.py         what runs first in a worker's process (a script, run by path)
     child.py          what that does: makes the process ours, then becomes the program
     forked.py         what runs first in a worker that was forked
+    fence_main.py     the process that kills workers at a deadline (a script, run by path)
+    fence.py          a deadline for all workers, which holds though the agent does not run
     containment.py    nothing survives: process groups, control groups, the reaper
     orphans.py        reaps what process 1 inherits
     handle.py         a process that we started: hear of its end, and learn how it ended

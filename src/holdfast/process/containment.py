@@ -12,7 +12,10 @@ Several nets, each under the one before:
                      Only the agent holds the other end, so the agent's death, by any means, ends
                      it; then the reaper does all of the above, and removes a folder.
 
-(The fifth is in the workers: the kernel kills them when the thread that started them is gone.)
+    the fence        a process that kills the workers of an agent that does not run when its lease
+                     ends (`fence.py`).
+
+(The last is in the workers: the kernel kills them when the thread that started them is gone.)
 
 A number of a process or group means somebody else as soon as its owner has been reaped. So a group
 is signalled only while its leader has not been reaped, and any other process is held by a
@@ -36,6 +39,7 @@ from typing import Self, TypeAlias
 from holdfast import env
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.process.escalation import KILL_WAIT_S
+from holdfast.process.fence import Fence
 from holdfast.process.handle import still_running
 from holdfast.process.orphans import disown, own, reap_orphans
 
@@ -110,6 +114,7 @@ class Containment:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
         self._lock = threading.Lock()  # for the pipe
+        self._fence = Fence(f"{env.GROUP}={self._token}.")
         self._stuck: set[int] = set()
 
     # Lifetime.
@@ -147,6 +152,7 @@ class Containment:
         meanwhile.
         """
         alive = self.empty()
+        self._fence.close()
         self._end_reaper()
         return alive
 
@@ -168,6 +174,7 @@ class Containment:
         """
         self._open = False
         self._close_pipe()
+        self._fence.forget()
 
     # What a worker needs.
 
@@ -191,6 +198,14 @@ class Containment:
     def entered(self, pid: int) -> None:
         """Note that a worker, the leader of its process group, has been started."""
         self._tell(f"+{pid}")
+        self._fence.entered(pid)
+
+    def kill_at(self, moment: float) -> None:
+        """Kill all workers at this moment of the monotonic clock, unless it is moved before.
+
+        Holds though this process does not run then.
+        """
+        self._fence.move(moment)
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to the process group of a worker that has not been reaped."""
@@ -212,6 +227,7 @@ class Containment:
             with _find(self._is_ours) as found:
                 _kill(fd for other, fd in found.items() if _group_of(other) == pid)
         self._tell(f"-{pid}")
+        self._fence.left(pid)
 
     def kill_leftovers(
         self, environment: Mapping[str, str], stuck: Iterable[int] = ()

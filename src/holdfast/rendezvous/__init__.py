@@ -7,6 +7,7 @@ Layout, in reading order (◦ = pure)
     leadership.py ◦  what the leader knows
     effects.py ◦     what a node wants done, and what it tells
     trouble.py ◦     a store that does not answer
+    holding.py ◦     a node's lease: when to renew it, and until when it is surely held
     machine.py ◦     one node: announces itself, leads or follows
     session.py       a node at work: the machine's thread over a store
     parameters.py ◦  what a user says

@@ -58,6 +58,8 @@ class Rules:
     """How long a node that is silent counts as alive: the keep-alive budget."""
     linger_s: float = 0.5
     """How long a node whose connection is closed counts as alive, where the store can tell."""
+    stop_s: float = 0.0
+    """How long a node may take to stop its work when its round is over."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
@@ -69,7 +71,7 @@ class Rules:
                 f"keep-alive every {self.keep_alive_s:g} s for a lease of {self.lease_s:g} s: the "
                 f"interval must be more than 0 and less than the lease, that at most {TTL_MAX_S:g}"
             )
-        for name in ("join_s", "last_call_s", "linger_s"):
+        for name in ("join_s", "last_call_s", "linger_s", "stop_s"):
             if not getattr(self, name) >= 0:  # not a number is neither more nor less
                 raise UsageError(f"{name} {getattr(self, name)}: must not be negative")
 
@@ -77,10 +79,11 @@ class Rules:
     def grace_s(self) -> float:
         """How long a new round that has its minimum waits for living members of the last one.
 
-        It ends well before those who wait give up: a member that lives and never asks would else
-        make everybody time out at once, though they are enough without it.
+        As long as a member may take to stop its work: it would run beside the new round else. It
+        ends well before the nodes that wait give up: a member that lives and never asks would else
+        make all of them time out at once, though they are enough without it.
         """
-        return min(self.join_s / 2, self.last_call_s + self.lease_s)
+        return min(self.join_s / 2, max(self.last_call_s + self.lease_s, self.stop_s))
 
 
 @dataclass(frozen=True, slots=True)

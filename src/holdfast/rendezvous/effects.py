@@ -14,6 +14,7 @@ __all__ = [
     "Effect",
     "Explained",
     "Follow",
+    "Held",
     "Left",
     "Notice",
     "Perform",
@@ -69,6 +70,18 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """This node's lease was granted or renewed: until when its place in a round is its own.
+
+    Moments of the node's monotonic clock. Work must begin to stop at `stop_at` and be killed at
+    `kill_at` unless a later `Held` has moved them: soon after, the lease may have ended elsewhere.
+    """
+
+    stop_at: float
+    kill_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimedOut:
     """No round came in time; the node has withdrawn."""
 
@@ -96,6 +109,6 @@ class StoreLost:
 
 
 Notice: TypeAlias = (
-    RoundReady | RoundOver | Explained | Counted | TimedOut | Closed | Left | StoreLost
+    RoundReady | RoundOver | Explained | Counted | Held | TimedOut | Closed | Left | StoreLost
 )
 Effect: TypeAlias = Perform | Follow | Notice

@@ -28,7 +28,7 @@ from holdfast.net.address import Address
 from holdfast.observe.sinks import Sink
 from holdfast.records import dataclass
 from holdfast.rendezvous.decide import Rules
-from holdfast.rendezvous.effects import RoundReady
+from holdfast.rendezvous.effects import Held, RoundReady
 from holdfast.rendezvous.machine import Node
 from holdfast.rendezvous.model import Announcement, Failures, Keys, Member, Progress
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
@@ -106,6 +106,14 @@ class Rendezvous(ABC):
         It is called on any thread, holds no lock of ours, and must be quick. A backend that cannot
         tell does nothing here, so look now and then all the same.
         """
+
+    def held(self) -> Held | None:
+        """Return until when this node's place in its round is its own; None if that never ends.
+
+        Moves on with every renewal of the node's lease, and each move is told to subscribers. Work
+        that goes on for longer may run beside that of the next round.
+        """
+        return None
 
     def progress(self) -> Progress | None:
         """Return what the run waits for, as last heard: for people. None if it cannot be told."""
@@ -269,6 +277,10 @@ class StoreRendezvous(Rendezvous):
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         self._session.subscribe(listener)
+
+    def held(self) -> Held | None:
+        # Nobody else can reach a store in this process's memory, so nobody takes over.
+        return None if isinstance(self._store, MemoryStore) else self._session.held
 
     def progress(self) -> Progress | None:
         return self._session.progress

@@ -45,6 +45,7 @@ from holdfast.rendezvous.effects import (
     StoreLost,
     TimedOut,
 )
+from holdfast.rendezvous.holding import Holding
 from holdfast.rendezvous.leadership import Leadership
 from holdfast.rendezvous.model import (
     Announcement,
@@ -96,8 +97,7 @@ class Node:
         self._me = me
         self._active = False
         self._said: Announcement | None = None
-        self._lease: Lease | None = None
-        self._keep_at = 0.0
+        self._holding = Holding(rules.keep_alive_s)
         self._leaving = False
         self._stopped = False
         self._join_by: float | None = None
@@ -227,8 +227,8 @@ class Node:
         retry_at = self._trouble.retry_at
         if retry_at is not None:
             return min([retry_at, *moments])  # nothing else is done before that
-        if self._lease is not None:
-            moments.append(self._keep_at)
+        if self._holding.lease is not None:
+            moments.append(self._holding.keep_at)
         leading = self._leadership.next_wake() if self._leadership is not None else None
         if leading is not None:
             moments.append(leading)
@@ -279,7 +279,7 @@ class Node:
             self._effects.append(Perform(op))
 
     def _next_op(self, now: float) -> AnyOp | None:
-        lease = self._lease
+        lease = self._holding.lease
         if lease is None:
             if self._leaving:
                 self._stop(Left())
@@ -290,7 +290,7 @@ class Node:
         if self._leaving:
             last = self._me.phase is Phase.LEFT and self._said != self._me
             return self._announce_op(None) if last else LeaseRevoke(lease.id)
-        if now >= self._keep_at:
+        if now >= self._holding.keep_at:
             return LeaseKeep(lease.id)
         return self._announce_op(lease.id) or self._count_op() or self._lead_op(lease, now)
 
@@ -348,10 +348,9 @@ class Node:
         inner = op.op if isinstance(op, Guarded) else op
         match inner, result:
             case LeaseGrant(), Lease():
-                self._lease = result
-                self._keep_at = now + self._rules.keep_alive_s
+                self._tell(self._holding.granted(result, self._busy_at, now))
             case LeaseKeep(), _:
-                self._keep_at = now + self._rules.keep_alive_s
+                self._tell(self._holding.renewed(self._busy_at, now))
             case LeaseRevoke(), _:
                 self._stop(Left())
             case Set(key), int():
@@ -380,7 +379,8 @@ class Node:
 
     def _lease_lost(self) -> None:
         """Begin anew after a silence that was longer than the lease (ND-3)."""
-        self._lease = self._said = None
+        self._holding.lost()
+        self._said = None
         self._step_down()
         self._over("this node was silent for longer than its lease")
 

@@ -78,6 +78,8 @@ class RendezvousParameters:
     """Values as text, or as what the text would say; an empty one counts as not set."""
     secret_file: Path | None = None
     """Where the secret of the built-in store lies; None for what the environment says."""
+    stop_s: float = 0.0
+    """How long this node may take to stop its work when a round is over."""
 
     def __post_init__(self) -> None:
         for name in ("backend", "endpoint"):
@@ -215,6 +217,7 @@ class RendezvousParameters:
             last_call_s=last_call_s,
             keep_alive_s=min(interval, interval * attempts / 2),
             lease_s=interval * attempts,
+            stop_s=self.stop_s,
         )
 
 

@@ -22,6 +22,7 @@ from holdfast.rendezvous.effects import (
     Counted,
     Explained,
     Follow,
+    Held,
     Left,
     Notice,
     Perform,
@@ -82,6 +83,7 @@ class NodeSession:
         self.timed_out: TimedOut | None = None
         self.closed: Closed | None = None
         self.counted: Counted | None = None
+        self.held: Held | None = None
         self.lost: StoreLost | None = None
         self.left = False
         self.progress: Progress | None = None
@@ -242,6 +244,8 @@ class NodeSession:
                     self.progress = progress
                 case Counted():
                     self.counted = notice
+                case Held():
+                    self.held = notice
                 case TimedOut():
                     self.timed_out = notice
                 case Closed():
@@ -292,7 +296,7 @@ class NodeSession:
                 return RoundEnded(cause=cause, at=at, run=run, round=number, reason=reason)
             case Closed(reason) | TimedOut(reason) | StoreLost(reason):
                 return RunEnded(cause=cause, at=at, run=run, reason=reason)
-            case Counted() | Left():
+            case Counted() | Held() | Left():
                 return None
             case _:
                 assert_never(notice)

@@ -18,6 +18,7 @@ On any store
 tcp:// between hosts
     wire.py ◦           operations and results as bytes
     messages.py ◦       what client and server say to each other
+    clients.py ◦        what the server keeps of each client
     service.py ◦        the server as a machine
     server.py           its shell: one thread, thousands of clients
     session.py ◦        the client as a machine

@@ -244,6 +244,7 @@ class RemoteStore(Store):
             for payload in frames:
                 self._session.receive(payload, now)
             if not frames and not self._session.tick(now):
+                self._flush(Deadline.after(CANCEL_WITHIN_S, self._clock))
                 raise Unavailable(f"{self.endpoint} is silent", address=self.endpoint)
         except (Unavailable, PeerViolation) as error:
             self._disconnected(transport, error)

@@ -9,6 +9,8 @@ Each message is one frame: a kind byte and fixed fields; the codec is as strict 
     WatchOpen                                  ──▶    Snapshot…, then Changed as things change
     WatchClose                                 ──▶
     Ping                                       ──▶    Pong
+    Parting  I live, but this connection is    ──▶
+             useless: I close it
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ __all__ = [
     "FromClient",
     "FromServer",
     "Hello",
+    "Parting",
     "Ping",
     "Pong",
     "Reply",
@@ -118,6 +121,14 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
+class Parting:
+    """Say that the client gives this connection up and goes on living.
+
+    A connection that ends without it has ended because the client did.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
     """The answer to Hello: which life of the server this is, and whether it knew the session."""
 
@@ -165,7 +176,7 @@ class Pong:
     """Answer that it is."""
 
 
-FromClient: TypeAlias = Hello | Call | Cancel | WatchOpen | WatchClose | Ping
+FromClient: TypeAlias = Hello | Call | Cancel | WatchOpen | WatchClose | Ping | Parting
 FromServer: TypeAlias = Welcome | Reply | Failure | Snapshot | Changed | Pong
 
 _CALL = struct.Struct(">BQQ")
@@ -199,6 +210,8 @@ def encode(message: FromClient | FromServer) -> bytes:
             return _WATCH.pack(5, watch)
         case Ping():
             return b"\x06"
+        case Parting():
+            return b"\x07"
         case Welcome(incarnation, resumed):
             return _WELCOME.pack(17, incarnation, resumed)
         case Failure(number, why, text, keys):
@@ -233,6 +246,8 @@ def decode_from_client(data: bytes) -> FromClient:
             message = WatchClose(r.u32())
         case 6:
             message = Ping()
+        case 7:
+            message = Parting()
         case _:
             raise PeerViolation(f"message kind {kind} is unknown, or cut short")
     r.end()

@@ -252,7 +252,8 @@ class _Peer:
             server._strangers.forget(self)
             self._refuse(reason)
             return
-        server._service.disconnect(self.number, server._now())
+        by_peer = self.connection.closed_by_peer
+        server._service.disconnect(self.number, server._now(), by_peer=by_peer)
         server._perform()
         server._sink.emit(
             ConnectionClosed(

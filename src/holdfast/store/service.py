@@ -23,19 +23,20 @@ Guarantees
           answers (and one more), WATCHES_MAX watches; a session without a connection is forgotten
           after LINGER_S, or earlier if more than LINGERING_MAX linger. A client whose session was
           forgotten is told so. Of leases that ended at most LINGERS_SWEPT are remembered.
-    SV-7  A lease that was granted with `linger` ends that long after its client's connection was
-          lost, unless the client comes back before; then it has its whole time again.
+    SV-7  A lease that was granted with `linger` ends that long after its client's end closed the
+          connection, unless the client comes back before; then it has its whole time again. It
+          keeps its time if the client said that it lives (Parting), or this end hung up.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, assert_never
 
 from holdfast.errors import Fenced, LeaseLost, PeerViolation, UsageError
 from holdfast.ids import LeaseId, SessionId
 from holdfast.net.frames import FRAME_BYTES_MAX
+from holdfast.store.clients import ClientConnection, ClientSession, OpenWatch, Parked
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.messages import (
     CALLS_MAX,
@@ -45,6 +46,7 @@ from holdfast.store.messages import (
     Changed,
     Failure,
     Hello,
+    Parting,
     Ping,
     Pong,
     Reply,
@@ -109,51 +111,7 @@ class Status(NamedTuple):
     calls: int
 
 
-@dataclass(eq=False, slots=True)
-class _Parked:
-    """A wait that waits."""
-
-    session: _Session
-    number: int
-    op: Wait
-    missing: set[str]
-
-
-@dataclass(eq=False, slots=True)
-class _Session:
-    id: SessionId
-    # Every write numbered below is settled at the client.
-    floor: int
-    # False while the client may not know yet that an older session of its was forgotten.
-    resumable: bool
-    connection: int = 0
-    # Encoded answers to writes that the client may ask for again.
-    answers: dict[int, bytes] = field(default_factory=dict)
-    answers_bytes: int = 0
-    parked: dict[int, _Parked] = field(default_factory=dict)
-    # Leases that end when the client's connection does, and how many seconds after it.
-    lingers: dict[LeaseId, float] = field(default_factory=dict)
-
-
-@dataclass(eq=False, slots=True)
-class _Watch:
-    connection: _Connection
-    id: int
-    key: str
-    prefix: bool
-    # Filled only while the connection is congested.
-    pending: Pending
-
-
-@dataclass(eq=False, slots=True)
-class _Connection:
-    id: int
-    session: _Session | None = None
-    watches: dict[int, _Watch] = field(default_factory=dict)
-    congested: bool = False
-
-
-_Index: TypeAlias = defaultdict[str, dict[_Watch, None]]
+_Index: TypeAlias = defaultdict[str, dict[OpenWatch, None]]
 
 
 class Service:
@@ -162,12 +120,12 @@ class Service:
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
         self.keyspace = Keyspace()
-        self._sessions: dict[SessionId, _Session] = {}
-        self._connections: dict[int, _Connection] = {}
+        self._sessions: dict[SessionId, ClientSession] = {}
+        self._connections: dict[int, ClientConnection] = {}
         # When each session without a connection is forgotten, the soonest first.
         self._lingering: dict[SessionId, float] = {}
         # Dicts used as sets, because the order of a set differs from run to run.
-        self._waits: defaultdict[str, dict[_Parked, None]] = defaultdict(dict)
+        self._waits: defaultdict[str, dict[Parked, None]] = defaultdict(dict)
         self._watches_of_key: _Index = defaultdict(dict)
         self._watches_of_prefix: _Index = defaultdict(dict)
         self._effects: list[Effect] = []
@@ -178,7 +136,7 @@ class Service:
 
     def connect(self, connection: int) -> None:
         """Hear of a new connection whose peer has proved itself."""
-        self._connections[connection] = _Connection(connection)
+        self._connections[connection] = ClientConnection(connection)
 
     def receive(self, connection: int, payload: bytes, now: float) -> None:
         """Take one frame. PeerViolation means: hang up, then call `disconnect`."""
@@ -204,16 +162,23 @@ class Service:
                 self._close_watch(conn, watch)
             case Ping():
                 self._send(conn.id, encode(Pong()))
+            case Parting():
+                conn.parting = True
             case Hello():
                 raise PeerViolation("a second Hello")
             case _:
                 assert_never(message)
 
-    def disconnect(self, connection: int, now: float) -> None:
-        """Hear that a connection is over. Its session stays for LINGER_S."""
+    def disconnect(self, connection: int, now: float, *, by_peer: bool = True) -> None:
+        """Hear that a connection is over, `by_peer` that its other end closed it.
+
+        Its session stays for LINGER_S.
+        """
+        conn = self._connections.get(connection)
         session = self._detach(connection)
         if session is not None:
-            for lease, linger in session.lingers.items():
+            died = by_peer and conn is not None and not conn.parting
+            for lease, linger in session.lingers.items() if died else ():
                 self.keyspace.curtail(lease, now + linger)
             self._lingering[session.id] = now + LINGER_S
             if len(self._lingering) > LINGERING_MAX:
@@ -272,14 +237,14 @@ class Service:
 
     # Sessions.
 
-    def _hello(self, conn: _Connection, hello: Hello, now: float) -> None:
+    def _hello(self, conn: ClientConnection, hello: Hello, now: float) -> None:
         session = self._sessions.get(hello.session)
         resumed = session is not None and session.resumable
         if session is None:
             # A client that has met this life had a session here, which is forgotten. Until it
             # knows, by a Welcome that may get lost, every Welcome must tell it.
             resumable = hello.incarnation != self.incarnation
-            session = _Session(hello.session, hello.floor, resumable)
+            session = ClientSession(hello.session, hello.floor, resumable)
             self._sessions[hello.session] = session
         elif session.id not in self._lingering:  # SV-3
             self._effects.append(Hangup(session.connection, "the client connected anew"))
@@ -291,7 +256,7 @@ class Service:
         self._revive(session, now)
         self._send(conn.id, encode(Welcome(self.incarnation, resumed)))
 
-    def _revive(self, session: _Session, now: float) -> None:
+    def _revive(self, session: ClientSession, now: float) -> None:
         """Keep the leases alive that would have ended with the lost connection (SV-7)."""
         self.keyspace.expire(now)
         for lease in list(session.lingers):
@@ -301,7 +266,7 @@ class Service:
                 del session.lingers[lease]
         self._publish()
 
-    def _detach(self, connection: int) -> _Session | None:
+    def _detach(self, connection: int) -> ClientSession | None:
         """End a connection, with its watches and parked waits; return whose it was."""
         conn = self._connections.pop(connection, None)
         if conn is None:
@@ -317,7 +282,7 @@ class Service:
         del self._lingering[session_id]
         del self._sessions[session_id]
 
-    def _settle(self, session: _Session, floor: int) -> None:
+    def _settle(self, session: ClientSession, floor: int) -> None:
         """Forget what the client no longer asks for."""
         if floor <= session.floor:
             return
@@ -327,7 +292,7 @@ class Service:
 
     # Calls.
 
-    def _call(self, session: _Session, number: int, ack: int, op: AnyOp, now: float) -> None:
+    def _call(self, session: ClientSession, number: int, ack: int, op: AnyOp, now: float) -> None:
         self._settle(session, ack)
         write = isinstance(op, WRITES)
         if write:  # SV-1
@@ -353,7 +318,7 @@ class Service:
         self._send(session.connection, answer)
         self._publish()
 
-    def _perform(self, session: _Session, number: int, op: AnyOp, now: float) -> bytes:
+    def _perform(self, session: ClientSession, number: int, op: AnyOp, now: float) -> bytes:
         try:
             result = self.keyspace.apply(op, now)
             if isinstance(op, LeaseGrant) and isinstance(result, Lease) and op.linger is not None:
@@ -366,7 +331,7 @@ class Service:
         except Fenced as error:
             return encode(Failure(number, Why.FENCED, str(error)))
 
-    def _linger(self, session: _Session, lease: LeaseId, seconds: float) -> None:
+    def _linger(self, session: ClientSession, lease: LeaseId, seconds: float) -> None:
         """Note that a lease ends with its connection; now and then, forget those that ended."""
         session.lingers[lease] = seconds
         if len(session.lingers) % LINGERS_SWEPT == 0:
@@ -385,19 +350,19 @@ class Service:
 
     # Waits.
 
-    def _park(self, session: _Session, number: int, op: Wait, now: float) -> bool:
+    def _park(self, session: ClientSession, number: int, op: Wait, now: float) -> bool:
         self.keyspace.expire(now)
         missing = set(self.keyspace.missing(op.keys))
         if not missing:
             return False
-        parked = _Parked(session, number, op, missing)
+        parked = Parked(session, number, op, missing)
         session.parked[number] = parked
         for key in op.keys:
             self._waits[key][parked] = None
         self._publish()  # of what expired
         return True
 
-    def _unpark(self, session: _Session, number: int) -> _Parked | None:
+    def _unpark(self, session: ClientSession, number: int) -> Parked | None:
         parked = session.parked.pop(number, None)
         if parked is not None:
             for key in parked.op.keys:
@@ -407,7 +372,7 @@ class Service:
                     del self._waits[key]
         return parked
 
-    def _cancel(self, session: _Session, number: int) -> None:
+    def _cancel(self, session: ClientSession, number: int) -> None:
         parked = self._unpark(session, number)
         if parked is not None:
             missing = tuple(key for key in parked.op.keys if key in parked.missing)
@@ -416,13 +381,13 @@ class Service:
 
     # Watches.
 
-    def _open_watch(self, conn: _Connection, message: WatchOpen, now: float) -> None:
+    def _open_watch(self, conn: ClientConnection, message: WatchOpen, now: float) -> None:
         if message.watch in conn.watches:
             raise PeerViolation(f"watch {message.watch} is open already")
         if len(conn.watches) >= WATCHES_MAX:
             raise PeerViolation(f"more than {WATCHES_MAX} watches")
         key, prefix = message.key, message.prefix
-        watch = _Watch(conn, message.watch, key, prefix, Pending(key, prefix))
+        watch = OpenWatch(conn, message.watch, key, prefix, Pending(key, prefix))
         if prefix:
             entries = self.keyspace.apply(ListPrefix(key), now)
         else:
@@ -442,7 +407,7 @@ class Service:
         last = Snapshot(watch.id, True, self.keyspace.revision, tuple(part))
         self._send(conn.id, encode(last))
 
-    def _close_watch(self, conn: _Connection, watch_id: int) -> None:
+    def _close_watch(self, conn: ClientConnection, watch_id: int) -> None:
         watch = conn.watches.pop(watch_id, None)
         if watch is not None:
             index = self._index(watch)
@@ -450,7 +415,7 @@ class Service:
             if not index[watch.key]:
                 del index[watch.key]
 
-    def _index(self, watch: _Watch) -> _Index:
+    def _index(self, watch: OpenWatch) -> _Index:
         return self._watches_of_prefix if watch.prefix else self._watches_of_key
 
     # Changes.
@@ -478,7 +443,7 @@ class Service:
                 answer = self._reply(parked.number, parked.op, entries)
                 self._send(parked.session.connection, answer)
 
-    def _tell_watches(self, watches: dict[_Watch, None], change: Change) -> None:
+    def _tell_watches(self, watches: dict[OpenWatch, None], change: Change) -> None:
         payloads: dict[int, bytes] = {}  # clients tend to use the same few watch numbers
         for watch in watches:
             if watch.connection.congested:

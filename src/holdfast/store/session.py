@@ -47,6 +47,7 @@ from holdfast.store.messages import (
     Failure,
     FromClient,
     Hello,
+    Parting,
     Ping,
     Pong,
     Reply,
@@ -232,11 +233,17 @@ class Session:
                 assert_never(message)
 
     def tick(self, now: float) -> bool:
-        """Let time pass; False means that the server is silent and the connection is dead."""
+        """Let time pass; False means that the server is silent and the connection is dead.
+
+        Then send what there is to send before closing: the server may hear, though we do not.
+        """
         if self._phase is _Phase.APART or self._phase is _Phase.LOST:
             return True
+        if self._asked_at is not None and now - self._asked_at >= SILENCE_S:
+            self._say(Parting())
+            return False
         if self._asked_at is not None:
-            return now - self._asked_at < SILENCE_S
+            return True
         if now - self._heard_at >= SILENCE_S:
             self._asked_at = now
             self._say(Ping())

@@ -3,10 +3,11 @@
 The truth is what the played workers did, and the history of the run's keys in the store.
 
     AG-1  workers start on a node only when none of an earlier round is left there
+    AG-10 and only when none of an earlier round runs anywhere, but on a node that is paused
     S4    the run is closed as failed only if its account is overdrawn or workers could not be
           started, as succeeded only if all workers of a complete round are done
-    S5    each round that ends uses up one event: a worker of it failed, a member went away, or a
-          node wants to come in
+    S5    each round that ends uses up one event: a worker of it failed, a member went away or
+          could not renew its lease, or a node wants to come in
     S6    a failure is counted before the others are told of it; no workers start in a round that
           had more failures before it than restarts are allowed, and a job that is given up had
           exactly one more
@@ -52,6 +53,8 @@ class AgentJudge(Judge):
         self.outcomes: dict[NodeId, Outcome] = {}
         self.on_failure: Callable[[int, NodeId], None] = lambda number, node: None
         """Called when a worker of a round, on this node, has failed."""
+        self.on_started: Callable[[NodeId, int], None] = lambda node, number: None
+        """Called when a node starts the workers of a round."""
         self.on_counted: Callable[[], None] = lambda: None
         """Called when a failure has been counted."""
         self.causes: dict[int, list[tuple[float, int]]] = {}
@@ -82,8 +85,14 @@ class AgentJudge(Judge):
         failures = self.rounds[place.round].failures
         if failures > self.max_restarts:
             self._fail(f"S6: {node} starts workers after {failures} failures")
+        self.on_started(node, place.round)
         self._alive[node] += own
         self._worlds[place.round] = world
+
+    def lapsed(self, number: int) -> None:
+        """Hear that a node asks anew since it could not renew its lease in this round."""
+        self.counts["lapses"] += 1
+        self._knocked.add(number)
 
     def workers_died(self, node: NodeId, number: int) -> None:
         """Hear that workers are no more."""

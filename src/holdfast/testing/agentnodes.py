@@ -27,8 +27,8 @@ from holdfast.agent.effects import (
     Stop,
 )
 from holdfast.agent.exchange import RETRY_S, decode_report, publish
+from holdfast.agent.machine import NOT_HELD, State
 from holdfast.agent.machine import Agent as Machine
-from holdfast.agent.machine import State
 from holdfast.agent.outcome import Outcome
 from holdfast.clock import Deadline
 from holdfast.errors import (
@@ -97,7 +97,7 @@ class AgentUser(Agent):
         self._closed: Callable[[], None] | None = None  # ends that of closing
         self._errands: deque[Callable[[Callable[[], None]], None]] = deque()
         self._errand_busy = False
-        self._workers: Workers | None = None
+        self.workers: Workers | None = None
         self._reports: WatchRecord | None = None
         self._wake: Timer | None = None
         self._turning = False
@@ -136,11 +136,12 @@ class AgentUser(Agent):
         """Let the machine hear something, look at the round, and do what the machine wants."""
         if self.ended is not None or self.outcome is not None:
             return
+        self.machine.held(self.program.held)
+        self.machine.tick(self.local())
         act()
         if self._turning:
             return  # the outer turn goes on with it
         self._turning = True
-        self.machine.tick(self.local())
         self._look()
         while self.outcome is None and (effects := self.machine.take_effects()):
             for effect in effects:
@@ -168,8 +169,7 @@ class AgentUser(Agent):
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        wake_at = self.machine.next_wake()
-        if wake_at is not None and self.outcome is None:
+        if (wake_at := self.machine.next_wake()) is not None and self.outcome is None:
             delay = max(0.0, wake_at - self.local()) / self.program.plan.clock_rate + 1e-6
             self._wake = self.host.call_later(delay, self.turn, lambda: None)
 
@@ -177,12 +177,14 @@ class AgentUser(Agent):
         self.program.note(self.id, effect)
         match effect:
             case Join(why):
+                if why == NOT_HELD:
+                    self.judge.lapsed(self._here().number)
                 self._ask_for(why)
             case Start(place):
                 self._start(place)
             case Stop(_, grace_s):
-                if self._workers is not None:
-                    self._workers.stop(grace_s)
+                if self.workers is not None:
+                    self.workers.stop(grace_s)
             case Publish():
                 where = (self._here().number, self._rank)
                 self._errand(lambda done: self._publish(where, effect, done))
@@ -267,7 +269,7 @@ class AgentUser(Agent):
     def _ask_for(self, why: str) -> None:
         """Ask for a round, as a wish of this moment."""
         self._joining = True
-        self._workers = None
+        self.workers = None
         if (over := self._end_of_run()) is not None:
             self._join_failed(over)
         else:
@@ -317,7 +319,7 @@ class AgentUser(Agent):
         prefix = f"{self.judge.keys.board}{record.number}/failed/"
         self._reports = self.program.watch(prefix, prefix=True)
         place = Place(record.number, rank, len(workers), self.own_workers, record.failures)
-        self.turn(lambda: self.machine.joined(place))
+        self.turn(lambda: self.machine.joined(place, self.local()))
 
     def _start(self, place: Place) -> None:
         own = place.workers
@@ -328,7 +330,7 @@ class AgentUser(Agent):
             self.turn(lambda: self.machine.start_failed(UsageError("no such file")))
             return
         self.judge.started(self.id, place, own, world)
-        self._workers = Workers(self, self._here(), first, world, own)
+        self.workers = Workers(self, self._here(), first, world, own)
 
     @property
     def counting(self) -> bool:
@@ -341,7 +343,7 @@ class AgentUser(Agent):
 
     def group_ended(self, workers: Workers, abandoned: tuple[int, ...]) -> None:
         """Hear that no more comes of the workers."""
-        if workers is self._workers:
+        if workers is self.workers:
             self.turn(lambda: self.machine.group_ended(abandoned, self.local()))
 
     def read_reports(self) -> None:
@@ -458,8 +460,8 @@ class AgentUser(Agent):
 
     def _finish_all(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        if self._workers is not None:
-            self._workers.kill()
+        if self.workers is not None:
+            self.workers.kill()
         number = self.machine.place.round if self.machine.place else 0
         self.judge.agent_ended(self.id, number, outcome)
         self._later(LAST_WORDS_S, self._go)

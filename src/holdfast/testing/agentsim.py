@@ -26,7 +26,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from holdfast.agent.machine import GATHER_S, State, Terms
@@ -119,7 +119,7 @@ def draw_plan(seed: int) -> AgentPlan:
         calm_at=faulty_s,
     )
     until = faulty_s + rng.uniform(20.0, 40.0)
-    return AgentPlan(
+    plan = AgentPlan(
         quiet if rng.random() < 0.4 else faults,
         tuple(_draw_node(rng, name, faulty_s) for name in names),
         rules,
@@ -129,6 +129,8 @@ def draw_plan(seed: int) -> AgentPlan:
         ),
         rng.choice((None, 1, 1, 2)),
     )
+    stop_s = plan.terms.grace_s + KILL_WAIT_S
+    return replace(plan, rules=replace(rules, stop_s=stop_s))
 
 
 def _draw_manners(rng: random.Random, until: float, nodes: int) -> AgentManners:
@@ -196,6 +198,7 @@ class AgentCluster:
         )
         self.judge.on_failure = self._check_told
         self.judge.on_counted = self._ambush
+        self.judge.on_started = self._check_alone
         prompt = plan.terms.grace_s < GATHER_S
         self.judge.causes_known = prompt and not plan.manners.clocks_differ
         self.network.add(
@@ -232,6 +235,14 @@ class AgentCluster:
                 if user.counting:
                     self.judge.counts["ambushes"] += 1
                     self.network.schedule(Crash(self.sim.now, user.host.name))
+
+    def _check_alone(self, node: NodeId, number: int) -> None:
+        """Look whether workers of an earlier round run elsewhere (AG-10)."""
+        for user in self.users():
+            place, workers = user.machine.place, user.workers
+            runs = workers is not None and workers.alive - workers.stuck and not user.host.paused
+            if runs and place is not None and place.round < number:
+                self.journal.fail(f"AG-10: {node} starts round {number} beside {user} in {place}")
 
     def _check_told(self, number: int, node: NodeId) -> None:
         """Look, some time after a failure in peace, whether workers of its round go on (E9)."""

@@ -86,7 +86,7 @@ class Workers:
         after = fate.uniform(0.2, 6.0)
         mine = random.Random(f"workers {user.seed} {user.id} {record.number}")
         self._slow = {rank for rank in self.alive if mine.random() < manners.slow}
-        self._stuck = {rank for rank in self.alive if mine.random() < manners.stuck}
+        self.stuck = {rank for rank in self.alive if mine.random() < manners.stuck}
         self._raised: dict[int, float] = {}
         lag_s = fate.choice((0.0, 1.5, 1.5))
         for local in range(own):
@@ -110,17 +110,17 @@ class Workers:
         for local in sorted(self.alive):
             if local in self._ends:
                 self._ends.pop(local).cancel()
-            if local not in self._stuck:
+            if local not in self.stuck:
                 delay = grace_s if local in self._slow else min(grace_s, rng.uniform(0.0, 0.3))
                 self._end_later(local, delay, -9 if local in self._slow else -15)
-        if self._stuck & self.alive:
+        if self.stuck & self.alive:
             user.host.call_later(grace_s + KILL_WAIT_S, self._abandon)
 
     def kill(self) -> None:
         """Kill them all, and say no more."""
         self._silent = True
-        self._user.judge.workers_died(self._user.id, len(self.alive - self._stuck))
-        self.alive &= self._stuck
+        self._user.judge.workers_died(self._user.id, len(self.alive - self.stuck))
+        self.alive &= self.stuck
 
     def _end_later(self, local: int, delay: float, code: int) -> None:
         self._ends[local] = self._user.host.call_later(delay, self._end, local, code)

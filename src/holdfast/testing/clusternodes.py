@@ -21,6 +21,7 @@ from holdfast.rendezvous.effects import (
     Effect,
     Explained,
     Follow,
+    Held,
     Left,
     Notice,
     Perform,
@@ -118,6 +119,8 @@ class NodeProgram(ClientProgram):
         """How many store operations its machine has asked for."""
         me = Announcement(self.id, host.name, host.name, 1, Phase.WAITING, 0, None, "")
         self.node = Node(me, judge.keys, judge.rules)
+        self.held: Held | None = None
+        """Until when its place in a round is its own."""
         self.agent = self.make_agent(manners, journal.sim.seed)
         self._started = False
         self._effects: deque[Effect] = deque()
@@ -272,7 +275,10 @@ class NodeProgram(ClientProgram):
         """Pass a notice on to the judge and to the agent."""
         self._journal.sim.note(self.id, notice)
         self.judge.told(self.id, notice)
-        self.agent.heard(notice)
+        if isinstance(notice, Held):
+            self.held = notice
+        else:
+            self.agent.heard(notice)
 
     def hang_up(self) -> None:
         """Close the store's client, as a process does that ends."""

@@ -124,6 +124,11 @@ class Host:
         self._pause_struck = False
         self._links: dict[Link, None] = {}
 
+    @property
+    def paused(self) -> bool:
+        """Whether its process does nothing for a while."""
+        return self._paused
+
     def connect(self, target: str) -> Link:
         """Begin to open a link; the program hears `linked` or `unlinked`, or nothing at all."""
         return self._network._connect(self, target)

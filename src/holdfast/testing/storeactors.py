@@ -354,6 +354,7 @@ class ClientProgram:
     def _tick(self) -> None:
         link = self._link
         if link is not None and link.open and not self.session.tick(self._journal.sim.now):
+            self._flush()
             self._disconnect("silent")
         self._flush()
         self._settle()

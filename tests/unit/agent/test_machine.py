@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.effects import Close, Count, Effect, Finish, Join, Meet, Publish, Start, Stop
-from holdfast.agent.machine import GATHER_S, Agent, State, Terms
+from holdfast.agent.machine import GATHER_S, NOT_HELD, Agent, State, Terms
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import (
@@ -22,6 +22,7 @@ from holdfast.errors import (
     StoreUnavailable,
     WorkersStuck,
 )
+from holdfast.rendezvous.effects import Held
 from tests.unit.agent.stories import brief, ended_well, failed, failure, place
 
 TERMS = Terms(budget=RestartBudget(1), grace_s=30.0, exit_barrier_s=300.0)
@@ -74,8 +75,8 @@ def join_fails(error: HoldfastError) -> Act:
 
 
 EVENTS: dict[str, Act] = {
-    "joined": lambda a: a.joined(place(2, failures=1)),
-    "joined overdrawn": lambda a: a.joined(place(2, failures=2)),
+    "joined": lambda a: a.joined(place(2, failures=1), 0.0),
+    "joined overdrawn": lambda a: a.joined(place(2, failures=2), 0.0),
     "join timed out": join_fails(RendezvousTimedOut("too few")),
     "join closed": join_fails(RendezvousClosed("done")),
     "join closed failed": join_fails(CLOSED),
@@ -105,7 +106,7 @@ EVENTS: dict[str, Act] = {
 }
 
 START: tuple[Act, ...] = (lambda a: a.start(),)
-RUN = (*START, lambda a: a.joined(place()))
+RUN = (*START, lambda a: a.joined(place(), 0.0))
 COUNTING = (*RUN, fails())
 FINISHED = (
     *RUN,
@@ -325,7 +326,7 @@ def test_the_account_decides_on_the_next_round(ended_first: bool) -> None:
 
 
 def test_without_others_a_failed_job_ends_at_once() -> None:
-    machine = agent(*START, lambda a: a.joined(place(nodes=1)), fails(), counts(2))
+    machine = agent(*START, lambda a: a.joined(place(nodes=1), 0.0), fails(), counts(2))
     EVENTS["group ended"](machine)
     end = outcome(machine)
     assert (end.ending, [one.rank for one in end.failures]) == (Ending.FAILED, [0])
@@ -377,7 +378,7 @@ def test_who_is_signalled_before_the_verdict_tells_what_had_failed(state: str) -
 def test_an_overdrawn_account_ends_the_run_with_what_is_known_of_the_last_round() -> None:
     """AG-3: who counted the last failure has died before it closed the run."""
     machine = agent(*STATES["joining again"])
-    machine.joined(place(2, failures=2))
+    machine.joined(place(2, failures=2), 0.0)
     close, finish = machine.take_effects()
     assert isinstance(close, Close)
     assert close.failed
@@ -389,7 +390,7 @@ def test_an_overdrawn_account_ends_the_run_with_what_is_known_of_the_last_round(
 def test_with_a_window_an_old_failure_overdraws_nothing() -> None:
     terms = Terms(budget=RestartBudget(1, 60.0))
     machine = agent(*START, terms=terms)
-    assert after(machine, lambda a: a.joined(place(5, failures=4))) == ["start round 5"]
+    assert after(machine, lambda a: a.joined(place(5, failures=4), 0.0)) == ["start round 5"]
 
 
 def test_no_signal_ever_closes_the_run() -> None:
@@ -631,7 +632,7 @@ class Shell:
     def join(self) -> None:
         self.joining = False
         self.round += 1
-        self.machine.joined(place(self.round, nodes=2, failures=self.count))
+        self.machine.joined(place(self.round, nodes=2, failures=self.count), 0.0)
 
     def tell_count(self) -> None:
         self.counting = False
@@ -692,3 +693,80 @@ def test_an_error_of_its_own_ends_the_run_for_everybody(state: str) -> None:
     heard = after(machine, lambda a: a.broke(InternalError("a bug")))
     assert "close failed" in heard
     assert "close failed" not in after(agent(*STATES[state]), EVENTS["broke"])
+
+
+# AG-10: the end of the lease.
+
+HELD = Held(stop_at=12.0, kill_at=13.5)
+
+
+def test_ag10_workers_are_stopped_in_the_time_that_is_left_of_the_lease() -> None:
+    machine = agent(*RUN)
+    machine.held(HELD)
+    assert machine.next_wake() == 12.0
+    machine.tick(11.9)
+    assert machine.take_effects() == []
+    machine.tick(12.5)
+    assert machine.take_effects() == [Stop(SIGTERM, 1.0, NOT_HELD)]
+    assert machine.state is State.STOPPING
+    assert machine.next_wake() is None  # told once
+    machine.group_ended((), 13.0)
+    assert Join(NOT_HELD) in machine.take_effects()
+
+
+def test_ag10_a_renewal_moves_the_end() -> None:
+    machine = agent(*RUN)
+    machine.held(HELD)
+    machine.held(Held(17.0, 18.5))
+    machine.tick(16.9)
+    assert machine.take_effects() == []
+
+
+def test_ag10_after_a_long_pause_there_is_no_grace() -> None:
+    machine = agent(*RUN)
+    machine.held(HELD)
+    machine.tick(100.0)
+    assert machine.take_effects() == [Stop(SIGTERM, 0.0, NOT_HELD)]
+
+
+def test_ag10_what_became_of_workers_then_is_no_failure() -> None:
+    machine = agent(*RUN)
+    machine.held(HELD)
+    machine.tick(100.0)
+    after(machine, fails())
+    machine.group_ended((), 100.0)
+    wanted = machine.take_effects()
+    assert not [one for one in wanted if isinstance(one, Count)]
+    assert [one.failures for one in wanted if isinstance(one, Publish)] == [()]
+    assert Join(NOT_HELD) in wanted
+
+
+def test_ag10_a_stop_that_takes_longer_than_the_lease_is_hurried() -> None:
+    machine = agent(*RUN, fails(), counts(1))
+    machine.held(HELD)
+    machine.tick(12.0)
+    assert machine.take_effects() == [Stop(SIGTERM, 1.5, NOT_HELD)]
+    machine.group_ended((), 13.0)
+    (join,) = [one for one in machine.take_effects() if isinstance(one, Join)]
+    assert "failed" in join.why  # what ended the round is still the failure
+
+
+def test_ag10_no_workers_are_started_after_the_end_of_the_lease() -> None:
+    machine = agent(*START)
+    machine.held(HELD)
+    machine.joined(place(), 12.0)
+    assert machine.take_effects() == [Join(NOT_HELD)]
+    assert machine.state is State.JOINING
+    machine.held(Held(17.0, 18.5))
+    machine.joined(place(), 12.1)
+    assert [type(one) for one in machine.take_effects()] == [Start]
+
+
+def test_ag10_a_node_without_workers_waits_in_peace() -> None:
+    machine = agent(*RUN)
+    machine.worker_exited(ended_well(0), 1.0)
+    machine.worker_exited(ended_well(1), 1.0)
+    machine.take_effects()
+    machine.held(HELD)
+    machine.tick(100.0)
+    assert machine.take_effects() == []

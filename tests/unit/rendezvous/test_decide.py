@@ -120,6 +120,11 @@ class TestForming:
         assert decide(situation, rules, 9.0).wake_at == 10.0
         assert members(decide(replace(situation, enough_since=0.0), rules, 10.0)) == "ab"
 
+    def test_members_have_the_time_that_stopping_takes(self) -> None:
+        rules = replace(RULES, stop_s=35.0)
+        situation = seen(forming("abc"), [node("a", round_=1), node("b", round_=1), working("c")])
+        assert decide(situation, rules, 30.0).wake_at == 35.0
+
     def test_members_that_are_gone_are_named_as_missing(self) -> None:
         rules = replace(RULES, min_nodes=4)
         nodes = [node(name, round_=1) for name in "abc"]

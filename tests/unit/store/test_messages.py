@@ -21,6 +21,7 @@ from holdfast.store.messages import (
     FromClient,
     FromServer,
     Hello,
+    Parting,
     Ping,
     Pong,
     Reply,
@@ -52,6 +53,7 @@ CLIENTS: dict[type[FromClient], st.SearchStrategy[Any]] = {
     WatchOpen: st.builds(WatchOpen, U32, st.booleans(), KEYS),
     WatchClose: st.builds(WatchClose, U32),
     Ping: st.builds(Ping),
+    Parting: st.builds(Parting),
 }
 SERVERS: dict[type[FromServer], st.SearchStrategy[Any]] = {
     Welcome: st.builds(Welcome, U64, st.booleans()),
@@ -122,7 +124,7 @@ def test_random_bytes_raise_nothing_else(decode: Decode, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("decode", DECODERS)
-@pytest.mark.parametrize("kind", [0, 7, 15, 16, 23, 255])
+@pytest.mark.parametrize("kind", [0, 8, 15, 16, 23, 255])
 def test_unknown_kinds_are_refused(decode: Decode, kind: int) -> None:
     with pytest.raises(PeerViolation, match=f"message kind {kind} is unknown"):
         decode(bytes((kind,)) + bytes(40))

@@ -16,6 +16,7 @@ from holdfast.store.messages import (
     Changed,
     Failure,
     Hello,
+    Parting,
     Ping,
     Pong,
     Reply,
@@ -596,6 +597,22 @@ def test_sv7_a_lease_ends_soon_after_its_connection(clients: Clients, lease: Lea
     assert clients.take(2) == []
     clients.tick(12.0)
     assert clients.take(2) == [Changed(1, Change("k", None, 2))]
+
+
+def test_sv7_a_client_that_says_it_lives_keeps_its_lease(clients: Clients, lease: Lease) -> None:
+    clients.now = 10.0
+    clients.say(1, Parting())
+    clients.leave(1)
+    clients.tick(59.9)
+    assert clients.take(2) == []
+    clients.tick(60.0)
+    assert clients.take(2) == [Changed(1, Change("k", None, 2))]
+
+
+def test_sv7_the_servers_own_hanging_up_shortens_no_lease(clients: Clients, lease: Lease) -> None:
+    clients.service.disconnect(1, 10.0, by_peer=False)
+    clients.tick(59.9)
+    assert clients.take(2) == []
 
 
 def test_sv7_a_client_that_comes_back_has_the_whole_time_again(

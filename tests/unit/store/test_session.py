@@ -26,6 +26,7 @@ from holdfast.store.messages import (
     FromClient,
     FromServer,
     Hello,
+    Parting,
     Ping,
     Pong,
     Reply,
@@ -354,6 +355,7 @@ def test_silence_is_asked_about_and_then_ends_the_connection(session: Session) -
     assert session.tick(2 * SILENCE_S - 0.1)
     assert output(session) == []
     assert not session.tick(2 * SILENCE_S)
+    assert output(session) == [Parting()]  # the server may hear, though we do not
 
 
 def test_an_answer_ends_the_silence(session: Session) -> None:

@@ -121,10 +121,10 @@ def test_a_failure_on_a_node_that_leaves_is_told_when_it_has_left(
     cluster.judge.calm_since = 0.0
     cluster.sim.run(2.0)
     user = cluster.users()[0]
-    assert user._workers is not None
-    user._workers._slow = {1}  # it ends when its grace is over
+    assert user.workers is not None
+    user.workers._slow = {1}  # it ends when its grace is over
     user.signal()
-    user._workers._raise(0)
+    user.workers._raise(0)
     cluster.run()
     assert len([one for one in cluster.journal.failures if "E9" in one]) == blamed
 

@@ -1,0 +1,49 @@
+"""The lease of one node: when to renew it, and until when it is surely held.
+
+Pure, as `machine.py` of which it is a part.
+
+A store counts a lease from the moment at which it handled the grant or the newest renewal. That
+moment lies after the node sent the request, so the node counts from the sending. It does not count
+from the answer, and not from the first renewal that failed: both are later than the store's moment.
+
+Guarantees
+    HL-1  `Held.kill_at` of the newest renewal that was answered lies MARGIN of a lease before the
+          earliest moment at which the store can let that lease end; `Held.stop_at` lies earlier by
+          the same. The margin covers a clock that runs slower than the store's, and the time that
+          a killed process takes to end.
+"""
+
+from __future__ import annotations
+
+from holdfast.rendezvous.effects import Held
+from holdfast.store.ops import Lease
+
+__all__ = ["MARGIN", "Holding"]
+
+MARGIN = 0.1
+
+
+class Holding:
+    """What a node knows of its lease."""
+
+    def __init__(self, keep_alive_s: float) -> None:
+        self._keep_alive_s = keep_alive_s
+        self._ttl = 0.0
+        self.lease: Lease | None = None
+        self.keep_at = 0.0
+        """When to renew the lease."""
+
+    def granted(self, lease: Lease, sent_at: float, now: float) -> Held:
+        """Hear that the lease was granted, by a request that was sent then."""
+        self.lease, self._ttl = lease, lease.ttl
+        return self.renewed(sent_at, now)
+
+    def renewed(self, sent_at: float, now: float) -> Held:
+        """Hear that the lease was renewed, by a request that was sent then."""
+        self.keep_at = now + self._keep_alive_s
+        stop_at = sent_at + self._ttl * (1 - 2 * MARGIN)
+        return Held(stop_at, kill_at=sent_at + self._ttl * (1 - MARGIN))
+
+    def lost(self) -> None:
+        """Hear that the store does not know the lease any more."""
+        self.lease = None

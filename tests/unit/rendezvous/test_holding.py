@@ -1,0 +1,39 @@
+"""A node's lease: when to renew it, and until when it is surely held."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.ids import LeaseId
+from holdfast.rendezvous.holding import MARGIN, Holding
+from holdfast.store.ops import Lease
+
+
+def test_hl1_a_lease_is_counted_from_the_sending_of_its_grant() -> None:
+    holding = Holding(keep_alive_s=5.0)
+    held = holding.granted(Lease(LeaseId(1), 15.0), sent_at=100.0, now=103.0)
+    assert held.kill_at == pytest.approx(100.0 + 15.0 * (1 - MARGIN))
+    assert held.stop_at == pytest.approx(100.0 + 15.0 * (1 - 2 * MARGIN))
+    assert holding.keep_at == 108.0
+
+
+def test_hl1_a_renewal_moves_both_moments_by_its_own_sending() -> None:
+    holding = Holding(keep_alive_s=5.0)
+    first = holding.granted(Lease(LeaseId(1), 15.0), sent_at=100.0, now=100.0)
+    second = holding.renewed(sent_at=105.0, now=109.0)
+    assert second.kill_at - first.kill_at == pytest.approx(5.0)
+    assert second.stop_at - first.stop_at == pytest.approx(5.0)
+    assert holding.keep_at == 114.0
+
+
+def test_a_store_that_grants_more_is_believed() -> None:
+    held = Holding(0.5).granted(Lease(LeaseId(1), 2.0), sent_at=0.0, now=0.0)
+    assert held.kill_at == pytest.approx(1.8)
+
+
+def test_a_lost_lease_is_none() -> None:
+    holding = Holding(5.0)
+    holding.granted(Lease(LeaseId(1), 15.0), 0.0, 0.0)
+    assert holding.lease == Lease(LeaseId(1), 15.0)
+    holding.lost()
+    assert holding.lease is None
