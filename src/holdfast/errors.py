@@ -10,6 +10,7 @@
     │   │   └── RendezvousLost            the store of the run is lost, and the run with it
     │   ├── LeaseLost                     the lease expired or was revoked: take a new one
     │   ├── RendezvousClosed              the run is over for every node
+    │   │   └── RunOver                   it was so before this node came
     │   ├── PeerLost (RuntimeError)       a worker is gone; .peer .incarnation
     │   ├── Overloaded (RuntimeError)     too much is under way: wait for some of it
     │   └── WorkersStuck                  processes that even SIGKILL did not end; .pids
@@ -51,6 +52,7 @@ __all__ = [
     "RendezvousClosed",
     "RendezvousLost",
     "RendezvousTimedOut",
+    "RunOver",
     "Signalled",
     "Step",
     "StoreUnavailable",
@@ -164,6 +166,10 @@ class RendezvousClosed(Unavailable):
     ) -> None:
         super().__init__(message, step=step, address=address)
         self.failed = failed
+
+
+class RunOver(RendezvousClosed):
+    """The run had ended before this node came: a run ends once, and a new job needs a new name."""
 
 
 class WorkersStuck(Unavailable):
@@ -336,6 +342,7 @@ class InternalError(HoldfastError):
 BUG = 70
 CODES: tuple[tuple[type[HoldfastError], int], ...] = (
     (UsageError, 2),
+    (RunOver, 2),
     (TimeoutExpired, 75),
     (Unavailable, 69),
     (PeerViolation, 76),

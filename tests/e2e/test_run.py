@@ -537,3 +537,22 @@ def test_a_terminal_shows_the_node_below_and_is_given_back(
     assert sorted(line for line in shown if line) == ["rank 0 of 2", "rank 1 of 2"]
     assert terminal.screen.region == (0, 11)
     assert "running  round 1  ranks 0-1 of 2" in terminal.said
+
+
+def test_a_run_that_has_ended_refuses_newcomers(tmp_path: Path) -> None:
+    meet = ["--rdzv-backend", "file", "--rdzv-endpoint", str(tmp_path / "store")]
+    command = [sys.executable, "-m", "holdfast", "run", *meet]
+    script = ["--no-python", "echo", "ran"]
+
+    def run(*words: str) -> tuple[int, str, str]:
+        words = (*command, *words, *script)
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("--rdzv-id", "job7")[:2] == (0, "ran\n")
+    code, said, complaint = run("--rdzv-id", "job7")
+    assert (code, said) == (2, "")
+    assert "run 'job7' ended at " in complaint
+    assert "another id (--rdzv-id)" in complaint
+    for _ in range(2):  # without an id, each has one of its own
+        assert run()[:2] == (0, "ran\n")

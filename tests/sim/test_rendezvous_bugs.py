@@ -131,7 +131,7 @@ def every_node_counts_the_same_failure(patch: pytest.MonkeyPatch) -> None:  # E6
         if not self._report or self._round_raw is None or report in counted:
             return real(self)
         counted.add(report)
-        raw = self._raw(self._keys.failures)
+        raw = self._control.value(self._keys.failures)
         known = Failures() if raw is None else Failures.decode(raw)
         op = CompareSet(self._keys.failures, raw, known.plus(*self._report).encode())
         return Guarded(self._keys.round, self._round_raw, op)
@@ -414,7 +414,11 @@ def a_node_in_trouble_asks_to_be_woken_at_once(patch: pytest.MonkeyPatch) -> Non
 
     def next_wake(self: Node) -> float | None:
         wake_at = real(self)
-        return wake_at if self._trouble.retry_at is None else min(self._holding.keep_at, wake_at or 0.0)
+        return (
+            wake_at
+            if self._trouble.retry_at is None
+            else min(self._holding.keep_at, wake_at or 0.0)
+        )
 
     patch.setattr(Node, "next_wake", next_wake)
 

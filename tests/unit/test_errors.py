@@ -25,6 +25,7 @@ from holdfast.errors import (
     RendezvousClosed,
     RendezvousLost,
     RendezvousTimedOut,
+    RunOver,
     Signalled,
     Step,
     StoreUnavailable,
@@ -186,6 +187,7 @@ def test_a_lost_peer_is_told_to_each_by_an_error_of_its_own() -> None:
     ("error", "code"),
     [
         (UsageError("m"), 2),
+        (RunOver("m"), 2),
         (Unavailable("m"), 69),
         (StoreUnavailable("m"), 69),
         (LeaseLost("m"), 69),

@@ -60,7 +60,13 @@ from holdfast.agent.effects import (
 )
 from holdfast.agent.outcome import Ending, Outcome, gist
 from holdfast.agent.policy import RestartBudget
-from holdfast.errors import HoldfastError, InternalError, RendezvousClosed, WorkersStuck
+from holdfast.errors import (
+    HoldfastError,
+    InternalError,
+    RendezvousClosed,
+    RunOver,
+    WorkersStuck,
+)
 from holdfast.process.failure import Failure, WorkerExited, first_cause
 from holdfast.records import dataclass
 from holdfast.rendezvous.effects import Held
@@ -158,7 +164,7 @@ class Agent:
         """Hear that no round will come."""
         if self.state is not State.JOINING:
             return
-        if not isinstance(error, RendezvousClosed):
+        if isinstance(error, RunOver) or not isinstance(error, RendezvousClosed):
             self._break(error)
         elif not error.failed:
             self._finish(Ending.NOT_NEEDED, str(error))

@@ -161,11 +161,30 @@ def _meeting(flags: _Flags, warnings: list[str]) -> dict[str, Any]:
     return {
         "min_nodes": fewest,
         "max_nodes": most,
-        "run_id": flags.text("rdzv_id"),
+        "run_id": _run_id(flags, most, backend, endpoint, config),
         "rdzv_backend": backend,
         "rdzv_endpoint": endpoint,
         "rdzv_configs": config,
     }
+
+
+def _run_id(
+    flags: _Flags, most: int, backend: str, endpoint: str, config: Mapping[str, object]
+) -> str:
+    """Return the job's id; "" for one of its own, where the default would be found used up.
+
+    A store that outlives the job remembers the ids of the jobs that have ended.
+    """
+    kept = backend in ("etcd", "etcd-v2", "file") or config.get("store_type") == "file"
+    served = backend == "c10d" and most == 1 and bool(endpoint) and not endpoint.endswith(":0")
+    if flags.is_given("rdzv_id") or not (kept or served):
+        return flags.text("rdzv_id")
+    if most > 1:
+        raise UsageError(
+            f"argument --rdzv-id: needed, since the store ({backend} at {endpoint}) outlives the "
+            "job: give an id of its own to each job, the same on all its nodes"
+        )
+    return ""
 
 
 def _budget(flags: _Flags) -> RestartBudget:

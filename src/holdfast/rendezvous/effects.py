@@ -22,6 +22,7 @@ __all__ = [
     "RoundReady",
     "StoreLost",
     "TimedOut",
+    "disagreement",
 ]
 
 
@@ -90,10 +91,15 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The run is closed, as a failure or not."""
+    """The run is closed, as a failure or not, since `ended_at` (seconds since 1970).
+
+    `late` says that this was so before this node announced itself.
+    """
 
     reason: str
     failed: bool
+    ended_at: float = 0.0
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +109,24 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class StoreLost:
-    """The store cannot be used any more; the machine has stopped."""
+    """The store cannot be used any more, or not by this node; the machine has stopped.
+
+    `usage` says that the node was told something that does not fit the run.
+    """
 
     reason: str
+    usage: bool = False
 
 
 Notice: TypeAlias = (
     RoundReady | RoundOver | Explained | Counted | Held | TimedOut | Closed | Left | StoreLost
 )
 Effect: TypeAlias = Perform | Follow | Notice
+
+
+def disagreement(own: str, theirs: str) -> str:
+    """Say that nodes of one run were told to expect different numbers of nodes."""
+    return (
+        f"nodes disagree: this one was started with {own} nodes, the one that leads with "
+        f"{theirs:.40}; start all nodes with the same --nnodes"
+    )

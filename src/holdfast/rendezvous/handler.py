@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +22,7 @@ from holdfast.errors import (
     RendezvousClosed,
     RendezvousLost,
     RendezvousTimedOut,
+    RunOver,
     UsageError,
 )
 from holdfast.ids import RunId
@@ -28,7 +30,7 @@ from holdfast.net.address import Address
 from holdfast.observe.sinks import Sink
 from holdfast.records import dataclass
 from holdfast.rendezvous.decide import Rules
-from holdfast.rendezvous.effects import Held, RoundReady
+from holdfast.rendezvous.effects import Closed, Held, RoundReady
 from holdfast.rendezvous.machine import Node
 from holdfast.rendezvous.model import Announcement, Failures, Keys, Member, Progress
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
@@ -88,8 +90,8 @@ class Rendezvous(ABC):
 
         The wait is bounded by the run's join timeout, and by `timeout` if that is shorter.
         RendezvousTimedOut says who was there, RendezvousClosed that the run is over (and whether
-        as failed), RendezvousLost that its store is. One wish at a time: a later call takes over,
-        and this one ends with UsageError.
+        as failed), RunOver that it was so before this node came, RendezvousLost that its store is.
+        One wish at a time: a later call takes over, and this one ends with UsageError.
         """
 
     @abstractmethod
@@ -314,7 +316,8 @@ class StoreRendezvous(Rendezvous):
         session = self._session
         self._check_in()
         _sentence("reason", reason)
-        session.request(lambda now: self._node.close(reason, bool(failed), now))
+        wall = self._clock.wall()
+        session.request(lambda now: self._node.close(reason, bool(failed), now, wall))
         deadline = Deadline.after(self._close_s, self._clock)
         if not session.wait(lambda: session.closed is not None or self._ended(), deadline):
             raise RendezvousTimedOut(f"run {self.run_id}: it could not be closed in time")
@@ -360,11 +363,15 @@ class StoreRendezvous(Rendezvous):
 
     def _check_ended(self) -> None:
         session = self._session
-        if session.closed is not None:
-            text = f"run {self.run_id} is closed: {session.closed.reason}"
-            raise RendezvousClosed(text, failed=session.closed.failed)
+        closed = session.closed
+        if closed is not None and closed.late:
+            raise RunOver(_why_over(self.run_id, closed), failed=closed.failed)
+        if closed is not None:
+            text = f"run {self.run_id} is closed: {closed.reason}"
+            raise RendezvousClosed(text, failed=closed.failed)
         if session.lost is not None:
-            raise RendezvousLost(f"run {self.run_id}: {session.lost.reason}")
+            kind = UsageError if session.lost.usage else RendezvousLost
+            raise kind(f"run {self.run_id}: {session.lost.reason}")
         if session.left:
             raise UsageError(f"run {self.run_id}: this node has left it")
 
@@ -387,6 +394,16 @@ class StoreRendezvous(Rendezvous):
             reason=record.reason,
             failures=record.failures,
         )
+
+
+def _why_over(run: RunId, closed: Closed) -> str:
+    """Say when and how a run ended, and what to do instead of joining it."""
+    ended = datetime.fromtimestamp(closed.ended_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    how = "failed" if closed.failed else "ended"
+    return (
+        f"run {run!r} {how} at {ended} ({closed.reason}), and its store remembers that: "
+        "give a new job another id (--rdzv-id), or another store"
+    )
 
 
 def _sentence(what: str, text: str) -> str:

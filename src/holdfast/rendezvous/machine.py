@@ -21,6 +21,7 @@ Guarantees
     ND-5  The operations of a node that does not lead do not grow with the number of nodes.
     ND-6  Every wish ends: in a round, in a timeout with its reason, in the end of the run, or in
           the loss of the store.
+    ND-7  A node that was told of other numbers of nodes than the leader ends at once, and says so.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dataclasses import replace
 
 from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, UsageError
 from holdfast.ids import LeaseId, NodeId
+from holdfast.rendezvous.control import Control
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import (
     Closed,
@@ -44,6 +46,7 @@ from holdfast.rendezvous.effects import (
     RoundReady,
     StoreLost,
     TimedOut,
+    disagreement,
 )
 from holdfast.rendezvous.holding import Holding
 from holdfast.rendezvous.leadership import Leadership
@@ -87,6 +90,7 @@ class Node:
     ) -> None:
         self._keys = keys
         self._rules = rules
+        self._nodes = f"{rules.min_nodes}:{rules.max_nodes}"
         self._rank = rank
         self._effects: list[Effect] = []
         # The operation that is being performed, and how the store bears with them.
@@ -97,6 +101,7 @@ class Node:
         self._me = me
         self._active = False
         self._said: Announcement | None = None
+        self._came = 0  # the store's revision at which it was announced first
         self._holding = Holding(rules.keep_alive_s)
         self._leaving = False
         self._stopped = False
@@ -107,8 +112,7 @@ class Node:
         # The round whose failure is to be counted, and when it happened by the wall clock.
         self._report: tuple[int, float] | None = None
         self._closing: Closed | None = None
-        # What is known of ctl/: for each key the newest value and its revision.
-        self._control: dict[str, tuple[int, bytes | None]] = {}
+        self._control = Control()
         self._looked = False  # for a leader, at least once
         self._record: Record | None = None
         self._explained: Progress | None = None
@@ -126,7 +130,7 @@ class Node:
     def ask(self, why: str, now: float) -> None:
         """Ask for a place in the next round; `why` says what ended the last one here."""
         if self._record is not None and self._record.status is Status.CLOSED:
-            self._tell(Closed(self._record.reason, self._record.failed))
+            self._tell_closed(self._record)
             return
         self._active = True
         self._me = replace(self._me, phase=Phase.WAITING, why=why[:200])
@@ -157,9 +161,9 @@ class Node:
         self._report = (self._me.round, wall)
         self._pump(now)
 
-    def close(self, reason: str, failed: bool, now: float) -> None:
-        """End the run for everyone; `failed` says whether the job has."""
-        self._closing = Closed(reason[:200] or "closed", failed)
+    def close(self, reason: str, failed: bool, now: float, wall: float = 0.0) -> None:
+        """End the run for everyone; `failed` says whether the job has, `wall` is since 1970."""
+        self._closing = Closed(reason[:200] or "closed", failed, wall)
         self._pump(now)
 
     def leave(self, now: float) -> None:
@@ -273,8 +277,7 @@ class Node:
         retry_at = self._trouble.retry_at
         if self._busy is not None or (retry_at is not None and now < retry_at):
             return
-        op = self._next_op(now)
-        if op is not None:
+        if (op := self._next_op(now)) is not None:
             self._busy, self._busy_at = op, now
             self._effects.append(Perform(op))
 
@@ -298,17 +301,15 @@ class Node:
         key = self._keys.node(self._me.node)
         if not self._active:
             return Delete(key) if self._said is not None else None
-        if self._said != self._me:
-            return Set(key, self._me.encode(), lease)
-        return None
+        return Set(key, self._me.encode(), lease) if self._said != self._me else None
 
     def _close_op(self, wish: Closed) -> AnyOp | None:
         if self._record is not None and self._record.status is Status.CLOSED:
             self._closing = None
             return None
         number = self._record.number if self._record else 1
-        closed = Record(number, Status.CLOSED, (), wish.reason, failed=wish.failed)
-        return CompareSet(self._keys.round, self._raw(self._keys.round), closed.encode())
+        closed = Record(number, Status.CLOSED, (), wish.reason, 0, wish.failed, wish.ended_at)
+        return CompareSet(self._keys.round, self._control.value(self._keys.round), closed.encode())
 
     def _count_op(self) -> AnyOp | None:
         if self._report is None:
@@ -316,7 +317,7 @@ class Node:
         number, wall = self._report
         if self._round_raw is None or number != self._me.round:
             return Get(self._keys.failures)  # nothing to count: say how many there are
-        raw = self._raw(self._keys.failures)
+        raw = self._control.value(self._keys.failures)
         known = Failures() if raw is None else Failures.decode(raw)
         if known.round >= number:
             self._counted(known)
@@ -329,18 +330,15 @@ class Node:
         self._tell(Counted(failures))
 
     def _lead_op(self, lease: Lease, now: float) -> AnyOp | None:
-        leadership = self._leadership
+        leadership, value = self._leadership, self._control.value
         if leadership is None:
-            if self._looked and self._raw(self._keys.leader) is not None:
+            if self._looked and value(self._keys.leader) is not None:
                 return None
             return CompareSet(self._keys.leader, None, self._leader_value(), lease.id)
-        return leadership.next_op(self._record, self._raw(self._keys.round), lease.id, now)
+        return leadership.next_op(self._record, value(self._keys.round), lease.id, now)
 
     def _leader_value(self) -> bytes:
-        return Leader(self._me.node, self._term).encode()
-
-    def _raw(self, key: str) -> bytes | None:
-        return self._control.get(key, (0, None))[1]
+        return Leader(self._me.node, self._term, self._nodes).encode()
 
     # What came of an operation.
 
@@ -359,6 +357,7 @@ class Node:
                         self._leadership.told(Progress.decode(inner.value), now)
                 else:
                     self._said = Announcement.decode(inner.value)
+                    self._came = self._came or result
             case Delete(), _:
                 self._said = None
             case CompareSet(key), Swap():
@@ -393,9 +392,8 @@ class Node:
     # Following.
 
     def _control_changed(self, key: str, value: bytes | None, revision: int, now: float) -> None:
-        if revision and revision <= self._control.get(key, (0, None))[0]:
-            return  # older than what is known
-        self._control[key] = (revision, value)
+        if not self._control.is_news(key, value, revision):
+            return
         try:
             if key == self._keys.round and value is not None:
                 self._record_changed(Record.decode(value), now)
@@ -409,8 +407,9 @@ class Node:
             self._stop(StoreLost(f"key {key!r} holds something that is not ours: {error}"))
 
     def _leader_changed(self, value: bytes | None, revision: int) -> None:
-        if value is not None:
-            Leader.decode(value)
+        if value is not None and (theirs := Leader.decode(value).nodes) not in ("", self._nodes):
+            self._stop(StoreLost(disagreement(self._nodes, theirs), usage=True))
+            return
         elected = value == self._leader_value()
         if elected == self.leading:
             return
@@ -426,7 +425,7 @@ class Node:
         if record.status is Status.CLOSED:
             self._join_by = None
             # Closed first: who hears that its round is over asks for another, unless it knows.
-            self._tell(Closed(record.reason, record.failed))
+            self._tell_closed(record)
             self._over(record.reason)
             return
         if self._active and self._me.phase is Phase.WAITING:
@@ -434,11 +433,17 @@ class Node:
         elif record.number > self._me.round:
             self._over(record.reason)
 
+    def _tell_closed(self, record: Record) -> None:
+        """Tell of the end, and whether it was there before this node: revisions say so."""
+        revision = self._control.revision(self._keys.round)
+        late = self._closing is None and (not self._came or self._came > revision)
+        self._tell(Closed(record.reason, record.failed, record.ended_at, late))
+
     def _wait_or_work(self, record: Record, now: float) -> None:
         rank = record.rank_of(self._me.node)
         if rank is not None and record.number > self._me.round:
             self._me = replace(self._me, phase=Phase.WORKING, round=record.number, why="")
-            self._round_raw = self._raw(self._keys.round)
+            self._round_raw = self._control.value(self._keys.round)
             self._over_told = False
             self._join_by = None
             self._tell(RoundReady(record, rank))
@@ -456,8 +461,7 @@ class Node:
             self._tell(RoundOver(self._me.round, reason))
 
     def _explain(self, progress: Progress) -> None:
-        old = self._explained
-        self._explained = progress
+        old, self._explained = self._explained, progress
         if progress != old:
             self._tell(Explained(progress))
 

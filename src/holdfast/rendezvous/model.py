@@ -141,10 +141,14 @@ class Announcement(_Value):
 
 @dataclass(frozen=True, slots=True)
 class Leader(_Value):
-    """Who decides. `term` tells this leadership of a node from its earlier ones."""
+    """Who decides. `term` tells this leadership of a node from its earlier ones.
+
+    `nodes` is how many nodes that node was told to expect: MIN:MAX.
+    """
 
     node: NodeId
     term: int
+    nodes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,8 @@ class Record(_Value):
 
     COMPLETE: `members` are in it, in rank order, and `failures` of the job had been counted before.
     FORMING: `number` is the next round, `members` were in the one before. CLOSED: there will be no
-    more, and `failed` says whether that is a failure of the job. `reason` says why it came to this.
+    more, `failed` says whether that is a failure of the job, and `ended_at` when that was (seconds
+    since 1970). `reason` says why it came to this.
     """
 
     number: int
@@ -162,6 +167,7 @@ class Record(_Value):
     reason: str
     failures: int = 0
     failed: bool = False
+    ended_at: float = 0.0
 
     def rank_of(self, node: NodeId) -> int | None:
         """Return the rank of a node in a complete round, or None if it is not in it."""
@@ -307,13 +313,16 @@ def _texts(kind: type, name: str, value: object) -> tuple[str, ...]:
     return tuple(_text(kind, name, item) for item in value)
 
 
+def _moment(kind: type, name: str, value: object) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 1e12:  # type: ignore[operator]
+        raise _wrong(kind, name, value)
+    return float(value)  # type: ignore[arg-type]
+
+
 def _moments(kind: type, name: str, value: object) -> tuple[float, ...]:
     if not isinstance(value, list) or len(value) > TIMES_MAX:
         raise _wrong(kind, name, value)
-    for item in value:
-        if type(item) not in (int, float) or not 0 <= item < 1e12:
-            raise _wrong(kind, name, value)
-    return tuple(map(float, value))
+    return tuple(_moment(kind, name, item) for item in value)
 
 
 # How to read a field, by its annotation.
@@ -323,6 +332,7 @@ _READERS: dict[str, Any] = {
     "int": _count,
     "bool": _flag,
     "int | None": _maybe_count,
+    "float": _moment,
     "float | None": _maybe_seconds,
     "Phase": _phase,
     "Status": _status,

@@ -19,6 +19,7 @@ from holdfast.errors import (
     InternalError,
     RendezvousClosed,
     RendezvousTimedOut,
+    RunOver,
     StoreUnavailable,
     WorkersStuck,
 )
@@ -770,3 +771,11 @@ def test_ag10_a_node_without_workers_waits_in_peace() -> None:
     machine.held(HELD)
     machine.tick(100.0)
     assert machine.take_effects() == []
+
+
+def test_a_run_that_had_ended_before_is_not_taken_for_done() -> None:
+    machine = agent(*START)
+    error = RunOver("run 'job' ended at noon")
+    machine.join_failed(error, 5.0)
+    ending = outcome(machine)
+    assert (ending.ending, ending.error) == (Ending.BROKEN, error)

@@ -68,6 +68,29 @@ def test_one_node_alone_needs_nobody(words: str) -> None:
     assert (found.rdzv_backend, found.rdzv_endpoint) == ("c10d", "localhost:0")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--rdzv-backend etcd --rdzv-endpoint h:1",
+        "--rdzv-backend etcd-v2 --rdzv-endpoint h:1",
+        "--rdzv-backend file --rdzv-endpoint /f",
+        "--rdzv-backend c10d --rdzv-endpoint /f --rdzv-conf store_type=file",
+        "--rdzv-backend c10d --rdzv-endpoint localhost:29400",
+    ],
+)
+def test_a_store_that_outlives_the_job_needs_an_id_for_each_job(words: str) -> None:
+    assert config(*words.split()).run_id == ""  # the launcher makes one
+    assert config(*words.split(), "--rdzv-id", "mine").run_id == "mine"
+
+
+@pytest.mark.parametrize("backend", ["etcd", "file"])
+def test_several_nodes_are_asked_for_the_id(backend: str) -> None:
+    words = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", "/f"]
+    with pytest.raises(UsageError, match=r"^argument --rdzv-id: needed, since the store"):
+        config(*words)
+    assert config(*words, "--rdzv-id", "mine").run_id == "mine"
+
+
 def test_a_lone_node_keeps_only_what_concerns_it() -> None:
     found = config("--standalone", "--rdzv-conf", "join_timeout=7,etcd_prefix=/x")
     assert found.rdzv_configs == {"join_timeout": "7"}
@@ -245,7 +268,7 @@ def test_warnings(words: str, variables: dict[str, str], warnings: list[str]) ->
         "--nnodes 2:3 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint h:1 --rdzv-id i",
         "--nnodes=2 --node_rank=1 --master_addr=h --master_port=2 --max-restarts=3",
         "--master-port 2 --role r --monitor-interval 2 --start-method fork -r 3 -t 0:1",
-        "--rdzv-backend etcd --rdzv-endpoint h:1 --rdzv-conf timeout=3,etcd_prefix=/x",
+        "--rdzv-backend etcd --rdzv-endpoint h:1 --rdzv-id i --rdzv-conf timeout=3,etcd_prefix=/x",
         "--master-port 2 --local-addr 10.0.0.1 --virtual-local-rank --shutdown-timeout 3",
         "--master-port 2 --duplicate-stdout-filters a,,b,c --signals-to-handle SIGTERM",
     ],
@@ -344,7 +367,7 @@ def test_what_cannot_be_run(words: list[str], why: str) -> None:
         ("--nnodes 2 --rdzv-backend c10d", False),  # several on one host: its user has a secret
         ("--nnodes 2 --master-addr 127.0.0.1", False),
         ("--master-addr node0 --master-port 1", False),  # alone: it meets nobody
-        ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint node0", False),
+        ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint node0 --rdzv-id i", False),
         ("--rdzv-backend c10d --rdzv-endpoint /f --rdzv-conf store_type=file", False),
         ("--nnodes 2 --master-addr node0 --secret-file s", False),
     ],

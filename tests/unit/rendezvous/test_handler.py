@@ -16,6 +16,7 @@ from holdfast.errors import (
     RendezvousClosed,
     RendezvousLost,
     RendezvousTimedOut,
+    RunOver,
     UsageError,
 )
 from holdfast.ids import NodeId, RunId
@@ -245,9 +246,12 @@ def test_closing_ends_the_run_for_everyone(party: Party) -> None:
     until(b, b.closed)
     assert b.closed() == b.over() == "the job is done"
     assert b.ended() == Ending("the job is done", failed=False)
-    for node in (a, b, party.add("late")):
+    for node in (a, b):
         with pytest.raises(RendezvousClosed, match="^run job is closed: the job is done$"):
             node.next_round(timeout=SOON)
+    told = r"^run 'job' ended at 20\d\d-.* UTC \(the job is done\).*another id \(--rdzv-id\)"
+    with pytest.raises(RunOver, match=told):
+        party.add("late").next_round(timeout=SOON)
     b.close("again")  # is closed: nothing to do
     assert a.closed() == "the job is done"
 

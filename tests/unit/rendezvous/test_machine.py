@@ -419,8 +419,39 @@ class TestEnds:
         b.node.close("again", False, world.now)
         late = world.add("late")
         world.run(1)
-        assert late.take(Closed)
+        assert late.take(Closed)[0] == Closed("the job has failed", True, late=True)
         assert record(world).reason == "the job has failed"
+
+    def test_the_end_of_a_run_says_when_it_was(self) -> None:
+        world, a, _b = pair()
+        a.node.close("done", False, world.now, WALL)
+        world.settle()
+        assert a.the(Closed) == Closed("done", False, WALL)
+        late = world.add("late", ask=False)
+        world.run(1)
+        late.node.ask("", world.now)
+        assert late.take(Closed)[-1] == Closed("done", False, WALL, late=True)
+
+    def test_a_spare_that_waited_when_it_ended_is_not_late(self) -> None:
+        world, a, _b = pair()
+        spare = world.add("spare")
+        world.settle()
+        a.node.close("done", False, world.now)
+        world.settle()
+        assert spare.the(Closed) == Closed("done", False)
+
+    @pytest.mark.parametrize(("first", "second"), [(3, 2), (2, 3)])
+    def test_a_node_with_other_numbers_of_nodes_ends_at_once(self, first: int, second: int) -> None:
+        """ND-7."""
+        world = World(replace(RULES, min_nodes=first, max_nodes=first))
+        world.add("a")
+        world.settle()
+        world.rules = replace(RULES, min_nodes=second, max_nodes=second)
+        b = world.add("b")
+        world.settle()
+        lost = b.the(StoreLost)
+        assert lost.usage
+        assert f"{second}:{second} nodes, the one that leads with {first}:{first}" in lost.reason
 
     def test_closing_before_anything_was_published(self) -> None:
         world = World(RULES)
