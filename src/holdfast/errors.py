@@ -4,6 +4,7 @@
     ├── UsageError (ValueError)           the caller must change the call
     ├── TimeoutExpired (TimeoutError)     a deadline passed; .waiting_for says for what
     │   ├── RendezvousTimedOut            no round came; the message says who was there
+    │   ├── StoreBusy                     another process holds the store up; the message names it
     │   └── CallTimedOut (RuntimeError)   a call was not answered in time; .deadline_of
     ├── Unavailable (ConnectionError)     the environment failed; retrying may help
     │   ├── StoreUnavailable              .maybe_applied: whether a write may have happened
@@ -55,6 +56,7 @@ __all__ = [
     "RunOver",
     "Signalled",
     "Step",
+    "StoreBusy",
     "StoreUnavailable",
     "TimeoutExpired",
     "Unavailable",
@@ -98,6 +100,10 @@ class TimeoutExpired(HoldfastError, TimeoutError):
         super().__init__(message)
         self.waiting_for = waiting_for
         self.maybe_applied = maybe_applied
+
+
+class StoreBusy(TimeoutExpired):
+    """Another process of this host holds the store's lock, and did not let go of it in time."""
 
 
 class RendezvousTimedOut(TimeoutExpired):

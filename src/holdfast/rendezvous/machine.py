@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, UsageError
+from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, StoreBusy, UsageError
 from holdfast.ids import LeaseId, NodeId
 from holdfast.rendezvous.control import Control
 from holdfast.rendezvous.decide import Rules
@@ -210,7 +210,9 @@ class Node:
             case _ if isinstance(op, LeaseRevoke) and self._me.phase is Phase.LEFT:
                 self._stop(Left())  # all is said: the host waits for no more, and may be gone
             case _:
-                if self._trouble.failed(self._busy_at, now):
+                # A store that another process holds up is not lost: that process may go on.
+                bear_s = self._rules.join_s if isinstance(error, StoreBusy) else None
+                if self._trouble.failed(self._busy_at, now, bear_s):
                     self._stop(StoreLost(f"the store cannot be used: {error}"))
         self._pump(now)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, StoreBusy, UsageError
 from holdfast.ids import CauseId, RunId
 from holdfast.observe.events import Event, RoundAwaited, RoundEnded, RoundFormed, RunEnded
 from holdfast.observe.sinks import LogSink, Sink
@@ -89,6 +89,7 @@ class NodeSession:
         self.progress: Progress | None = None
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._stopping = False
+        self._held_up = False  # by another process, as has been said
 
     def start(self) -> None:
         """Start the thread; it takes part in the run from now on."""
@@ -166,8 +167,12 @@ class NodeSession:
         try:
             result = self._store._perform(op, Deadline.after(timeout, self._clock))
         except HoldfastError as error:
+            if isinstance(error, StoreBusy) and not self._held_up:
+                self._held_up = True
+                _log.warning("run %s: waiting: %s", self._run_id, error)
             self._node.failed(error, self._now())
         else:
+            self._held_up = False
             self._node.done(result, self._now())
 
     def _take_events(self) -> None:

@@ -28,13 +28,16 @@ class Trouble:
         """Hear that the store answered, be it by a refusal."""
         self._since, self._retries = None, 0
 
-    def failed(self, began: float, now: float) -> bool:
-        """Hear that an operation that began then found no answer; say whether the store is lost."""
+    def failed(self, began: float, now: float, bear_s: float | None = None) -> bool:
+        """Hear that an operation that began then found no answer; say whether the store is lost.
+
+        It is after `bear_s`, else after a lease.
+        """
         # Silence begins with the operation. One alone proves nothing: we may have been stopped.
         again = self._since is not None
         since = self._since if self._since is not None else began
         self._since = since
-        if again and now - since >= self._lease_s:
+        if again and now - since >= (self._lease_s if bear_s is None else bear_s):
             return True
         self._retry_at = now + min(RETRY_MAX_S, RETRY_MIN_S * 2**self._retries)
         self._retries = min(self._retries + 1, 10)

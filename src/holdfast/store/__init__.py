@@ -25,6 +25,7 @@ tcp:// between hosts
     client.py           its shell, without a thread of its own
 file:// on one host
     filelog.py ◦        the format of the log
+    lockholder.py       which process holds the lock of a file
     file.py             the store: locks, appends, and survives killed writers
 In packages of their own
     etcd/               etcd:// and etcd-v2://, and a real etcd to start

@@ -6,8 +6,9 @@ every process keeps in memory, and appends itself in one write. See `filelog.py`
 
 A process may be killed at any instant: the kernel drops its lock, and the next one cuts off the
 unfinished record that it may have left. Nothing is flushed to the disk, so the store survives
-processes, and not a loss of power. When the log has grown to a few times the size of what it
-holds, whoever notices writes a new one beside it and renames it into place.
+processes, and not a loss of power. One that is stopped while it holds the lock lets all others
+wait: their operations end with StoreBusy, which names it. When the log has grown to a few times
+the size of what it holds, whoever notices writes a new one beside it and renames it into place.
 
 Waits and watches poll: one `stat` of the file every 20 ms at most, nothing more while nobody
 writes. Leases are judged by the clock that counts from the machine's start, the same for all
@@ -37,6 +38,7 @@ from holdfast.errors import (
     LeaseLost,
     PeerViolation,
     Refused,
+    StoreBusy,
     StoreUnavailable,
     TimeoutExpired,
     UsageError,
@@ -52,6 +54,7 @@ from holdfast.store.filelog import (
     encode_record,
     record_size,
 )
+from holdfast.store.lockholder import holder_of
 from holdfast.store.ops import (
     WRITES,
     AnyOp,
@@ -247,8 +250,8 @@ class FileStore(Store):
         delay = _LOCK_POLL_MIN_S
         while not self._try_lock():
             if deadline.passed():
-                raise TimeoutExpired(
-                    f"{self._path}: another process holds its lock",
+                raise StoreBusy(
+                    f"{self._path}: {holder_of(self._lock_fd)} holds its lock",
                     waiting_for=(f"{self._path}.lock",),
                 )
             self._clock.sleep(delay)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.errors import LeaseLost, StoreUnavailable, UsageError
+from holdfast.errors import LeaseLost, StoreBusy, StoreUnavailable, UsageError
 from holdfast.ids import NodeId
 from holdfast.rendezvous.effects import (
     Closed,
@@ -532,6 +532,19 @@ class TestTrouble:
         b.node.ask("", world.now)
         world.run(60)
         assert b.node.take_effects() == []
+
+    def test_a_store_that_another_process_holds_up_is_waited_for(self) -> None:
+        """ND-6: within the join timeout, and then the process is named."""
+        world, _a, b = pair()
+        b.cut = StoreBusy("f: process 7 (python, stopped) holds its lock")
+        world.run(RULES.lease_s + RULES.keep_alive_s + 2 * RETRY_MAX_S)
+        assert not b.take(StoreLost)
+        b.cut = None
+        world.run(RETRY_MAX_S)
+        assert not b.take(StoreLost)
+        b.cut = StoreBusy("f: process 7 (python, stopped) holds its lock")
+        world.run(RULES.keep_alive_s + RULES.join_s + 2 * RETRY_MAX_S)
+        assert "process 7 (python, stopped)" in b.the(StoreLost).reason
 
     def test_a_store_that_hangs_is_lost_a_lease_after_it_fell_silent(self) -> None:
         """ND-6: what counts is when the operation began, not when it failed."""

@@ -42,3 +42,10 @@ def test_an_operation_does_not_outlast_the_silence_that_is_borne() -> None:
     trouble.failed(100.0, 104.0)
     assert trouble.patience(104.0) == pytest.approx(11.0)
     assert trouble.patience(120.0) == RETRY_MAX_S
+
+
+def test_a_store_that_is_held_up_is_borne_with_for_longer() -> None:
+    trouble = Trouble(lease_s=15.0)
+    assert not trouble.failed(began=0.0, now=5.0, bear_s=600.0)
+    assert not trouble.failed(began=5.0, now=599.0, bear_s=600.0)
+    assert trouble.failed(began=599.0, now=600.0, bear_s=600.0)
