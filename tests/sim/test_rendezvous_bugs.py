@@ -88,10 +88,10 @@ def leaving_closes_the_run(patch: pytest.MonkeyPatch) -> None:  # E1, RV-4
 def a_node_whose_store_is_lost_tries_for_ever(patch: pytest.MonkeyPatch) -> None:  # E2, ND-6
     real = Trouble.failed
 
-    def failed(self: Trouble, began: float, now: float) -> bool:
+    def failed(self: Trouble, began: float, now: float, *more: Any) -> bool:
         if self._since is not None:
             self._since = now
-        return real(self, began, now)
+        return real(self, began, now, *more)
 
     patch.setattr(Trouble, "failed", failed)
 

@@ -11,16 +11,21 @@ Guarantees
           earliest moment at which the store can let that lease end; `Held.stop_at` lies earlier by
           the same. The margin covers a clock that runs slower than the store's, and the time that
           a killed process takes to end.
+    HL-2  No other operation keeps a node from renewing its lease for longer than ROOM_MIN_S.
 """
 
 from __future__ import annotations
 
-from holdfast.rendezvous.effects import Held
-from holdfast.store.ops import Lease
+import math
 
-__all__ = ["MARGIN", "Holding"]
+from holdfast.rendezvous.effects import Held
+from holdfast.store.ops import AnyOp, Lease, LeaseKeep
+
+__all__ = ["MARGIN", "ROOM_MIN_S", "Holding"]
 
 MARGIN = 0.1
+ROOM_MIN_S = 1.0
+"""How long any operation may take, though a renewal is due."""
 
 
 class Holding:
@@ -43,6 +48,12 @@ class Holding:
         self.keep_at = now + self._keep_alive_s
         stop_at = sent_at + self._ttl * (1 - 2 * MARGIN)
         return Held(stop_at, kill_at=sent_at + self._ttl * (1 - MARGIN))
+
+    def room_s(self, op: AnyOp | None, now: float) -> float:
+        """Return how long an operation may take: it ends before a renewal is due."""
+        if self.lease is None or isinstance(op, LeaseKeep):
+            return math.inf
+        return max(ROOM_MIN_S, self.keep_at - now)
 
     def lost(self) -> None:
         """Hear that the store does not know the lease any more."""

@@ -190,7 +190,7 @@ class Node:
     def done(self, result: object, now: float) -> None:
         """Hear what the operation that was performed returned."""
         op, self._busy = self._busy, None
-        self._trouble.answered()
+        self._trouble.answered(isinstance(op, LeaseKeep))
         if op is not None:
             self._performed(op, result, now)
         self._pump(now)
@@ -200,10 +200,10 @@ class Node:
         op, self._busy = self._busy, None
         match error:
             case LeaseLost():
-                self._trouble.answered()
+                self._trouble.answered(renewal=False)
                 self._lease_lost()
             case Fenced() if isinstance(op, Guarded):
-                self._trouble.answered()
+                self._trouble.answered(renewal=False)
                 self._fenced(op)
             case UsageError():
                 self._stop(StoreLost(str(error)))
@@ -212,7 +212,7 @@ class Node:
             case _:
                 # A store that another process holds up is not lost: that process may go on.
                 bear_s = self._rules.join_s if isinstance(error, StoreBusy) else None
-                if self._trouble.failed(self._busy_at, now, bear_s):
+                if self._trouble.failed(self._busy_at, now, isinstance(op, LeaseKeep), bear_s):
                     self._stop(StoreLost(f"the store cannot be used: {error}"))
         self._pump(now)
 
@@ -222,7 +222,7 @@ class Node:
 
     def patience(self, now: float) -> float:
         """Return how long the operation that is wanted may take: nothing else is done meanwhile."""
-        limit = self._trouble.patience(now)
+        limit = min(self._trouble.patience(now), self._holding.room_s(self._busy, now))
         return limit if self._join_by is None else min(limit, max(0.1, self._join_by - now))
 
     def next_wake(self) -> float | None:

@@ -16,6 +16,7 @@ class Trouble:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._since: float | None = None
+        self._only_renewals = True  # nothing else has failed
         self._retries = 0
         self._retry_at = 0.0
 
@@ -24,16 +25,22 @@ class Trouble:
         """When to try again; None if the store answered the last time."""
         return None if self._since is None else self._retry_at
 
-    def answered(self) -> None:
-        """Hear that the store answered, be it by a refusal."""
-        self._since, self._retries = None, 0
+    def answered(self, renewal: bool) -> None:
+        """Hear that the store answered, be it by a refusal.
 
-    def failed(self, began: float, now: float, bear_s: float | None = None) -> bool:
+        A renewal that is answered says nothing of other operations: a store that is full renews
+        leases, and takes no writes.
+        """
+        if not renewal or self._only_renewals:
+            self._since, self._retries, self._only_renewals = None, 0, True
+
+    def failed(self, began: float, now: float, renewal: bool, bear_s: float | None = None) -> bool:
         """Hear that an operation that began then found no answer; say whether the store is lost.
 
         It is after `bear_s`, else after a lease.
         """
         # Silence begins with the operation. One alone proves nothing: we may have been stopped.
+        self._only_renewals = self._only_renewals and renewal
         again = self._since is not None
         since = self._since if self._since is not None else began
         self._since = since

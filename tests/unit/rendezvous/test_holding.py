@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from holdfast.ids import LeaseId
-from holdfast.rendezvous.holding import MARGIN, Holding
-from holdfast.store.ops import Lease
+from holdfast.rendezvous.holding import MARGIN, ROOM_MIN_S, Holding
+from holdfast.store.ops import Get, Lease, LeaseKeep
 
 
 def test_hl1_a_lease_is_counted_from_the_sending_of_its_grant() -> None:
@@ -37,3 +39,12 @@ def test_a_lost_lease_is_none() -> None:
     assert holding.lease == Lease(LeaseId(1), 15.0)
     holding.lost()
     assert holding.lease is None
+
+
+def test_hl2_an_operation_ends_before_a_renewal_is_due() -> None:
+    holding = Holding(keep_alive_s=5.0)
+    assert holding.room_s(Get("k"), 0.0) == math.inf  # there is nothing to renew
+    holding.granted(Lease(LeaseId(1), 15.0), sent_at=0.0, now=0.0)
+    assert holding.room_s(Get("k"), 2.0) == 3.0
+    assert holding.room_s(Get("k"), 7.0) == ROOM_MIN_S
+    assert holding.room_s(LeaseKeep(LeaseId(1)), 7.0) == math.inf

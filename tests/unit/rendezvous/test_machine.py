@@ -12,6 +12,7 @@ from holdfast.rendezvous.effects import (
     Closed,
     Counted,
     Explained,
+    Held,
     Left,
     RoundOver,
     RoundReady,
@@ -532,6 +533,28 @@ class TestTrouble:
         b.node.ask("", world.now)
         world.run(60)
         assert b.node.take_effects() == []
+
+    def test_a_store_that_takes_no_writes_is_lost_though_it_renews_leases(self) -> None:
+        """ND-6, HL-2: such as etcd over its quota. No write keeps the lease from being renewed."""
+        world, _a, b = pair()
+        b.hold = Set
+        b.node.finish(world.now)
+        b.step()
+        began = world.now
+        while not b.take(StoreLost):
+            if b.held is not None:
+                patience = b.node.patience(world.now)
+                assert patience <= RULES.keep_alive_s
+                world.now += patience
+                b.held = None
+                b.node.failed(NO_STORE, world.now)
+            else:
+                world.now = max(world.now, b.node.next_wake() or world.now)
+                b.node.tick(world.now)
+            b.step()
+        assert world.now - began <= RULES.lease_s + RULES.keep_alive_s + 2 * RETRY_MAX_S
+        assert len(b.take(Held)) >= 2
+        assert not b.take(RoundOver)
 
     def test_a_store_that_another_process_holds_up_is_waited_for(self) -> None:
         """ND-6: within the join timeout, and then the process is named."""
