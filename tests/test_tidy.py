@@ -46,7 +46,7 @@ ACTS_THROUGH_OTHERS: dict[str, str] = {
 # worker: they set the environment there, and nothing of holdfast is there to be used instead.
 
 BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "time": ("use holdfast.clock", ("clock.py", "process/child.py")),
+    "time": ("use holdfast.clock", ("clock.py", "process/child.py", "process/fence_main.py")),
     "datetime.datetime.now": ("use holdfast.clock", ()),
     "os.environ": ("use holdfast.env", ("env.py", "process/child.py", "process/forked.py")),
     "os.getenv": ("use holdfast.env", ()),

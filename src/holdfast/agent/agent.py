@@ -196,14 +196,15 @@ class ElasticAgent:
         patience = TURN_EVERY_S if wake_at is None else max(0.0, wake_at - self._now())
         if not self._told_of_changes():
             patience = min(patience, self._job.monitor_interval_s)
-        act: Callable[[], None] = lambda: None
+        act: Callable[[], None] | None = None
         with contextlib.suppress(queue.Empty):
             act = self._inbox.get(timeout=min(patience, TURN_EVERY_S))
         self._turned_at = self._now()
         # First: after a long pause, what became of the workers is no failure of theirs (AG-10).
         self._machine.held(self._rendezvous.held())
         self._machine.tick(self._turned_at)
-        act()
+        if act is not None:
+            act()
         self._look()
 
     def _told_of_changes(self) -> bool:

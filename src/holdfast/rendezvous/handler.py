@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
@@ -398,6 +397,8 @@ class StoreRendezvous(Rendezvous):
 
 def _why_over(run: RunId, closed: Closed) -> str:
     """Say when and how a run ended, and what to do instead of joining it."""
+    from datetime import UTC, datetime  # only who comes too late pays for it
+
     ended = datetime.fromtimestamp(closed.ended_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     how = "failed" if closed.failed else "ended"
     return (
