@@ -6,6 +6,7 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     records.py ◦ dataclasses that are made quickly
     clock.py     the only reader of clocks
     env.py       the only reader of the environment
+    threads.py   threads, which the system may refuse
     observe/     events, recorder, metrics, sinks
     net/         addresses, frames, the handshake, transports, the reactor
     store/       the shared key-value space and its backends
