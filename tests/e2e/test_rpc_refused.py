@@ -225,7 +225,7 @@ def test_ten_thousand_who_speak_something_else_are_hung_up_on(
     probe(PROBES // 10)
     before = hostile.resident_bytes()
     probe(PROBES - PROBES // 10)
-    assert hostile.resident_bytes() - before < 16 * MIB
+    assert hostile.resident_bytes() - before < 64 * MIB  # of two gigabytes and more
     assert 0 < most <= 4 * KIB
     live.nobody_came()
     live.check_served()

@@ -38,8 +38,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from holdfast.clock import Deadline
-from holdfast.errors import UsageError, WorkersFailed
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.errors import PeerLost, UsageError, WorkersFailed
 from holdfast.faults.backends import plan_of
 from holdfast.faults.plan import FaultPlan
 from holdfast.launch.config import LaunchConfig
@@ -245,12 +245,19 @@ class RpcWorld:
         process.wait()
 
     def start(self, name: str) -> None:
-        """Start a worker that was killed, under its old name. Returns when it is there."""
+        """Start a worker that was killed, under its old name. Returns when the test can call it."""
         if self._known(name).poll() is None:
             raise UsageError(f"{name}: it runs")
         del self._processes[name]
         self._let_go(name)
+        before = _incarnation(name)
         self._start([name])
+        # The new worker has registered; the test's own directory hears of it a moment later.
+        deadline = Deadline.after(START_WITHIN_S)
+        while _incarnation(name) in ("", before):
+            if deadline.passed():
+                raise RuntimeError(f"{name} came, but did not become known to the test")
+            SYSTEM_CLOCK.sleep(0.005)
 
     def send_signal(self, name: str, number: int) -> None:
         """Send a signal to a worker; SIGSTOP lets it fall silent, SIGCONT speak again."""
@@ -313,6 +320,14 @@ def _wait_for(name: str, bell: int, deadline: Deadline) -> None:
     left = deadline.remaining()
     if not poll.poll(None if left is None else left * 1000) or not os.read(bell, 1):
         raise RuntimeError(f"{name} did not come; what it has printed says why")
+
+
+def _incarnation(name: str) -> str:
+    """Return which life of a worker the test would call now; nothing if none."""
+    try:
+        return current.current_agent().find(name).incarnation
+    except PeerLost:
+        return ""
 
 
 def _leave(agent: Any) -> None:

@@ -46,6 +46,7 @@ def test_every_spelling_of_torchrun_is_taken(theirs: dict[str, argparse.Action])
             assert getattr(parse(*words), dest) == value
 
 
+@needs_newest
 def test_defaults_mean_what_they_mean_to_torchrun(theirs: dict[str, argparse.Action]) -> None:
     found = read_flags(parse(), {})
     for dest, action in theirs.items():

@@ -12,6 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandlerRegistry
 import holdfast
 from holdfast.torch_compat.elastic import names
 from holdfast.torch_compat.elastic.rendezvous import create_handler
+from tests.torch_versions import needs_newest
 
 SOURCE = str(Path(holdfast.__file__).parents[1])
 WITHIN_S = 110
@@ -44,6 +45,7 @@ assert get_rendezvous_handler(RendezvousParameters("mine", "", "run", 1, 1)) is 
 """
 
 
+@needs_newest
 def test_te1_every_module_that_has_a_name_has_ours() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", BOUND],
