@@ -60,7 +60,7 @@ class Readers:
         self._lock = threading.RLock()
         self._pipes: dict[int, Pipe] = {}
         self._ready: deque[Pipe] = deque()  # to be read now, by the thread
-        self._timed: set[Timed] = set()
+        self._timed: dict[Timed, int] = {}  # and how often each was given
         self._asleep = True
         self._closing = False
         self.slow = True
@@ -116,7 +116,7 @@ class Readers:
     def time(self, timed: Timed) -> None:
         """Keep the deadlines of something else, for as long as it says."""
         with self._lock:
-            self._timed.add(timed)
+            self._timed[timed] = self._timed.get(timed, 0) + 1
         self._poke()
 
     def wake(self) -> None:
@@ -186,7 +186,7 @@ class Readers:
         """Wait for something to do, and do it; return for how many rounds nothing was put off."""
         with self._lock:
             self._asleep = True
-            pipes, timed = list(self._pipes.values()), list(self._timed)
+            pipes, timed = list(self._pipes.values()), list(self._timed.items())
         busy = [pipe for pipe in pipes if pipe.busy]
         if busy or timed:
             self._asleep = False
@@ -214,10 +214,11 @@ class Readers:
         for pipe in busy:
             pipe.flush()
             pipe.expire(now)
-        over = {each for each in timed if not each.expire(now)}
-        if over:
-            with self._lock:
-                self._timed -= over
+        for each, times in timed:
+            if not each.expire(now):
+                with self._lock:
+                    if self._timed.get(each) == times:  # else it was given again, just now
+                        del self._timed[each]
         return quiet
 
     def _holds_back(self, pipe: Pipe) -> bool:

@@ -12,7 +12,7 @@ from contextvars import copy_context
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK
+from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, UsageError
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.deadlines import (
@@ -203,6 +203,9 @@ def test_pe6_nobody_watches_when_nothing_is_under_way() -> None:
         waiting = threading.Thread(target=made[0].call, args=("w1", wait_at_gate))
         waiting.start()
         assert entered.acquire(timeout=SOON)
+        limit = Deadline.after(SOON)
+        while not peer._watched and not limit.passed():
+            SYSTEM_CLOCK.sleep(0.001)
         assert all(peer.expire(now) for _ in range(9))
         gate.set()
         waiting.join()

@@ -211,3 +211,24 @@ def test_the_end_of_a_pipe_that_another_thread_reads_is_told_once(
         assert len(looks) <= 1
         pipe.close(PeerLost("over"))
     readers.close()
+
+
+def test_what_is_given_again_while_it_says_that_it_is_over_is_asked_again() -> None:
+    readers, asked = Readers("test-read"), threading.Semaphore(0)
+
+    class Timed:
+        times = 0
+
+        def expire(self, now: float) -> bool:
+            self.times += 1
+            if self.times == 1:
+                readers.time(self)
+            asked.release()
+            return False
+
+    timed = Timed()
+    readers.time(timed)
+    assert asked.acquire(timeout=SOON)
+    assert asked.acquire(timeout=SOON)
+    readers.close()
+    assert timed.times == 2
