@@ -15,7 +15,7 @@ after it. The JSON is for programs; its fields are
         timestamp                           when, in seconds since 1970
         after_s                             how long after the first cause
         message, type, traceback            what it raised, if it did
-        stack                               the Python stack of a native crash
+        stack                               the Python stack at a crash or before a KILL
         hint                                what else is known
         error_file                          where the worker left it
 """
@@ -101,7 +101,7 @@ def _whole(failure: Failure) -> str:
     if failure.stack:
         lines += [
             "",
-            "Python stack at the crash:",
+            "Python stack at its end:",
             clip(failure.stack.strip("\n"), _TRACEBACK_CHARS),
         ]
     return "\n".join(lines)

@@ -13,6 +13,7 @@ Layout, in reading order (◦ = pure)
     fence_main.py     the process that kills workers at a deadline (a script, run by path)
     fence.py          a deadline for all workers, which holds though the agent does not run
     containment.py    nothing survives: process groups, control groups, the reaper
+    stacks.py         which workers can be asked for their stacks
     orphans.py        reaps what process 1 inherits
     handle.py         a process that we started: hear of its end, and learn how it ended
     spawn.py          start one worker, by any method
@@ -25,6 +26,7 @@ Layout, in reading order (◦ = pure)
     logs.py           the folders of a run, and the streams of an attempt
     numa.py           which processors a worker should run on
     group.py          the workers of one attempt: start them, hear of their ends, stop them
+    fifo.py           a FIFO that only this user can use
     watchdog.py       timers that end a worker which does not renew them
     signals.py        signals as events
 """

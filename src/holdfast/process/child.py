@@ -7,26 +7,11 @@ variable, which is removed at once. The process is tied to its parent's life, en
 group, and handles signals as a fresh Python does. Then a script or module runs in this interpreter
 as under plain `python -u`, and ends as Python ends it; a program takes the process over; a function
 is called, what it returns is left in a file, and the process ends by `work_until_end`. An exception
-that ends any of them is left in the error file, unless the program wrote its own.
+that ends any of them is left in the error file, unless the program wrote its own. The fields of an
+order are described in orders.py.
 
 Nothing here may import holdfast, nor a module where `_signal` and `_ctypes` will do: every worker
 pays for it. Forked workers begin in forked.py and share the rest.
-
-    kind       script, module, program, function or standby
-    parent     the process to die with
-    folder     where to leave error.json, stack.txt and result.pickle
-    cgroup     a control group's list of processes, to enter it; may be missing
-    cpus       the processors to run on; may be missing
-    files      the limits of open files, soft and hard, if the parent has others
-    program    the executable, for a program
-    payload    the descriptor of the pickled function
-    inherited  the descriptors that the function's arguments refer to
-    path       what a standby searches first for what it imports
-    becomes    the kind of what a standby will be
-    modules    what a standby imports
-    delay      how long a standby waits before it imports, unless its order comes
-    orders     the socket from which a standby hears what it shall be
-    cwd        the current folder, for what was a standby
 """
 
 from __future__ import annotations
@@ -46,6 +31,7 @@ if TYPE_CHECKING:
 SCRIPT = os.path.join(os.path.dirname(__file__), "worker.py")
 ORDER = "HOLDFAST_WORKER"
 ERROR_FILE, STACK_FILE, RESULT_FILE = "error.json", "stack.txt", "result.pickle"
+STACK_SIGNAL = 61  # asks for the stacks of all threads; no library is known to use it
 
 _PR_SET_PDEATHSIG = 1
 # Ignored on purpose: by Python itself, or by the user (nohup).
@@ -99,7 +85,7 @@ def reset_signals() -> None:
 
 
 def settle(order: Mapping[str, str]) -> None:
-    """Go where the worker belongs: its control group, its processors, its file for crashes."""
+    """Go where the worker belongs: its control group, its processors, its file for stacks."""
     if "cgroup" in order:
         try:
             with open(order["cgroup"], "wb", buffering=0) as group:
@@ -112,14 +98,23 @@ def settle(order: Mapping[str, str]) -> None:
         from resource import RLIMIT_NOFILE, setrlimit
 
         setrlimit(RLIMIT_NOFILE, tuple(map(int, order["files"].split(","))))  # type: ignore[arg-type]
-    if "PYTHONFAULTHANDLER" not in os.environ:  # else the user wants the stack on stderr
-        import faulthandler
+    if order["kind"] != "program":  # which has no Python stack
+        _leave_stacks(os.path.join(order["folder"], STACK_FILE))
 
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        try:
-            faulthandler.enable(os.open(os.path.join(order["folder"], STACK_FILE), flags, 0o600))
-        except OSError:
-            pass  # a full disk: the worker can do without
+
+def _leave_stacks(path: str) -> None:
+    """Let Python write its stacks to a file: at a native crash, and when STACK_SIGNAL asks."""
+    import faulthandler
+
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError:
+        return  # a full disk: the worker can do without
+    if "PYTHONFAULTHANDLER" not in os.environ:  # else the user wants a crash on stderr
+        faulthandler.enable(file)
+    # What a standby imported may have a use for the signal.
+    if sys.platform == "linux" and _signal.getsignal(STACK_SIGNAL) == _signal.SIG_DFL:
+        faulthandler.register(STACK_SIGNAL, file)
 
 
 def _run_on(numbers: Iterable[int]) -> None:

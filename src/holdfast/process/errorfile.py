@@ -1,7 +1,7 @@
 """Error files on disk, which nobody trusts; `record`.
 
-A worker leaves its error file, and the stack of a native crash, in a folder of its own. What lies
-there may be anything: a FIFO that would block who opens it, a link to a file of somebody else, a
+A worker leaves its error file, and its stacks if it crashed or hung, in a folder of its own. What
+lies there may be anything: a FIFO that would block the reader, a link to another user's file, a
 terabyte of zeros. So a file is opened without waiting and without following a link, is used only
 if it is a regular one of our own, and is read to a limit.
 """
@@ -44,6 +44,7 @@ __all__ = [
     "Unreadable",
     "examine",
     "read_error_file",
+    "read_stack",
     "record",
     "replace_file",
     "write_error_file",
@@ -180,7 +181,7 @@ def examine(
         message=(report.message if report else "") or str(exit_),
         error_type=report.error_type if report else "",
         traceback=report.traceback if report else "",
-        stack=_read_stack(launch.stack_file),
+        stack=read_stack(launch.stack_file),
         hint="; ".join(filter(None, hints)),
         error_file=str(launch.error_file) if found else "",
         error_data=report.data if report else None,
@@ -249,7 +250,8 @@ def _try_to_write(path: Path, data: dict[str, Any]) -> str:
     return ""
 
 
-def _read_stack(path: Path) -> str:
+def read_stack(path: Path) -> str:
+    """Read the stacks that a worker left, if any, without what led to the user's code."""
     found = _read(path, _STACK_BYTES_MAX)
     if not isinstance(found, ErrorFile):
         return ""

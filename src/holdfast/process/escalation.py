@@ -1,5 +1,7 @@
 """How the workers of one group are stopped: a signal, time to end, KILL, and at last giving up.
 
+Before KILL, workers that still run are asked where they are: for their stacks.
+
 Pure: times are given, and what is to be done is returned.
 
 Guarantees
@@ -11,6 +13,8 @@ Guarantees
     ES-4  No signal is sent twice, however often it is asked for: to many programs a second TERM
           or INT means "do not clean up". After KILL nothing is sent at all.
     ES-5  No effect names a process that has exited or is abandoned, or names no process.
+    ES-6  Workers are asked for their stacks once, at most ASK_BEFORE_S before KILL and not in the
+          first half of the grace. KILL is never later for it.
 """
 
 from __future__ import annotations
@@ -22,8 +26,20 @@ from typing import TypeAlias
 
 from holdfast.records import dataclass
 
-__all__ = ["ENDING_WAIT_S", "KILL_WAIT_S", "Abandon", "Effect", "Escalation", "Kill", "Send"]
+__all__ = [
+    "ASK_BEFORE_S",
+    "ENDING_WAIT_S",
+    "KILL_WAIT_S",
+    "Abandon",
+    "Ask",
+    "Effect",
+    "Escalation",
+    "Kill",
+    "Send",
+]
 
+ASK_BEFORE_S = 0.5
+"""How long a worker has to write its stacks before it is killed."""
 KILL_WAIT_S = 5.0
 """How long a killed process may take to begin to end; one that waits for a device may never."""
 ENDING_WAIT_S = 120.0
@@ -35,6 +51,13 @@ class Send:
     """Send this signal to the process groups of these workers."""
 
     signal: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask these workers for their stacks: they will soon be killed."""
+
     pids: tuple[int, ...]
 
 
@@ -52,7 +75,7 @@ class Abandon:
     pids: tuple[int, ...]
 
 
-Effect: TypeAlias = Send | Kill | Abandon
+Effect: TypeAlias = Send | Ask | Kill | Abandon
 
 
 class Escalation:
@@ -62,6 +85,8 @@ class Escalation:
         self._alive = dict.fromkeys(pids)  # a set that keeps its order
         self._kill_wait_s = kill_wait_s
         self._sent: set[int] = set()
+        self._ask_at = math.inf
+        self._asked = False
         self._kill_at: float | None = None
         self._killed_at: float | None = None
         self._abandon_at = math.inf
@@ -77,6 +102,7 @@ class Escalation:
     def stop(self, signal: int, grace_s: float, now: float) -> list[Effect]:
         """Begin to stop, or hurry a stop on; KILL as the signal means no grace."""
         kill_at = now if signal == Signals.SIGKILL else now + max(0.0, grace_s)
+        self._ask_at = min(self._ask_at, max(kill_at - ASK_BEFORE_S, (now + kill_at) / 2))
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         effects = self.tick(now)
         if self._killed_at is None and self._alive and signal not in self._sent:
@@ -98,8 +124,11 @@ class Escalation:
             return []
         if self._killed_at is not None:
             return self._abandon(now, self._killed_at + ENDING_WAIT_S)
-        if self._kill_at is None or now < self._kill_at:
+        if self._kill_at is None or now < self._ask_at:
             return []
+        if now < self._kill_at:
+            asked, self._asked = self._asked, True
+            return [] if asked else [Ask(self.alive)]
         # From now, not from `kill_at`: after a late tick, too, KILL has its time to work.
         self._killed_at, self._abandon_at = now, now + self._kill_wait_s
         return [Kill(self.alive)]
@@ -118,4 +147,6 @@ class Escalation:
         """Return when to tick next; None if there is nothing to wait for but exits and stops."""
         if not self._alive:
             return None
-        return self._kill_at if self._killed_at is None else self._abandon_at
+        if self._killed_at is not None:
+            return self._abandon_at
+        return self._kill_at if self._asked or self._kill_at is None else self._ask_at

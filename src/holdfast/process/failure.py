@@ -120,11 +120,11 @@ class Failure:
     """The failure of one worker.
 
     `at` is when it happened, in seconds since 1970 on the clock of its host: when the worker
-    raised if its error file says so, else when it was seen to end. `stack` is the Python stack of
-    a native crash; `hint` is what else is known, such as that the kernel was out of memory.
-    `error_data` is the error file's content if it had one that could be read, `error_type` the
-    class of the exception if that says it. `moment` is `at` on the clock of who tells it; None
-    for a failure of the teller's own node, where the two are the same.
+    raised if its error file says so, else when it was seen to end. `stack` is the Python stack at
+    a native crash, or before the agent killed it; `hint` is what else is known, such as that the
+    kernel was out of memory. `error_data` is the error file's content if it had one that could be
+    read, `error_type` the class of the exception if that says it. `moment` is `at` on the clock of
+    the node that tells it; None for a failure of its own, where the two are the same.
     """
 
     rank: int

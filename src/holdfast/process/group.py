@@ -23,12 +23,14 @@ from typing import Protocol, TypeAlias, assert_never
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, Unavailable, UsageError
 from holdfast.process.containment import Containment
-from holdfast.process.escalation import KILL_WAIT_S, Abandon, Effect, Escalation, Kill, Send
-from holdfast.process.failure import Failure, WorkerExited
+from holdfast.process.errorfile import read_stack
+from holdfast.process.escalation import KILL_WAIT_S, Abandon, Ask, Effect, Escalation, Kill, Send
+from holdfast.process.failure import Failure, WorkerExited, clip
 from holdfast.process.handle import is_ending, readable, still_running
 from holdfast.process.orphans import reap_orphans
 from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import Exit, GroupEnded, Launch
+from holdfast.process.stacks import STACK_SIGNAL, writes_stacks
 from holdfast.records import dataclass
 
 __all__ = ["LOOK_EVERY_S", "Streams", "WorkerGroup"]
@@ -39,6 +41,7 @@ LOOK_EVERY_S = 0.5
 """How often to look who is on its way out: well within NOTICED_LATE_S, and cheap enough to idle."""
 
 _ENDING_SIGNALS = (SIGTERM, SIGINT, SIGHUP, SIGQUIT)
+_TOLD_CHARS_MAX = 8 * 1024
 _SLEEP_MAX_S = 3600.0  # in one go; the system takes no more than 24 days
 
 _log = logging.getLogger("holdfast.process")
@@ -108,6 +111,7 @@ class WorkerGroup:
         self._asked_at: float | None = None  # on the clock of the error files
         self._asked_by: set[int] = set()
         self._ending_at: dict[int, float] = {}  # by pid: who ended by no word of ours, and when
+        self._hung: set[int] = set()  # the pids that were asked for their stacks
         self._started = False
         self._waiter: threading.Thread | None = None
         self._wake: tuple[int, int] | None = None
@@ -303,6 +307,8 @@ class WorkerGroup:
             del self._workers[pid]
             self._escalation.exited(pid)
             ending_at = self._ending_at.pop(pid, None)
+        if pid in self._hung and exit_.code == -SIGKILL:
+            _tell_stack(worker.launch, pid)
         if self._is_asked_soon(exit_):
             ending_at = None
         asked_at = self._asked_at if ending_at is None else None
@@ -350,6 +356,11 @@ class WorkerGroup:
                 case Send(number, pids):
                     for pid in pids:
                         self._containment.signal(pid, number)
+                case Ask(pids):
+                    for pid in filter(writes_stacks, pids):
+                        self._hung.add(pid)
+                        with contextlib.suppress(OSError):  # another user's by now
+                            os.kill(pid, STACK_SIGNAL)
                 case Kill(pids):
                     for pid in pids:
                         self._containment.signal(pid, SIGKILL)
@@ -370,6 +381,17 @@ def _before(failure: Failure, asked_at: float) -> Failure | None:
     if failure.at >= asked_at:
         return None
     return failure if failure.exit.code >= 0 else replace(failure, exit=Exit(1))
+
+
+def _tell_stack(launch: Launch, pid: int) -> None:
+    """Show where a worker was that did not end when it was asked to; its file may not be kept."""
+    if stack := read_stack(launch.stack_file):
+        _log.warning(
+            "the worker of rank %d (process %d) did not end in time and was killed; its stack:\n%s",
+            launch.rank,
+            pid,
+            clip(stack.rstrip("\n"), _TOLD_CHARS_MAX),
+        )
 
 
 def _marked(launch: Launch, mark: dict[str, str]) -> Launch:

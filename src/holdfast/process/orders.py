@@ -2,7 +2,23 @@
 
 A process that starts has its order in a variable. One that waits for its order gets one byte by a
 socket, and descriptors with it: the first is of a file with the order, then come stdout, stderr,
-what else the receiver knows of, the payload and what the payload refers to.
+what else the receiver knows of, the payload and what the payload refers to. The fields of an order:
+
+    kind       script, module, program, function or standby
+    parent     the process to die with
+    folder     where to leave error.json, stack.txt and result.pickle
+    cgroup     a control group's list of processes, to enter it; may be missing
+    cpus       the processors to run on; may be missing
+    files      the limits of open files, soft and hard, if the parent has others
+    program    the executable, for a program
+    payload    the descriptor of the pickled function
+    inherited  the descriptors that the function's arguments refer to
+    path       what a standby searches first for what it imports
+    becomes    the kind of what a standby will be
+    modules    what a standby imports
+    delay      how long a standby waits before it imports, unless its order comes
+    orders     the socket from which a standby hears what it shall be
+    cwd        the current folder, for what was a standby
 """
 
 from __future__ import annotations

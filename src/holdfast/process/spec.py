@@ -114,8 +114,8 @@ class Launch:
     """One worker of one attempt, everything decided.
 
     `environment` is the whole environment of the process, not an addition. `folder` is private
-    to this worker and attempt, and is there: the error file, the stack of a native crash and the
-    return value are left in it. `cpus` are the processors to run on, None for all.
+    to this worker and attempt, and is there: the error file, the stacks at a crash or before a
+    KILL, and the return value are left in it. `cpus` are the processors to run on, None for all.
     """
 
     entrypoint: Entrypoint
@@ -133,7 +133,7 @@ class Launch:
 
     @property
     def stack_file(self) -> Path:
-        """Where Python leaves the stack of a native crash."""
+        """Where Python leaves its stacks at a native crash, and before the agent kills it."""
         return self.folder / "stack.txt"
 
     @property

@@ -19,6 +19,8 @@ Guarantees
     WD-3  No path is taken away from anybody: the FIFO of an agent that lives, another user's, and
           what is no FIFO are refused. At the end our FIFO is gone.
     WD-4  Where nobody watches, `expires` says so once, and the work goes on.
+    WD-5  A worker of holdfast that is about to be killed is asked for its stacks, and has
+          ASK_BEFORE_S to write them; a timer that is taken back meanwhile has expired all the same.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import errno
 import itertools
 import json
 import logging
+import math
 import os
 import select
 import selectors
@@ -41,9 +44,12 @@ from signal import SIGKILL, Signals, valid_signals
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline, check_timeout
 from holdfast.env import current
-from holdfast.errors import Unavailable, UsageError
+from holdfast.errors import UsageError
 from holdfast.ids import CauseId
 from holdfast.observe.events import TimerExpired
+from holdfast.process.escalation import ASK_BEFORE_S
+from holdfast.process.fifo import FIFO_FLAGS, make_fifo, remove_fifo
+from holdfast.process.stacks import STACK_SIGNAL, writes_stacks
 from holdfast.records import dataclass
 from holdfast.threads import start_thread
 
@@ -66,7 +72,6 @@ _READ_BYTES = 1 << 16
 _JOIN_S = 5.0
 _WRITE_S = 10.0
 _TIME_MAX = 1e12
-_FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _REST_S = 1.0
 _WAIT_MAX_S = 3600.0  # no system call takes a wait that is as long as a clock can say
 
@@ -115,13 +120,16 @@ def parse_request(line: bytes) -> TimerRequest | None:
 class _Worker:
     """A process that has announced timers; `pidfd` is None where the system has none.
 
-    `known` says that the agent has called it a worker of its own.
+    `known` says that the agent has called it a worker of its own. `expired` is the timer that ends
+    it, and `end_at` when: once it has written its stacks.
     """
 
     pid: int
     pidfd: int | None
     known: bool
     timers: dict[str, _Timer] = field(default_factory=dict)
+    expired: _Timer | None = None
+    end_at: float = math.inf
 
     def send(self, number: int) -> bool:
         """Send a signal; False if the process is gone, or has made itself another user's."""
@@ -169,7 +177,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Make the FIFO and watch; UsageError if its path is taken."""
-        self._ends = _make_fifo(self.path)
+        self._ends = make_fifo(self.path)
         watch = _Watch(
             self._ends[0], self.path, self._is_worker, self._report, self._clock, self._reasons
         )
@@ -193,7 +201,7 @@ class Watchdog:
         except BlockingIOError:
             pass  # full: there is enough to wake up for
         self._thread.join(_JOIN_S)
-        _remove_fifo(self.path, ends[0])
+        remove_fifo(self.path, ends[0])
         if not self._thread.is_alive():  # else what it was given has it still
             for end in ends:
                 os.close(end)
@@ -246,6 +254,7 @@ class _Watch:
 
     def _next_s(self) -> float | None:
         times = [timer.at for worker in self._workers.values() for timer in worker.timers.values()]
+        times += [worker.end_at for worker in self._workers.values() if worker.expired]
         if not times:
             return None
         return min(max(0.0, min(times) - self._clock.monotonic()), _WAIT_MAX_S)
@@ -299,6 +308,7 @@ class _Watch:
             pidfd = _open_pidfd(pid)
         except OSError:
             return None
+        self._reasons.pop(pid, None)  # of an earlier process that ended well in spite of it
         worker = self._workers[pid] = _Worker(pid, pidfd, known)
         if pidfd is not None:
             self._selector.register(pidfd, selectors.EVENT_READ, worker)
@@ -322,20 +332,30 @@ class _Watch:
                 del worker.timers[timer.scope]
             # torch's rule: the first that names a signal; one that names none is only dropped.
             deadly = next((timer for timer in due if timer.signal in valid_signals()), None)
-            if deadly is not None:
-                self._end(worker, deadly, now)
-            if worker.pidfd is None and not worker.timers:
+            if deadly is not None and worker.expired is None:
+                self._condemn(worker, deadly, now)
+            if worker.expired is not None and worker.end_at <= now:
+                timer, worker.expired = worker.expired, None
+                self._end(worker, timer, now)
+            if worker.pidfd is None and not worker.timers and worker.expired is None:
                 self._forget(worker)  # nothing else would say when it ends
 
-    def _end(self, worker: _Worker, timer: _Timer, now: float) -> None:
+    def _condemn(self, worker: _Worker, timer: _Timer, now: float) -> None:
+        """Let a timer end a worker; one that is to be killed has time to write its stacks."""
         # Asked only now: a worker that is there still is the one whose pidfd we have.
         if not self._is_worker(worker.pid):
             self._tell_once(_STRANGER)
             return
-        # Known before the end is noticed.
+        # Known before the end is noticed: native code may fail because the signal interrupts it.
         self._reasons[worker.pid] = f"the agent ended it: its timer {timer.scope!r} has expired"
+        asked = timer.signal == SIGKILL and writes_stacks(worker.pid) and worker.send(STACK_SIGNAL)
+        worker.expired, worker.end_at = timer, now + (ASK_BEFORE_S if asked else 0)
+
+    def _end(self, worker: _Worker, timer: _Timer, now: float) -> None:
+        if not self._is_worker(worker.pid):
+            return  # it has ended meanwhile
         if not worker.send(timer.signal):
-            del self._reasons[worker.pid]
+            self._reasons.pop(worker.pid, None)
             return
         self._report(
             TimerExpired(
@@ -371,47 +391,6 @@ def _send_signal(pidfd: int, number: int) -> None:
         from signal import pidfd_send_signal
 
         pidfd_send_signal(pidfd, number)
-
-
-def _make_fifo(path: Path) -> tuple[int, int]:
-    """Make a FIFO that only this user can use; return both its ends, neither of which blocks."""
-    try:
-        _clear(path)
-        os.mkfifo(path, 0o600)
-        reading = os.open(path, os.O_RDONLY | _FLAGS)
-        try:
-            return reading, os.open(path, os.O_WRONLY | _FLAGS)
-        except OSError:
-            os.close(reading)
-            raise
-    except OSError as error:
-        raise Unavailable(f"timer file {path}: {error.strerror}") from error
-
-
-def _clear(path: Path) -> None:
-    """Remove the FIFO that an earlier agent of this user left; refuse anything else."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return
-    if not stat.S_ISFIFO(found.st_mode) or found.st_uid != os.geteuid():
-        raise UsageError(f"timer file {path}: is there, and is no FIFO of this user")
-    try:
-        os.close(os.open(path, os.O_WRONLY | _FLAGS))
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        path.unlink()
-    else:  # somebody reads it
-        raise UsageError(f"timer file {path}: another agent uses it")
-
-
-def _remove_fifo(path: Path, end: int) -> None:
-    try:
-        if os.path.samestat(path.lstat(), os.fstat(end)):
-            path.unlink()
-    except OSError as error:
-        _log.warning("timer file %s: cannot be removed: %s", path, error.strerror)
 
 
 # The worker's side.
@@ -457,7 +436,7 @@ def _announce(path: Path | None, request: TimerRequest) -> bool:
     try:
         if path is None:
             raise FileNotFoundError(errno.ENOENT, "TORCHELASTIC_TIMER_FILE is not set")
-        end = os.open(path, os.O_WRONLY | _FLAGS)
+        end = os.open(path, os.O_WRONLY | FIFO_FLAGS)
         try:
             if not stat.S_ISFIFO(os.fstat(end).st_mode):
                 raise FileNotFoundError(errno.ENOENT, f"{path} is no FIFO")

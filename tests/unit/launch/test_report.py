@@ -93,7 +93,7 @@ def test_a_native_crash_shows_its_stack_and_its_hint() -> None:
         "  end:        killed by SIGSEGV\n"
         "  hint:       a crash in native code\n"
         "\n"
-        "  Python stack at the crash:\n"
+        "  Python stack at its end:\n"
         "  Fatal Python error: Segmentation fault\n"
         '    File "x.py", line 1 in f'
     )

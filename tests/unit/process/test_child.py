@@ -307,6 +307,11 @@ def test_a_user_who_wants_the_stack_on_stderr_has_it(starter: Starter, folder: P
     assert 'crash.py", line 2' in ended.stderr
 
 
+def test_a_program_leaves_no_file_for_stacks(starter: Starter, folder: Path) -> None:
+    ended = ours(starter, folder, Program("true"))
+    assert not ended.launch.stack_file.exists()
+
+
 # Making the process ours.
 
 

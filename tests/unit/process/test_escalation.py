@@ -1,4 +1,4 @@
-"""Tests of the escalation: the guarantees ES-1 to ES-5, by examples and by random histories."""
+"""Tests of the escalation: the guarantees ES-1 to ES-6, by examples and by random histories."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.process.escalation import (
+    ASK_BEFORE_S,
     ENDING_WAIT_S,
     KILL_WAIT_S,
     Abandon,
+    Ask,
     Effect,
     Escalation,
     Kill,
@@ -27,9 +29,12 @@ def test_nothing_happens_before_a_stop() -> None:
 def test_the_signal_then_kill_then_giving_up() -> None:
     escalation = Escalation([1, 2])
     assert escalation.stop(SIGTERM, 30.0, 100.0) == [Send(SIGTERM, (1, 2))]
+    assert escalation.next_wake() == 130.0 - ASK_BEFORE_S
+    assert escalation.tick(129.4) == []
+    escalation.exited(1)
+    assert escalation.tick(129.5) == [Ask((2,))], "ES-6"
     assert escalation.next_wake() == 130.0
     assert escalation.tick(129.9) == []
-    escalation.exited(1)
     assert escalation.tick(130.0) == [Kill((2,))]
     assert escalation.next_wake() == 130.0 + KILL_WAIT_S
     assert escalation.tick(134.9) == []
@@ -61,11 +66,21 @@ def test_a_second_stop_shortens_and_never_lengthens() -> None:
     escalation = Escalation([1])
     escalation.stop(SIGTERM, 10.0, 0.0)
     assert escalation.stop(SIGTERM, 100.0, 1.0) == []
-    assert escalation.next_wake() == 10.0
+    assert escalation.next_wake() == 10.0 - ASK_BEFORE_S
     assert escalation.stop(SIGINT, 3.0, 2.0) == [Send(SIGINT, (1,))]
-    assert escalation.next_wake() == 5.0
+    assert escalation.next_wake() == 5.0 - ASK_BEFORE_S
     assert escalation.stop(SIGTERM, 0.0, 3.0) == [Kill((1,))]
     assert escalation.stop(SIGTERM, 0.0, 4.0) == []
+
+
+def test_a_worker_with_little_time_has_half_of_it_before_it_is_asked_for_its_stacks() -> None:
+    """ES-6."""
+    escalation = Escalation([1])
+    escalation.stop(SIGTERM, 0.2, 10.0)
+    assert escalation.next_wake() == 10.1
+    assert escalation.tick(10.1) == [Ask((1,))]
+    assert escalation.stop(SIGTERM, 0.05, 10.1) == []
+    assert escalation.tick(10.16) == [Kill((1,))]
 
 
 def test_after_a_late_tick_kill_still_has_its_time() -> None:
@@ -114,6 +129,7 @@ class Histories(RuleBasedStateMachine):
         self.kill_at: float | None = None
         self.killed_at: float | None = None
         self.sent: list[int] = []
+        self.asked = False
 
     def check(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -124,6 +140,12 @@ class Histories(RuleBasedStateMachine):
                     assert self.killed_at is None, "ES-4"
                     assert signal not in self.sent, "ES-4"
                     self.sent.append(signal)
+                case Ask(pids):
+                    assert set(pids) == self.alive, "ES-5: and nobody is forgotten"
+                    assert not self.asked, "ES-6"
+                    assert self.kill_at is not None, "ES-6"
+                    assert self.kill_at - ASK_BEFORE_S <= self.now < self.kill_at, "ES-6"
+                    self.asked = True
                 case Kill(pids):
                     assert set(pids) == self.alive, "ES-5: and nobody is forgotten"
                     assert self.killed_at is None, "ES-1"

@@ -22,9 +22,11 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import Unavailable, UsageError
+from holdfast.errors import UsageError
 from holdfast.observe.events import TimerExpired
 from holdfast.process import watchdog
+from holdfast.process.escalation import ASK_BEFORE_S
+from holdfast.process.stacks import STACK_SIGNAL
 from holdfast.process.watchdog import (
     STRANGERS_MAX,
     TIMERS_MAX,
@@ -209,6 +211,46 @@ def test_a_wall_clock_that_jumps_ends_nobody(tmp_path: Path) -> None:
         clock.advance(10)
         node.write(b"\n")
         assert node.expired.get(timeout=WAIT_S).pid == pid
+
+
+TELLS = f"""
+import signal, sys
+def tell(*_):
+    print("asked", flush=True)
+signal.signal({STACK_SIGNAL}, tell)
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [SIGKILL, SIGTERM])
+def test_a_worker_that_is_killed_is_asked_for_its_stacks_before(
+    tmp_path: Path, number: int
+) -> None:
+    """WD-5."""
+    clock = ManualClock()
+    with watching(tmp_path / "timers", clock) as node:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", TELLS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        node.workers[worker.pid] = worker
+        assert worker.stdout is not None
+        with worker.stdout as said:
+            assert said.readline() == b"here\n"
+            node.write(TimerRequest(worker.pid, "step", PAST, number))
+            if number == SIGKILL:
+                assert said.readline() == b"asked\n"
+                node.write(
+                    TimerRequest(worker.pid, "step", None),
+                    TimerRequest(worker.pid, "another", PAST, number),
+                )
+                node.settle()
+                assert worker.poll() is None
+                clock.advance(ASK_BEFORE_S)
+                node.write(b"\n")
+            assert node.expired.get(timeout=WAIT_S).scope == "step"
+            assert node.ended(worker.pid) == -number
+            assert said.read() == b""
 
 
 def test_a_process_that_is_no_worker_is_left_alone(
@@ -456,18 +498,6 @@ def fill(end: int) -> None:
             pass
 
 
-def test_what_is_no_fifo_is_left_alone(tmp_path: Path) -> None:
-    """WD-3."""
-    path = tmp_path / "results"
-    path.write_text("precious")
-    link = tmp_path / "link"
-    link.symlink_to(path)
-    for place in (path, link, tmp_path):
-        with pytest.raises(UsageError, match="is there, and is no FIFO of this user"):
-            quiet(place).start()
-    assert path.read_text() == "precious"
-
-
 def test_the_fifo_of_an_agent_that_lives_is_refused(tmp_path: Path) -> None:
     """WD-3."""
     with watching(tmp_path / "timers") as node:
@@ -483,32 +513,6 @@ def test_the_fifo_of_an_agent_that_died_is_replaced(tmp_path: Path) -> None:
     with watching(path) as node:
         assert path.stat().st_mode & 0o777 == 0o600
         node.settle()
-
-
-def test_what_took_the_place_of_the_fifo_stays(tmp_path: Path) -> None:
-    """WD-3."""
-    path = tmp_path / "timers"
-    dog = quiet(path)
-    dog.start()
-    path.unlink()
-    path.write_text("precious")
-    dog.close()
-    assert path.read_text() == "precious"
-
-
-def test_a_fifo_that_is_gone_already_is_only_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    dog = quiet(tmp_path / "timers")
-    dog.start()
-    dog.path.unlink()
-    dog.close()
-    assert "cannot be removed: No such file or directory" in caplog.text
-
-
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"timer file .*/no/timers: No such file or directory"):
-        quiet(tmp_path / "no" / "timers").start()
 
 
 # The worker's side.
