@@ -230,8 +230,7 @@ class Node:
         if self._stopped or self._busy is not None:
             return None
         moments = [] if self._join_by is None else [self._join_by]
-        retry_at = self._trouble.retry_at
-        if retry_at is not None:
+        if (retry_at := self._trouble.retry_at) is not None:
             return min([retry_at, *moments])  # nothing else is done before that
         if self._holding.lease is not None:
             moments.append(self._holding.keep_at)
@@ -272,16 +271,17 @@ class Node:
         if self._stopped:
             return
         self._check_join(now)
-        if self._leadership is not None:
-            decision = self._leadership.decide(self._record, now)
-            if decision is not None:
-                self._explain(decision.progress)
+        leader = self._leadership
+        if leader is not None and (decision := leader.decide(self._record, now)) is not None:
+            self._explain(decision.progress)
         retry_at = self._trouble.retry_at
         if self._busy is not None or (retry_at is not None and now < retry_at):
             return
         if (op := self._next_op(now)) is not None:
             self._busy, self._busy_at = op, now
             self._effects.append(Perform(op))
+        else:
+            self._trouble.over()  # what failed is needed no more
 
     def _next_op(self, now: float) -> AnyOp | None:
         lease = self._holding.lease

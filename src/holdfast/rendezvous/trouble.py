@@ -32,7 +32,11 @@ class Trouble:
         leases, and takes no writes.
         """
         if not renewal or self._only_renewals:
-            self._since, self._retries, self._only_renewals = None, 0, True
+            self.over()
+
+    def over(self) -> None:
+        """Forget the silence: the store has answered, or nothing is wanted of it any more."""
+        self._since, self._retries, self._only_renewals = None, 0, True
 
     def failed(self, began: float, now: float, renewal: bool, bear_s: float | None = None) -> bool:
         """Hear that an operation that began then found no answer; say whether the store is lost.

@@ -556,6 +556,29 @@ class TestTrouble:
         assert len(b.take(Held)) >= 2
         assert not b.take(RoundOver)
 
+    def test_an_operation_that_failed_and_is_needed_no_more_is_forgotten(self) -> None:
+        """It is not tried again, so it must not wake the node without end."""
+        world, a, b = pair()
+        b.hold = Guarded
+        b.node.count_failure(world.now, WALL)
+        b.step()
+        a.node.count_failure(world.now, WALL)  # the same failure: one of them counts
+        world.settle()
+        b.held = b.hold = None
+        b.node.failed(NO_STORE, world.now)
+        b.step()  # it hears that the failure is counted
+        failed_at, world.now = world.now, b.node.next_wake() or 0.0
+        b.node.tick(world.now)
+        b.step()
+        assert b.the(Counted).failures.count == 1
+        assert b.node.next_wake() == failed_at + RULES.keep_alive_s
+        # A silence that begins much later is a new one.
+        world.run(2 * RULES.lease_s)
+        b.cut = NO_STORE
+        b.node.finish(world.now)
+        world.run(RULES.keep_alive_s)
+        assert b.take(StoreLost) == []
+
     def test_a_store_that_another_process_holds_up_is_waited_for(self) -> None:
         """ND-6: within the join timeout, and then the process is named."""
         world, _a, b = pair()

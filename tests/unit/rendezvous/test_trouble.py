@@ -66,3 +66,11 @@ def test_a_renewal_that_is_answered_ends_the_trouble_of_renewals() -> None:
     assert trouble.retry_at is None
     trouble.answered(renewal=False)
     assert not trouble.failed(began=20.0, now=21.0, renewal=True)
+
+
+def test_a_silence_ends_when_nothing_is_wanted_of_the_store_any_more() -> None:
+    trouble = Trouble(lease_s=15.0)
+    assert not trouble.failed(began=0.0, now=1.0, renewal=False)
+    trouble.over()
+    assert trouble.retry_at is None
+    assert not trouble.failed(began=20.0, now=21.0, renewal=False)
