@@ -27,6 +27,8 @@ def test_no_seed_breaks_a_promise(share: int, sim_range: Callable[[int], range])
         pytest.param(236714177127, id="a_worker_fails_while_its_agent_leaves"),
         pytest.param(236714177154, id="a_worker_fails_late_in_the_grace_of_its_agent"),
         pytest.param(236714230374, id="a_signal_ends_the_wait_for_what_others_know"),
+        pytest.param(700000003053, id="a_worker_fails_first_on_a_node_that_a_signal_ends"),
+        pytest.param(700000008467, id="a_worker_fails_first_beside_one_that_cannot_be_killed"),
         pytest.param(700000007062, id="a_wish_to_lead_that_failed_and_is_needed_no_more"),
     ],
 )

@@ -60,13 +60,7 @@ from holdfast.agent.effects import (
 )
 from holdfast.agent.outcome import Ending, Outcome, gist
 from holdfast.agent.policy import RestartBudget
-from holdfast.errors import (
-    HoldfastError,
-    InternalError,
-    RendezvousClosed,
-    RunOver,
-    WorkersStuck,
-)
+from holdfast.errors import HoldfastError, InternalError, RendezvousClosed, RunOver, WorkersStuck
 from holdfast.process.failure import Failure, WorkerExited, first_cause
 from holdfast.records import dataclass
 from holdfast.rendezvous.effects import Held
@@ -115,6 +109,7 @@ class Agent:
         self.place: Place | None = None
         self._running: set[int] = set()
         self._own: list[Failure] = []
+        self._told = 0  # how many of them the others have been told of
         self._peers: dict[int, tuple[Failure, ...]] = {}
         self._told_all: set[int] = set()  # the nodes that have said everything
         self._counting = False  # our own failure is counted, or will be
@@ -190,7 +185,7 @@ class Agent:
                 self._finished()
         elif self.state is State.STOPPING and failure is not None:
             self._own.append(failure)
-            self._tell_if_first(failure)
+            self._tell_if_first()
 
     def group_ended(self, abandoned: Sequence[int], now: float) -> None:
         """Hear that none of the workers runs any more, or that no more can be done about them."""
@@ -242,6 +237,8 @@ class Agent:
             self._told_all.add(node)
         if failures and self.state in (State.RUNNING, State.FINISHED):
             self._over(_sentence(failures[0]), now)
+        elif self.state is State.STOPPING:
+            self._tell_if_first()
         elif self.state is State.GATHERING:
             self._gather(now)
 
@@ -354,15 +351,19 @@ class Agent:
         self._counting = True
         self._after = None
         self._effects.append(Count())
-        self._effects.append(Publish(tuple(self._own), final=False))
+        self._publish()
         self._stop_workers(Signals.SIGTERM, _sentence(failure))
 
-    def _tell_if_first(self, failure: Failure) -> None:
+    def _tell_if_first(self) -> None:
         """Tell at once of a failure before all that are known, if the round's is counted (AG-4)."""
         given_up = isinstance(self._after, Outcome) and self._after.ending is Ending.FAILED
         counted = self._counting or any(self._peers.values()) or given_up
-        if counted and self._all_failures()[0] is failure:
-            self._effects.append(Publish(tuple(self._own), final=False))
+        if counted and any(one is self._all_failures()[0] for one in self._own[self._told :]):
+            self._publish()
+
+    def _publish(self, *, final: bool = False) -> None:
+        self._told = len(self._own)
+        self._effects.append(Publish(tuple(self._own), final))
 
     def _finished(self) -> None:
         self._go(State.FINISHED, "all workers of this node are done: waiting for the others")
@@ -424,7 +425,7 @@ class Agent:
 
     def _say_all(self) -> None:
         if self._others():
-            self._effects.append(Publish(tuple(self._own), final=True))
+            self._publish(final=True)
 
     def _others(self) -> int:
         return self.place.nodes - 1 if self.place else 0
@@ -467,18 +468,20 @@ class Agent:
 
     def _finish_failed(self) -> None:
         """End with what is known of the job's failure: the reason at least."""
-        failures = self._all_failures()
-        self._end(Outcome(ending=Ending.FAILED, reason=self.reason, failures=failures))
+        self._end(Outcome(ending=Ending.FAILED, reason=self.reason, failures=self._all_failures()))
 
     def _end(self, outcome: Outcome) -> None:
+        known = self._all_failures()
         if outcome.ending is Ending.BROKEN:  # with what is known by now (AG-9)
-            outcome = replace(outcome, failures=self._all_failures() or self._forgiven)
+            outcome = replace(outcome, failures=known or self._forgiven)
+        elif known and outcome.ending is Ending.SIGNALLED and self.state is State.STOPPING:
+            self._say_all()  # somebody may be gathering, or will be
         self._go(State.ENDED, outcome.reason)
         self._effects.append(Finish(outcome))
 
     def _forget_failures(self) -> None:
         self._own, self._peers, self._told_all = [], {}, set()
-        self._counting = False
+        self._told, self._counting = 0, False
 
     def _all_failures(self) -> tuple[Failure, ...]:
         return first_cause([*self._own, *(f for told in self._peers.values() for f in told)])

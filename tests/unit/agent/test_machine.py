@@ -196,7 +196,7 @@ FOLLOWS: dict[str, dict[str, str]] = {
         "counted, spent": "gathering: close failed, publish 0 final",
         "count failed": "ended: finish broken 0",
         "count closed": "gathering: publish 0 final",
-        "signal": "ended: finish signalled 0",
+        "signal": "ended: publish 0 final, finish signalled 0",
         "broke": "ended: finish broken 0",
     },
     "restarting": {
@@ -347,7 +347,8 @@ def test_a_failure_that_cannot_be_counted_changes_nothing_about_a_signal(
 ) -> None:
     machine = agent(*COUNTING, EVENTS["signal"])
     machine.count_failed(error, 5.0)
-    assert after(machine, EVENTS["group ended"]) == ["finish signalled 0"]
+    end = ["publish 0 final", "finish signalled 0"]
+    assert after(machine, EVENTS["group ended"]) == end
 
 
 @pytest.mark.parametrize(
@@ -505,6 +506,24 @@ def test_only_what_changes_the_first_cause_is_told_before_the_end() -> None:
     assert after(machine, fails(1, at=9.0)) == ["publish 0 1 1"]
     machine = agent(*STATES["going"])  # nobody has failed: this is not counted, and not told yet
     assert after(machine, fails(1, at=9.0), fails(0, at=8.0)) == []
+
+
+def test_a_failure_is_told_when_a_later_one_is_counted_elsewhere() -> None:
+    """AG-4, AG-5: ours came first, while the workers were stopped for something else."""
+    for state in ("going", "signalled"):
+        machine = agent(*STATES[state], fails(1, at=8.0))
+        assert after(machine, peer(2)) == ["publish 1"]  # at once: the end may be far
+        assert after(machine, peer(2, 3)) == []  # told once
+        machine = agent(*STATES[state], fails(1, at=9.5))
+        assert after(machine, peer(2)) == []  # not the first cause
+
+
+def test_a_node_that_a_signal_ends_says_which_workers_had_failed() -> None:
+    """AG-5: a node that fails at the same time gathers it, to name the first cause."""
+    machine = agent(*STATES["signalled"], fails(1, at=8.0))
+    assert after(machine, EVENTS["group ended"]) == ["publish 1 final", "finish signalled"]
+    machine = agent(*STATES["signalled"], peer(2))
+    assert after(machine, EVENTS["group ended"]) == ["publish none final", "finish signalled"]
 
 
 def test_the_store_is_lost_while_the_job_is_given_up() -> None:
