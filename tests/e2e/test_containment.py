@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.process.containment import Containment
 from tests.e2e.contained_agent import WORKERS
 
 AGENT = Path(__file__).with_name("contained_agent.py")
@@ -134,7 +134,24 @@ def test_without_reaper_and_control_group_the_workers_still_die() -> None:
         assert len(one.watched) == WORKERS
         one.die("SIGKILL")
         one.wait_for_all()
-        shutil.rmtree(one.facts["folder"])  # what the reaper would have done
+        with Containment():  # of a later agent, which does what the reaper would have done
+            one.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("cgroup", ["cgroup", "no-cgroup"])
+def test_what_an_agent_leaves_that_dies_with_its_reaper_is_removed_by_a_later_one(
+    cgroup: str,
+) -> None:
+    with agent("run", cgroup, "alone") as one:
+        if cgroup == "cgroup" and one.facts["cgroup"] is None:
+            pytest.skip("no control group of version 2 can be made here")
+        with Containment():
+            assert os.path.exists(one.facts["folder"])
+        os.kill(one.facts["reaper"], signal.SIGKILL)
+        one.die("SIGKILL")
+        one.wait_for_all()
+        with Containment():
+            one.check_nothing_is_left()
 
 
 def test_the_death_of_the_reaper_harms_nobody() -> None:

@@ -277,7 +277,7 @@ from holdfast.process.containment import Containment
 
 owner, name = {
     "kill": (Containment, "empty"),
-    "remove": (logs, "_remove"),
+    "remove": (logs, "remove_folder"),
     "end": (Containment, "_end_reaper"),
 }[sys.argv[1]]
 real = getattr(owner, name)

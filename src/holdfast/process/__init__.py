@@ -12,6 +12,8 @@ Layout, in reading order (◦ = pure)
     forked.py         what runs first in a worker that was forked
     fence_main.py     the process that kills workers at a deadline (a script, run by path)
     fence.py          a deadline for all workers, which holds though the agent does not run
+    leftovers.py      what dead agents left: found by their locks, and removed
+    cgroup.py         a control group for the workers of one agent
     containment.py    nothing survives: process groups, control groups, the reaper
     stacks.py         which workers can be asked for their stacks
     orphans.py        reaps what process 1 inherits

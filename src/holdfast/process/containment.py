@@ -16,6 +16,7 @@ Several nets, each under the one before:
                      ends (`fence.py`).
 
 (The last is in the workers: the kernel kills them when the thread that started them is gone.)
+If the agent and its reaper are both killed, a later agent removes what they left (leftovers.py).
 
 A number of a process or group means somebody else as soon as its owner has been reaped. So a group
 is signalled only while its leader has not been reaped, and any other process is held by a
@@ -29,6 +30,7 @@ import logging
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,9 +40,11 @@ from typing import Self, TypeAlias
 
 from holdfast import env
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.process.cgroup import make_cgroup, remove_cgroup
 from holdfast.process.escalation import KILL_WAIT_S
 from holdfast.process.fence import Fence
 from holdfast.process.handle import still_running
+from holdfast.process.leftovers import hold_folder, remove_leftover_folders
 from holdfast.process.orphans import disown, own, reap_orphans
 
 __all__ = ["Containment", "outlive_group"]
@@ -49,7 +53,6 @@ _log = logging.getLogger("holdfast.process")
 
 _STUCK_WAIT_S = 1.0  # for what is killed after something else was found to be stuck
 _REAPER_WAIT_S = 5.0
-_LOOK_EVERY_S = 0.005
 
 _SHELL = "/bin/sh"
 # $1: what marked processes have in their environment; $2: the control group, or nothing; $3: a
@@ -114,6 +117,7 @@ class Containment:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
         self._lock = threading.Lock()  # for the pipe
+        self._held: list[int] = []  # locks, which tell later agents that this one lives
         self._fence = Fence(f"{env.GROUP}={self._token}.")
         self._stuck: set[int] = set()
 
@@ -125,8 +129,12 @@ class Containment:
         _opened.add(self)
         if not _can_sweep():
             _log.warning("no /proc or no pidfd here: daemons of workers may outlive them")
-        if self._with_cgroup:
-            self._cgroup = _make_cgroup(f"holdfast-{self._token}")
+        if self._with_cgroup and (made := make_cgroup()) is not None:
+            self._cgroup, lock = made
+            self._held.append(lock)
+        remove_leftover_folders(Path(tempfile.gettempdir()))
+        if self._folder is not None and (marker := hold_folder(self._folder)) is not None:
+            self._held.append(marker)
         if self._with_reaper:
             self._start_reaper()
         return self
@@ -142,7 +150,7 @@ class Containment:
         alive = self._sweep(self._is_ours)[1]
         if self._cgroup is not None:
             deadline = Deadline.after(0 if alive else KILL_WAIT_S, self._clock)
-            _remove_cgroup(self._cgroup, deadline, self._clock)
+            remove_cgroup(self._cgroup, deadline, self._clock)
         return alive
 
     def close(self) -> tuple[int, ...]:
@@ -154,6 +162,7 @@ class Containment:
         alive = self.empty()
         self._fence.close()
         self._end_reaper()
+        self._let_go()
         return alive
 
     def __enter__(self) -> Self:
@@ -175,6 +184,11 @@ class Containment:
         self._open = False
         self._close_pipe()
         self._fence.forget()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        while self._held:
+            os.close(self._held.pop())
 
     # What a worker needs.
 
@@ -431,50 +445,3 @@ def _kill(fds: Iterable[int]) -> None:
     for fd in fds:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
-
-
-# Control groups.
-
-
-def _make_cgroup(name: str) -> Path | None:
-    """Make a control group below our own; None, and a line for the curious, if we may not."""
-    try:
-        own = _own_cgroup()
-        path = own / name
-        path.mkdir()
-    except OSError as error:
-        _log.debug("no control group: %s", error)
-        return None
-    # To move a process, its old group must be writable too; before Linux 5.14 none can be killed.
-    if all(os.access(file, os.W_OK) for file in (own / "cgroup.procs", path / "cgroup.kill")):
-        return path
-    path.rmdir()
-    _log.debug("no control group: %s is not ours to move processes in, or Linux is too old", own)
-    return None
-
-
-def _own_cgroup() -> Path:
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    roots = [fields[1] for fields in mounts if fields[2] == "cgroup2"]
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-    if not roots or not own:
-        raise FileNotFoundError("there is no cgroup2")
-    return Path(roots[0]) / own[0]
-
-
-def _remove_cgroup(path: Path, deadline: Deadline, clock: Clock) -> None:
-    """Kill what is in it and remove it, with those that its processes made in it."""
-    while True:
-        try:
-            (path / "cgroup.kill").write_text("1")
-            for folder, _, _ in os.walk(path, topdown=False):
-                os.rmdir(folder)
-            return
-        except FileNotFoundError:
-            return  # somebody was faster
-        except OSError as error:
-            if deadline.passed():
-                _log.warning("control group %s stays: %s", path, error)
-                return
-        clock.sleep(_LOOK_EVERY_S)

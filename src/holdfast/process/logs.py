@@ -3,7 +3,7 @@
 Below `log_dir`, or below the system's folder for temporary files:
 
     <run id>_<random>/             0700, new for every agent and run
-        private/                   what nobody keeps, as the job's secret; gone with the agent
+        private/                   what is not kept, as the job's secret; gone with the agent
         attempt_<n>/
             filtered_stdout.log    lines of all workers that a filter chose
             <local rank>/          the worker's private folder
@@ -15,7 +15,6 @@ that is also shown on the console is a pipe, which the attempt's pump reads.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -28,6 +27,7 @@ from typing import NamedTuple, assert_never
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, InternalError, Unavailable, UsageError
+from holdfast.process.leftovers import remove_folder
 from holdfast.process.prefix import render_prefix
 from holdfast.process.pump import Console, LogFile, Pump, Source, open_log_file, open_pipe
 from holdfast.process.streams import Destination, LogOptions, Std
@@ -136,7 +136,7 @@ class RunLogs:
             self._attempts.pop().close(timeout)
         self._close_spare()
         if self._folder is not None:
-            _remove(self.private)
+            remove_folder(self.private)
 
     def _close_spare(self) -> None:
         if self._spare is not None:
@@ -260,22 +260,6 @@ class _Shown(NamedTuple):
     console: Console
     needles: tuple[bytes, ...]
     filtered: LogFile | None
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder and what is in it, with one descriptor: there may be no more."""
-    folders = [str(folder)]
-    for path in folders:  # which grows meanwhile
-        with contextlib.suppress(OSError), os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                else:
-                    with contextlib.suppress(OSError):
-                        os.unlink(entry.path)
-    for path in reversed(folders):
-        with contextlib.suppress(OSError):
-            os.rmdir(path)
 
 
 def _safe_name(text: str) -> str:

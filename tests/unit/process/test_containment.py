@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -413,31 +412,6 @@ def test_closing_kills_and_removes_the_control_group() -> None:
 def test_no_control_group_is_made_if_none_is_wanted() -> None:
     with Containment(cgroup=False) as containment:
         assert containment.procs_path is None
-
-
-@pytest.mark.parametrize("missing", ["/proc/mounts", "/proc/self/cgroup"])
-def test_without_cgroup2_there_is_none_and_the_curious_are_told(
-    missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    read_text = Path.read_text
-
-    def emptied(path: Path) -> str:
-        return "" if str(path) == missing else read_text(path)
-
-    monkeypatch.setattr(Path, "read_text", emptied)
-    with caplog.at_level(logging.DEBUG, "holdfast.process"), Containment() as containment:
-        assert containment.procs_path is None
-    assert "no control group" in caplog.text
-
-
-def test_an_old_kernel_leaves_no_control_group_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cgroup.procs").touch()
-    monkeypatch.setattr(module, "_own_cgroup", lambda: tmp_path)  # where cgroup.kill never appears
-    with Containment() as containment:
-        assert containment.procs_path is None
-    assert [path.name for path in tmp_path.iterdir()] == ["cgroup.procs"]
 
 
 def test_workers_may_come_and_go_in_many_threads(containment: Containment) -> None:
