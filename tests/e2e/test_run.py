@@ -472,6 +472,7 @@ def test_nobody_is_at_the_endpoint(
     variables: dict[str, str], script: str, free: int, backend: str
 ) -> None:
     flags = ["--nnodes=2", f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{free}"]
+    flags += ["--rdzv-id=job"]
 
     def wait_in_vain(seconds: float) -> None:
         conf = f"--rdzv-conf=join_timeout={seconds:g}{',is_host=false' * (backend == 'c10d')}"
