@@ -54,6 +54,10 @@ _log = logging.getLogger("holdfast.process")
 _STUCK_WAIT_S = 1.0  # for what is killed after something else was found to be stuck
 _REAPER_WAIT_S = 5.0
 
+_EXEC_LOOKS_MAX = 50
+_EXEC_LOOK_EVERY_S = 0.001
+_PF_KTHREAD = 0x200000  # among the kernel's flags of a process: a thread of the kernel's own
+
 _SHELL = "/bin/sh"
 # $1: what marked processes have in their environment; $2: the control group, or nothing; $3: a
 # folder to remove, or nothing. Lines of input: "+<group>", "-<group>", and "." for a good end.
@@ -435,10 +439,23 @@ def _all_pids() -> list[int]:
 def _environment_of(pid: int) -> list[bytes]:
     """Return what the process was started with; nothing if it has ended, or is not ours to read."""
     try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            return file.read().split(b"\0")
+        for _ in range(_EXEC_LOOKS_MAX):
+            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+                environment = file.read()
+            if environment or _has_none(pid):
+                return environment.split(b"\0")
+            SYSTEM_CLOCK.sleep(_EXEC_LOOK_EVERY_S)
     except OSError:
-        return []
+        pass
+    return []
+
+
+def _has_none(pid: int) -> bool:
+    """Say whether a process has no environment, and not only while it becomes another program."""
+    stat = Path(f"/proc/{pid}/stat").read_bytes()
+    fields = stat.rpartition(b")")[2].split()  # the name before it may hold anything
+    state, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
+    return state in (b"Z", b"X") or bool(flags & _PF_KTHREAD) or start == end != 0
 
 
 def _kill(fds: Iterable[int]) -> None:

@@ -384,6 +384,22 @@ def test_without_pidfds_nothing_is_swept_and_a_line_says_so(
     assert caplog.text.count("no /proc or no pidfd") == 1
 
 
+def test_a_process_that_becomes_another_program_is_found(
+    containment: Containment, tmp_path: Path
+) -> None:
+    """It has no environment in the moment of the change."""
+    changing = tmp_path / "changing.sh"
+    changing.write_text('exec /bin/sh "$0"')
+    for _ in range(30):
+        environment = {**os.environ, **containment.environment}
+        process = subprocess.Popen(["/bin/sh", changing], env=environment)
+        try:
+            assert containment.sweep() == (process.pid,)
+        finally:
+            process.kill()
+            process.wait()
+
+
 # Control groups.
 
 
