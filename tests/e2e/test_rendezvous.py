@@ -74,9 +74,9 @@ def test_nodes_come_leave_and_come_back(nodes: Nodes) -> None:
         assert node.hear("RunEnded")["reason"] == "the job is done"
         assert node.do("state")["closed"] == "the job is done"
     late = nodes.start(2, 3)
-    for node in (a, late):
+    for node, error in ((a, "RendezvousClosed"), (late, "RunOver")):
         refused = node.do("next")
-        assert refused["error"] == "RendezvousClosed"
+        assert refused["error"] == error
         assert "the job is done" in refused["text"]
     for node in (a, b, c, late):
         node.leave()
@@ -117,8 +117,8 @@ def test_a_killed_node_is_replaced_by_a_spare(nodes: Nodes, victim: str) -> None
 def test_several_deaths_at_once_are_one_more_round(nodes: Nodes) -> None:
     """The leader is one of the dead; those who are left go on with less, once both are missed."""
     mortal = nodes.place.mortal
-    a = nodes.lead(4, None, **mortal)
-    b = nodes.start(4, None, **mortal)
+    a = nodes.lead(2, 4, last_call_timeout="500", **mortal)  # it leads, and waits for all four
+    b = nodes.start(2, 4, **mortal)
     left = [nodes.start(2, 4), nodes.start(2, 4)]
     for node in (b, *left):
         node.order("next")

@@ -205,12 +205,14 @@ def judge_murder(murder: Murder, record: MurderRecord) -> Verdict:
 
 def _ends_well(murder: Murder, role: Role) -> bool | None:
     """Say whether an agent that was not killed must end well, must not, or may either way."""
+    if murder.phase is Phase.LEAVING and role is Role.SPARE:
+        # The run is over. The spare waited when it ended, or came later and was refused.
+        return None
     if murder.role is not Role.HOST or not murder.sudden:
         return True
     match murder.phase:
         case Phase.LEAVING:
-            # The run is over. The spare may have heard of it before the store was gone.
-            return None if role is Role.SPARE else True
+            return True
         case _:
             # Also when the member's workers are done: it cannot know whether the host's are (AG-7).
             return False

@@ -209,8 +209,9 @@ def test_e2_a_node_that_waits_for_the_host_does_not_end_well_without_it() -> Non
         assert broken_by(murder, good_murder(murder, spare=1)) == "E2"
 
 
-def test_when_the_run_is_over_the_end_of_the_host_harms_nobody() -> None:
-    leaving = replace(HOST, phase=Phase.LEAVING)
+@pytest.mark.parametrize("murder", [HOST, MEMBER])
+def test_when_the_run_is_over_nobody_is_harmed_and_a_spare_may_be_refused(murder: Murder) -> None:
+    leaving = replace(murder, phase=Phase.LEAVING)
     for code in (0, 1):
         assert judge_murder(leaving, good_murder(leaving, spare=code)) == FINE
 
