@@ -29,6 +29,10 @@ def test_no_seed_breaks_a_promise(share: int, sim_range: Callable[[int], range])
         pytest.param(236714230374, id="a_signal_ends_the_wait_for_what_others_know"),
         pytest.param(700000003053, id="a_worker_fails_first_on_a_node_that_a_signal_ends"),
         pytest.param(700000008467, id="a_worker_fails_first_beside_one_that_cannot_be_killed"),
+        pytest.param(700000006556, id="a_reset_connection_ends_a_lease_before_its_time"),
+        pytest.param(700000009090, id="a_leader_that_cannot_wait_for_a_node_that_was_paused"),
+        pytest.param(520914564975, id="two_rounds_without_a_node_that_hears_nothing"),
+        pytest.param(520914557379, id="a_leader_leaves_and_is_not_told_that_its_lease_is_revoked"),
         pytest.param(700000007062, id="a_wish_to_lead_that_failed_and_is_needed_no_more"),
     ],
 )

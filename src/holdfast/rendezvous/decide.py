@@ -79,11 +79,12 @@ class Rules:
     def grace_s(self) -> float:
         """How long a new round that has its minimum waits for living members of the last one.
 
-        As long as a member may take to stop its work: it would run beside the new round else. It
-        ends well before the nodes that wait give up: a member that lives and never asks would else
-        make all of them time out at once, though they are enough without it.
+        As long as a member may take to hear of the end, a lease, and then to stop its work: it
+        would run beside the new round else. It ends well before the nodes that wait give up: a
+        member that lives and never asks would else make all of them time out at once, though they
+        are enough without it.
         """
-        return min(self.join_s / 2, max(self.last_call_s + self.lease_s, self.stop_s))
+        return min(self.join_s / 2, self.lease_s + max(self.last_call_s, self.stop_s))
 
 
 @dataclass(frozen=True, slots=True)

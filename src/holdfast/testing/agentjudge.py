@@ -3,7 +3,8 @@
 The truth is what the played workers did, and the history of the run's keys in the store.
 
     AG-1  workers start on a node only when none of an earlier round is left there
-    AG-10 and only when none of an earlier round runs anywhere, but on a node that is paused
+    AG-10 and only when none of an earlier round runs anywhere, but on a node that is paused, or
+          where nobody could keep them from it (`may_work_on`)
     S4    the run is closed as failed only if its account is overdrawn or workers could not be
           started, as succeeded only if all workers of a complete round are done
     S5    each round that ends uses up one event: a worker of it failed, a member went away or
@@ -18,6 +19,7 @@ The truth is what the played workers did, and the history of the run's keys in t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -26,15 +28,18 @@ from holdfast.agent.effects import Place
 from holdfast.agent.exchange import decode_report
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.errors import RendezvousClosed
-from holdfast.ids import NodeId
+from holdfast.ids import LeaseId, NodeId
 from holdfast.rendezvous.model import Record, Status
-from holdfast.store.ops import Change
+from holdfast.store.ops import AnyOp, Change, LeaseKeep, Set
 from holdfast.testing.clusterjudge import Judge
 
 __all__ = ["NOT_IN_TIME", "AgentJudge"]
 
 NOT_IN_TIME = "not all workers were done in time"
 """What the exit barrier of a simulated node says when it has waited for long enough."""
+
+CLOCKS_AGREE = 0.95
+"""How long a second of a simulated node lasts at least."""
 
 LATE_S = 4.0
 """By how much a leader may be late with what it sees."""
@@ -69,6 +74,9 @@ class AgentJudge(Judge):
         self._departed: Counter[NodeId] = Counter()
         self._knocked: set[int] = set()
         self._gone_at = -LATE_S
+        self._holders: dict[LeaseId, NodeId] = {}
+        self._cut_at: dict[NodeId, float] = {}
+        self._left_behind: set[NodeId] = set()
 
     @property
     def counted(self) -> frozenset[int]:
@@ -157,7 +165,34 @@ class AgentJudge(Judge):
             named = [failure.rank for failure in outcome.failures]
             self._fail(f"P4: {node} names {named}, the order was {causes} in round {number}")
 
+    def may_work_on(self, node: NodeId) -> bool:
+        """Say whether a node may have workers of an earlier round, though the next one begins.
+
+        The network may close a node's connection as a process does that dies, and keep the node
+        from connecting again. Then the store ends the lease early (SV-7). The node learns it when
+        it reaches the store, or stops its workers when its lease ends by its own count.
+
+        A leader goes on without a member that lives after half of `join_s`, though the member may
+        take longer to hear of the end and to stop: else all the nodes that wait would time out.
+        """
+        rules, now = self.rules, self._clock()
+        if now < self._cut_at.get(node, -math.inf) + rules.lease_s + rules.stop_s:
+            return True
+        return node in self._left_behind and node in self.announced
+
     # What the store does.
+
+    def curtailed(self, lease: LeaseId) -> None:
+        if lease in self._holders:
+            self._cut_at[self._holders[lease]] = self._clock()
+
+    def performed(self, op: AnyOp) -> None:
+        super().performed(op)
+        match op:
+            case Set(key, _, lease) if lease is not None and key.startswith(self.keys.nodes):
+                self._holders[lease] = NodeId(key.removeprefix(self.keys.nodes))
+            case LeaseKeep(lease) if lease in self._holders:
+                self._cut_at.pop(self._holders[lease], None)
 
     def changed(self, change: Change) -> None:
         super().changed(change)
@@ -187,6 +222,11 @@ class AgentJudge(Judge):
     def _completed(self, record: Record) -> None:
         super()._completed(record)
         members = {member.node for member in record.members}
+        hasty = self.rules.grace_s < self.rules.lease_s + self.rules.stop_s
+        waited = self._clock() - self._forming_since >= self.rules.grace_s * CLOCKS_AGREE
+        if hasty and waited:
+            self._left_behind.update(self.announced)
+        self._left_behind -= members
         just_gone = self._clock() < self._gone_at + LATE_S  # who leads may not have heard of it
         if just_gone or any(one not in members for one in self.announced):
             self._knocked.add(record.number)

@@ -241,7 +241,8 @@ class AgentCluster:
         for user in self.users():
             place, workers = user.machine.place, user.workers
             runs = workers is not None and workers.alive - workers.stuck and not user.host.paused
-            if runs and place is not None and place.round < number:
+            earlier = place is not None and place.round < number
+            if runs and earlier and not self.judge.may_work_on(user.id):
                 self.journal.fail(f"AG-10: {node} starts round {number} beside {user} in {place}")
 
     def _check_told(self, number: int, node: NodeId) -> None:

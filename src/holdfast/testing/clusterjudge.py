@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from holdfast.ids import NodeId
+from holdfast.ids import LeaseId, NodeId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import (
     Closed,
@@ -109,6 +109,9 @@ class Judge:
         self.on_finish(node)
 
     # What the store does.
+
+    def curtailed(self, lease: LeaseId) -> None:
+        """Hear that a lease will end early, since the connection of its holder was closed."""
 
     def performed(self, op: AnyOp) -> None:
         """Hear of an operation that the store performed, before its changes."""
@@ -259,7 +262,9 @@ class Judge:
             case Counted():
                 self._told_counted(node)
             case Left():
-                if node in self.announced or self.leader == node:
+                # One that has said so need not hear that its lease is revoked: it ends by itself.
+                leads = self.leader == node and node not in self._left
+                if node in self.announced or leads:
                     self._fail(f"{node} has left, and is still in the store")
             case TimedOut():
                 self.counts["joins timed out"] += 1

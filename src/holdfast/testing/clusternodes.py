@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import Fenced, HoldfastError, LeaseLost, TimeoutExpired
-from holdfast.ids import NodeId, new_token
+from holdfast.ids import LeaseId, NodeId, new_token
 from holdfast.rendezvous.effects import (
     Closed,
     Counted,
@@ -76,7 +76,7 @@ class ClusterServer(ServerProgram):
     def __init__(self, host: Host, journal: Journal, rng: random.Random, judge: Judge) -> None:
         super().__init__(host, journal, rng, slow=False)
         keyspace = self.service.keyspace
-        apply, take = keyspace.apply, keyspace.take_changes
+        apply, take, curtail = keyspace.apply, keyspace.take_changes, keyspace.curtail
 
         def observed(op: Any, now: float) -> Any:
             result = apply(op, now)
@@ -89,7 +89,14 @@ class ClusterServer(ServerProgram):
                 judge.changed(change)
             return changes
 
+        def curtailed(lease_id: LeaseId, at: float) -> None:
+            known = keyspace._leases.get(lease_id)
+            if known is not None and at < known.ends_at:
+                judge.curtailed(lease_id)
+            curtail(lease_id, at)
+
         keyspace.apply = observed  # type: ignore[method-assign]
+        keyspace.curtail = curtailed  # type: ignore[method-assign]
         keyspace.take_changes = taken  # type: ignore[method-assign]
 
     def shut(self) -> None:

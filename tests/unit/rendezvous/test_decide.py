@@ -121,9 +121,11 @@ class TestForming:
         assert members(decide(replace(situation, enough_since=0.0), rules, 10.0)) == "ab"
 
     def test_members_have_the_time_that_stopping_takes(self) -> None:
-        rules = replace(RULES, stop_s=35.0)
+        rules = replace(RULES, stop_s=30.0)
         situation = seen(forming("abc"), [node("a", round_=1), node("b", round_=1), working("c")])
-        assert decide(situation, rules, 30.0).wake_at == 35.0
+        assert decide(situation, rules, 30.0).wake_at == 45.0  # a lease to hear of it, and 30
+        slow = replace(rules, last_call_s=40.0)
+        assert decide(situation, slow, 30.0).wake_at == 50.0  # at most half of the join timeout
 
     def test_members_that_are_gone_are_named_as_missing(self) -> None:
         rules = replace(RULES, min_nodes=4)

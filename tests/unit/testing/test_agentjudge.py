@@ -10,7 +10,7 @@ from holdfast.agent.effects import Place
 from holdfast.agent.exchange import decode_report
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.errors import HoldfastError, RendezvousClosed, RendezvousTimedOut
-from holdfast.ids import NodeId, RunId
+from holdfast.ids import LeaseId, NodeId, RunId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.model import (
     Announcement,
@@ -21,7 +21,7 @@ from holdfast.rendezvous.model import (
     Record,
     Status,
 )
-from holdfast.store.ops import Change
+from holdfast.store.ops import Change, LeaseKeep, Set
 from holdfast.testing.agentjudge import LATE_S, NOT_IN_TIME, AgentJudge
 from tests.unit.agent.stories import failure
 
@@ -178,3 +178,40 @@ def test_a_job_is_given_up_for_what_happened_first(court: Court) -> None:
     court.judge.signalled.add(A)  # so that it did not wait for what the others know
     court.end(Ending.FAILED)
     assert len(court.blamed) == 2
+
+
+# Workers of an earlier round beside those of the next (AG-10).
+
+
+def test_a_node_whose_lease_the_network_ends_may_work_until_it_can_know(court: Court) -> None:
+    judge, lease = court.judge, LeaseId(7)
+    judge.curtailed(lease)  # of something that is no node
+    assert not judge.may_work_on(B)
+    judge.performed(Set(KEYS.node(B), b"", lease))
+    judge.curtailed(lease)
+    assert judge.may_work_on(B)
+    assert not judge.may_work_on(A)
+    court.now += judge.rules.lease_s + judge.rules.stop_s
+    assert not judge.may_work_on(B)
+
+
+def test_a_node_that_came_back_in_time_keeps_its_lease(court: Court) -> None:
+    judge, lease = court.judge, LeaseId(7)
+    judge.performed(Set(KEYS.node(B), b"", lease))
+    judge.curtailed(lease)
+    judge.performed(LeaseKeep(LeaseId(8)))
+    assert judge.may_work_on(B)
+    judge.performed(LeaseKeep(lease))
+    assert not judge.may_work_on(B)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_node_may_work_that_a_leader_could_not_wait_for(court: Court, waits: bool) -> None:
+    judge = court.judge
+    court.over(1)
+    court.now += judge.rules.grace_s if waits else 0.9 * judge.rules.grace_s
+    court.set(KEYS.round, Record(2, Status.COMPLETE, MEMBERS[:1], "without b"))
+    assert judge.may_work_on(B) is waits
+    assert not judge.may_work_on(A)
+    court.set(KEYS.node(B), None)  # its lease has ended, so it must have stopped
+    assert not judge.may_work_on(B)

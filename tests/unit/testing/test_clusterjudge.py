@@ -248,9 +248,10 @@ def test_the_end_is_told_only_when_it_has_come(court: Court) -> None:
 
 def test_who_finished_and_left_is_in_and_ends_nothing(court: Court) -> None:
     court.meet(A, B)
+    court.set(KEYS.leader, Leader(B, 0).encode())
     court.judge.finishes(B, 1)
     court.leave(B, 1)
-    court.judge.told(B, Left())
+    court.judge.told(B, Left())  # it need not hear that its lease is revoked
     court.announce(C)
     assert court.judge.all_in([A, C])  # C would have a place, in a round that is not ending
     assert court.judge.stands([A])
