@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
+import stat
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.process.leftovers import MARKER
 
 TIMEOUT_S = 120.0
 """How long anything may take; what takes longer does not come."""
@@ -122,6 +125,20 @@ class ReportingProcess:
 
 
 def _holds_a_lock(pid: int) -> bool:
-    """Say whether a process has locked a file; one that waits for a lock has a `->` there."""
+    """Say whether a process has locked a file that others lock too.
+
+    In the list of locks a process that only waits for one has a `->` before its own. The locks that
+    an agent holds all its life, on its own folder and control group, keep nobody waiting.
+    """
     locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    return any(words[1] == "FLOCK" and words[4] == str(pid) for words in locks)
+    inodes = {
+        int(words[5].rpartition(":")[2])
+        for words in locks
+        if words[1] == "FLOCK" and words[4] == str(pid)
+    }
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            file, name = fd.stat(), fd.readlink().name
+            if file.st_ino in inodes and stat.S_ISREG(file.st_mode) and name != MARKER:
+                return True
+    return False
