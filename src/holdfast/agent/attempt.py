@@ -113,7 +113,7 @@ class Attempt:
         return stuck
 
     def hurry(self) -> None:
-        """Let a `close` in another thread wait no longer for who reads the workers' output."""
+        """Let a `close` in another thread wait no longer for readers of the workers' output."""
         self._logs.hurry()
 
     def _facts(self, membership: Membership) -> RoundFacts:

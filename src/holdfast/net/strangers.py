@@ -6,8 +6,8 @@ else out. So the oldest connection of the place that holds the most goes: a floo
 
 Guarantees
     ST-1  At most `most` strangers are held.
-    ST-2  A stranger makes room only if no place holds more than its own: whoever floods a server
-          from one address keeps nobody out who comes from another one.
+    ST-2  A stranger makes room only if no place holds more than its own: a flood from one
+          address keeps out no connection from another one.
     ST-3  Among the strangers of one place, the oldest makes room.
 """
 

@@ -397,7 +397,7 @@ class StoreRendezvous(Rendezvous):
 
 def _why_over(run: RunId, closed: Closed) -> str:
     """Say when and how a run ended, and what to do instead of joining it."""
-    from datetime import UTC, datetime  # only who comes too late pays for it
+    from datetime import UTC, datetime  # only a node that comes too late pays for it
 
     ended = datetime.fromtimestamp(closed.ended_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     how = "failed" if closed.failed else "ended"

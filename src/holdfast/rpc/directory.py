@@ -99,7 +99,7 @@ class Directory:
         # Guards what follows, and tells when any of it changes.
         self._changed = threading.Condition()
         self._over: dict[str, None] = {}  # lives that are over: the latest ones
-        # Who was there before us may be gone already, until its lease must have ended.
+        # A worker that was there before us may be dead until its lease must have ended.
         self._before: set[str] = set()
         self._size = 0
         self._sizes: dict[str, int] = {}  # of workers of other worlds, by name

@@ -211,7 +211,7 @@ class Pipe:
         if several is None or self._link.seal_off(call):
             return
         with self._turn:
-            while self._sender not in {0, threading.get_ident()}:  # who sends does not block
+            while self._sender not in {0, threading.get_ident()}:  # a sender does not block
                 self._turn.wait(PUT_OFF_S)
             for parts in several:
                 if not take_back(parts, self._out) and not self._sender:  # unless we interrupt it

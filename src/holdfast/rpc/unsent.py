@@ -1,6 +1,6 @@
 """What is to be sent of a call that is given up: nothing, or what it was when it was given up.
 
-The buffers of a request are the memory of its arguments. Who has given the call up may change them,
+The buffers of a request are the memory of its arguments. A caller that gave up may change them,
 so that what has not been sent by then would be torn, or new. A message of which nothing has been
 sent is taken back. Of one that has begun the rest must follow: a copy of it does.
 """
