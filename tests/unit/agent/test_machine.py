@@ -2,137 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from signal import SIGINT, SIGTERM
+from signal import SIGTERM
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.effects import Close, Finish
-from holdfast.agent.machine import GATHER_S, Agent, State, Terms
-from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.effects import Close, Count, Finish, Join, Publish, Start, Stop
+from holdfast.agent.machine import GATHER_S, NOT_HELD, State, Terms
+from holdfast.agent.outcome import Ending
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import (
     HoldfastError,
     InternalError,
     RendezvousClosed,
-    RendezvousTimedOut,
+    RunOver,
     StoreUnavailable,
     WorkersStuck,
 )
-from tests.unit.agent.slow_shell import SlowShell
-from tests.unit.agent.stories import brief, ended_well, failed, failure, place
-
-TERMS = Terms(budget=RestartBudget(1), grace_s=30.0, exit_barrier_s=300.0)
-CLOSED = RendezvousClosed("run job is closed: rank 3 failed", failed=True)
-NO_STORE = StoreUnavailable("no store")
-
-Act = Callable[[Agent], object]
-
-
-def agent(*acts: Act, terms: Terms = TERMS) -> Agent:
-    """Return a machine to which all this has happened."""
-    machine = Agent(terms)
-    for act in acts:
-        act(machine)
-    machine.take_effects()
-    return machine
-
-
-def after(machine: Agent, *acts: Act) -> list[str]:
-    """Return what the machine wants after these events."""
-    for act in acts:
-        act(machine)
-    return [brief(effect) for effect in machine.take_effects()]
-
-
-def outcome(machine: Agent) -> Outcome:
-    """Return the outcome with which it has just ended."""
-    (finish,) = [one for one in machine.take_effects() if isinstance(one, Finish)]
-    return finish.outcome
-
-
-# Events, by the names that the tables below use.
-
-
-def counts(number: int) -> Act:
-    return lambda a: a.counted(number, (), 0.0, 5.0)
-
-
-def fails(rank: int = 0, *, at: float = 10.0) -> Act:
-    return lambda a: a.worker_exited(failed(failure(rank, at=at)), 5.0)
-
-
-def peer(*failures: int, node: int = 1, number: int = 1, final: bool = False) -> Act:
-    told = tuple(failure(rank, host="b", at=9.0) for rank in failures)
-    return lambda a: a.peer_told(number, node, told, final, 5.0)
-
-
-def join_fails(error: HoldfastError) -> Act:
-    return lambda a: a.join_failed(error, 5.0)
-
-
-EVENTS: dict[str, Act] = {
-    "joined": lambda a: a.joined(place(2, failures=1), 0.0),
-    "joined overdrawn": lambda a: a.joined(place(2, failures=2), 0.0),
-    "join timed out": join_fails(RendezvousTimedOut("too few")),
-    "join closed": join_fails(RendezvousClosed("done")),
-    "join closed failed": join_fails(CLOSED),
-    "worker failed": fails(1, at=11.0),
-    "worker done": lambda a: a.worker_exited(ended_well(0), 5.0),
-    "group ended": lambda a: a.group_ended((), 5.0),
-    "group stuck": lambda a: a.group_ended((7, 8), 5.0),
-    "counted": counts(1),
-    "counted, spent": counts(2),
-    "count failed": lambda a: a.count_failed(NO_STORE, 5.0),
-    "count closed": lambda a: a.count_failed(CLOSED, 5.0),
-    "peer failed": peer(2),
-    "peer said all": peer(2, final=True),
-    "peer of old round": peer(2, number=9),
-    "peer is well": peer(),
-    "round over": lambda a: a.round_over("b is gone", 5.0),
-    "newcomers": lambda a: a.newcomers(1, 5.0),
-    "closed": lambda a: a.run_ended("a person closed it", False, 5.0),
-    "closed failed": lambda a: a.run_ended("rank 3 failed", True, 5.0),
-    "signal": lambda a: a.signalled(SIGINT, 5.0),
-    "met": lambda a: a.met(1, None, 5.0),
-    "met late": lambda a: a.met(9, None, 5.0),
-    "met badly": lambda a: a.met(1, "node 1 is late", 5.0),
-    "broke": lambda a: a.broke(NO_STORE),
-    "tick": lambda a: a.tick(5.0),
-    "tick late": lambda a: a.tick(5.0 + GATHER_S),
-}
-
-START: tuple[Act, ...] = (lambda a: a.start(),)
-RUN = (*START, lambda a: a.joined(place(), 0.0))
-COUNTING = (*RUN, fails())
-FINISHED = (
-    *RUN,
-    lambda a: a.worker_exited(ended_well(0), 5.0),
-    lambda a: a.worker_exited(ended_well(1), 5.0),
-    lambda a: a.group_ended((), 5.0),
+from holdfast.rendezvous.effects import Held
+from tests.unit.agent.machine_events import (
+    CLOSED,
+    COUNTING,
+    EVENTS,
+    FINISHED,
+    NO_STORE,
+    RUN,
+    START,
+    STATES,
+    TERMS,
+    after,
+    agent,
+    counts,
+    fails,
+    outcome,
+    peer,
 )
-
-STATES: dict[str, tuple[Act, ...]] = {
-    "new": (),
-    "joining": START,
-    "joining again": (*RUN, peer(2), EVENTS["group ended"]),
-    "running": RUN,
-    "one is done": (*RUN, lambda a: a.worker_exited(ended_well(1), 5.0)),
-    "counting": COUNTING,
-    "counting, group ended": (*COUNTING, EVENTS["group ended"]),
-    "restarting": (*COUNTING, counts(1)),
-    "giving up": (*COUNTING, counts(2)),
-    "going": (*RUN, EVENTS["round over"]),
-    "signalled": (*RUN, EVENTS["signal"]),
-    "breaking": (*RUN, EVENTS["broke"]),
-    "told of the failure": (*RUN, EVENTS["closed failed"]),
-    "finished": FINISHED,
-    "finished, group alive": FINISHED[:-1],
-    "gathering": (*COUNTING, counts(2), EVENTS["group ended"]),
-    "ended": (*START, EVENTS["signal"]),
-}
+from tests.unit.agent.slow_shell import SlowShell
+from tests.unit.agent.stories import ended_well, failed, failure, place
 
 SENTENCE = "rank 2 on b failed (exit code 1): boom"
 FORGIVEN = (
@@ -619,3 +526,88 @@ def test_an_error_of_its_own_ends_the_run_for_everybody(state: str) -> None:
     heard = after(machine, lambda a: a.broke(InternalError("a bug")))
     assert "close failed" in heard
     assert "close failed" not in after(agent(*STATES[state]), EVENTS["broke"])
+
+
+# The end of the lease comes near.
+
+HELD = Held(stop_at=12.0, kill_at=13.5)
+
+
+def test_ag10_workers_are_stopped_in_the_time_that_is_left_of_the_lease() -> None:
+    machine = agent(*RUN)
+    machine.held(HELD)
+    assert machine.next_wake() == 12.0
+    machine.tick(11.9)
+    assert machine.take_effects() == []
+    machine.tick(12.5)
+    assert machine.take_effects() == [Stop(SIGTERM, 1.0, NOT_HELD)]
+    assert machine.state is State.STOPPING
+    assert machine.next_wake() is None  # told once
+    machine.group_ended((), 13.0)
+    assert Join(NOT_HELD) in machine.take_effects()
+
+
+def test_ag10_a_renewal_moves_the_end() -> None:
+    machine = agent(*RUN)
+    machine.held(HELD)
+    machine.held(Held(17.0, 18.5))
+    machine.tick(16.9)
+    assert machine.take_effects() == []
+
+
+def test_ag10_after_a_long_pause_there_is_no_grace() -> None:
+    machine = agent(*RUN)
+    machine.held(HELD)
+    machine.tick(100.0)
+    assert machine.take_effects() == [Stop(SIGTERM, 0.0, NOT_HELD)]
+
+
+def test_ag10_what_became_of_workers_then_is_no_failure() -> None:
+    machine = agent(*RUN)
+    machine.held(HELD)
+    machine.tick(100.0)
+    after(machine, fails())
+    machine.group_ended((), 100.0)
+    wanted = machine.take_effects()
+    assert not [one for one in wanted if isinstance(one, Count)]
+    assert [one.failures for one in wanted if isinstance(one, Publish)] == [()]
+    assert Join(NOT_HELD) in wanted
+
+
+def test_ag10_a_stop_that_takes_longer_than_the_lease_is_hurried() -> None:
+    machine = agent(*RUN, fails(), counts(1))
+    machine.held(HELD)
+    machine.tick(12.0)
+    assert machine.take_effects() == [Stop(SIGTERM, 1.5, NOT_HELD)]
+    machine.group_ended((), 13.0)
+    (join,) = [one for one in machine.take_effects() if isinstance(one, Join)]
+    assert "failed" in join.why  # what ended the round is still the failure
+
+
+def test_ag10_no_workers_are_started_after_the_end_of_the_lease() -> None:
+    machine = agent(*START)
+    machine.held(HELD)
+    machine.joined(place(), 12.0)
+    assert machine.take_effects() == [Join(NOT_HELD)]
+    assert machine.state is State.JOINING
+    machine.held(Held(17.0, 18.5))
+    machine.joined(place(), 12.1)
+    assert [type(one) for one in machine.take_effects()] == [Start]
+
+
+def test_ag10_a_node_without_workers_waits_in_peace() -> None:
+    machine = agent(*RUN)
+    machine.worker_exited(ended_well(0), 1.0)
+    machine.worker_exited(ended_well(1), 1.0)
+    machine.take_effects()
+    machine.held(HELD)
+    machine.tick(100.0)
+    assert machine.take_effects() == []
+
+
+def test_a_run_that_had_ended_before_is_not_taken_for_done() -> None:
+    machine = agent(*START)
+    error = RunOver("run 'job' ended at noon")
+    machine.join_failed(error, 5.0)
+    ending = outcome(machine)
+    assert (ending.ending, ending.error) == (Ending.BROKEN, error)
