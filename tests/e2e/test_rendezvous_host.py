@@ -106,7 +106,7 @@ def test_the_host_does_not_wait_for_the_dead(nodes: Nodes) -> None:
 
 
 def test_a_run_goes_on_while_its_host_leaves(nodes: Nodes) -> None:
-    host = nodes.lead(3, is_host="true")
+    host = nodes.lead(2, 3, is_host="true", last_call_timeout="500")  # it waits for all three
     a, b = nodes.start(2, 3), nodes.start(2, 3)
     for node in (a, b):
         node.order("next")
@@ -196,7 +196,7 @@ def test_sigterm_while_waiting_working_and_reforming(tmp_path: Path) -> None:
         terminate(waiting)
         a, b = nodes.start(2, 3), nodes.start(2, 3)
         next_round([a, b], 1)
-        spare = nodes.start(2, 2)
+        spare = nodes.start(2, 3)
         spare.order("next")
         a.hear_waiting("1 waiting")
         terminate(spare)

@@ -11,7 +11,7 @@ NODES = 64
 
 def test_sixty_four_nodes_meet_lose_their_leader_and_go_on(tmp_path: Path) -> None:
     with built_in(tmp_path) as place, nodes_at(place) as nodes:
-        leader = nodes.lead(NODES)
+        leader = nodes.lead(NODES - 1, NODES, last_call_timeout="500")  # it waits for all
         others = [nodes.start(NODES - 1, NODES) for _ in range(NODES - 1)]
         for node in others:
             node.order("next")
