@@ -38,7 +38,7 @@ ACTS_THROUGH_OTHERS: dict[str, str] = {
     "net/transport.py": "a protocol: it says what others do",
     "process/memory.py": "reads files, by their paths",
     "process/worker.py": "runs child.py",
-    "rpc/callables.py": "looks for functions in the modules that are loaded, and loads them",
+    "rpc/values/funcref.py": "looks for functions in the modules that are loaded, and loads them",
     "torch_compat/after.py": "changes how a module is imported",
 }
 
@@ -61,13 +61,18 @@ BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
     # calls between workers, which have proved to each other that they are of one job.
     "pickle": (
         "use store.wire, or JSON",
-        ("process/child.py", "process/returns.py", "rpc/raised.py", "rpc/serialize.py"),
+        (
+            "process/child.py",
+            "process/returns.py",
+            "rpc/values/errors.py",
+            "rpc/values/pickling.py",
+        ),
     ),
     "marshal": ("use store.wire, or JSON", ()),
     "shelve": ("use store.wire, or JSON", ()),
     "logging.basicConfig": ("leave logging to the program", ("cli/",)),
     # Tensors are sent from where they lie, if torch is there; it is never imported for it.
-    "torch": ("no file of the core knows torch", ("torch_compat/", "rpc/serialize.py")),
+    "torch": ("no file of the core knows torch", ("torch_compat/", "rpc/values/pickling.py")),
     "numpy": ("no file of the core knows numpy", ("torch_compat/",)),
 }
 # Functions of a module that keep hidden, shared, unseeded state; random.Random(seed) is fine.

@@ -7,6 +7,7 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     clock.py     the only reader of clocks
     env.py       the only reader of the environment
     threads.py   threads, which the system may refuse
+    forks.py     what a forked child does to what it inherits
     observe/     events, recorder, metrics, sinks
     net/         addresses, frames, the handshake, transports, the reactor
     store/       the shared key-value space and its backends

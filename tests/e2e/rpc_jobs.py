@@ -9,8 +9,8 @@ from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.rpc.api import async_execution, rpc_async, rpc_sync
-from holdfast.rpc.deadlines import deadline_here
-from holdfast.rpc.future import Future, wait_all
+from holdfast.rpc.client.deadlines import deadline_here
+from holdfast.rpc.client.future import Future, wait_all
 
 counts: dict[str, int] = {}
 gates: dict[str, threading.Event] = {}

@@ -20,11 +20,12 @@ import holdfast
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.net.auth import derive_key
 from holdfast.rpc import agent as agents
-from holdfast.rpc import big, current
+from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
+from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.directory import KEEP_ALIVE_S, Directory
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
+from holdfast.rpc.wire import peer_memory
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.prefix import PrefixStore
 from tests.unit.store.tcp_parts import line_of, python
 
@@ -64,7 +65,7 @@ def going(way: Way) -> Iterator[str]:
             here = secrets.token_hex(8)
             stack.enter_context(mock.patch.object(agents, "machine_id", return_value=here))
         elif way is Way.SENT:
-            stack.enter_context(mock.patch.object(big, "_readv", refused))
+            stack.enter_context(mock.patch.object(peer_memory, "_readv", refused))
         yield "127.0.0.1" if way is Way.TCP else ""
 
 

@@ -17,7 +17,7 @@ import holdfast
 from holdfast.clock import Deadline
 from holdfast.rpc import api
 from holdfast.rpc.current import current_agent
-from holdfast.rpc.rref import RRef
+from holdfast.rpc.rref.rref import RRef
 
 WITHIN_S = 120.0
 WORKERS = 3
@@ -33,13 +33,13 @@ def wait_ready() -> bool:
 def empty() -> dict[str, int]:
     """Wait until no reference is left at this worker; return what is left if time is up."""
     gc.collect()
-    holdings = current_agent().holdings
-    holdings.wait_empty(Deadline.after(WITHIN_S).remaining)
-    return {name: number for name, number in holdings.counts().items() if number}
+    rrefs = current_agent().rrefs
+    rrefs.wait_empty(Deadline.after(WITHIN_S).remaining)
+    return {name: number for name, number in rrefs.counts().items() if number}
 
 
 def counts() -> dict[str, int]:
-    return current_agent().holdings.counts()
+    return current_agent().rrefs.counts()
 
 
 def keep(name: str, rref: RRef[Any] | None) -> None:

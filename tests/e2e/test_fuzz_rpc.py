@@ -15,10 +15,10 @@ from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation
 from holdfast.net.address import Address
 from holdfast.net.tcp import shake_hands
-from holdfast.rpc.codec import HEADER, encode_head
-from holdfast.rpc.greeting import Greeting, Purpose, decode_answer, decode_greeting
-from holdfast.rpc.link import Link, LinkClosed
-from holdfast.rpc.messages import Buffer, Kind, Message
+from holdfast.rpc.wire.codec import HEADER, encode_head
+from holdfast.rpc.wire.connection import Connection, ConnectionClosed
+from holdfast.rpc.wire.hello import Hello, Purpose, decode_hello, decode_welcome
+from holdfast.rpc.wire.messages import Buffer, Kind, Message
 from tests.e2e.hostile import MIB, resident_bytes
 from tests.unit.rpc.world import KEY, agents
 
@@ -69,19 +69,19 @@ def test_whatever_comes_on_a_link_is_a_message_or_a_violation_or_waited_for() ->
         for number in range(STREAMS):
             if number == STREAMS // 10:
                 before = resident_bytes()
-            link = Link(ours, some_stream(rng))
+            link = Connection(ours, some_stream(rng))
             try:
                 while (message := link.here()) is not None:
                     assert message.kind in KINDS
                     seen["messages"] += 1
                 seen["waited for"] += 1
-            except (PeerViolation, LinkClosed):
+            except (PeerViolation, ConnectionClosed):
                 seen["refused"] += 1
         assert resident_bytes() - before < 32 * MIB
     assert min(seen[what] for what in ("messages", "waited for", "refused")) > STREAMS // 20
 
 
-GREETING = Greeting("w1", 1, "rogue", "me", Purpose.PIPE)
+GREETING = Hello("w1", 1, "rogue", "me", Purpose.PIPE)
 ODD: list[Any] = [
     None,
     True,
@@ -126,14 +126,14 @@ def test_whatever_greets_us_is_a_greeting_or_a_violation() -> None:
     for _ in range(GREETINGS):
         message = some_greeting(rng)
         try:
-            greeting = decode_greeting(message)
+            greeting = decode_hello(message)
             assert {type(text) for text in (greeting.name, greeting.incarnation)} == {str}
             assert isinstance(greeting.purpose, Purpose)
             seen["greetings"] += 1
         except PeerViolation:
             seen["refused"] += 1
         try:
-            assert isinstance(decode_answer(message), str)
+            assert isinstance(decode_welcome(message), str)
         except PeerViolation:
             seen["no answers"] += 1
     assert min(seen[what] for what in ("greetings", "refused", "no answers")) > GREETINGS // 20
@@ -173,10 +173,10 @@ def test_a_worker_that_speaks_nonsense_loses_its_own_connection_only(purpose: Pu
                 sock.connect(victim.contact.unix)
                 key = KEY.meant_for(victim.contact.incarnation)
                 rest = shake_hands(sock, key, Address("unix", 0), Deadline.after(SOON))
-                link = Link(sock, rest)
+                link = Connection(sock, rest)
                 me, there = friend.contact.incarnation, victim.contact.incarnation
-                link.send(Greeting("w1", 1, me, there, purpose).encode())
-                assert decode_answer(link.receive()) == ""
+                link.send(Hello("w1", 1, me, there, purpose).encode())
+                assert decode_welcome(link.receive()) == ""
                 sock.sendall(some_session(rng))
                 if number % 2:
                     sock.shutdown(socket.SHUT_WR)

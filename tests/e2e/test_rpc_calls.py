@@ -13,10 +13,10 @@ import pytest
 from holdfast.errors import CallTimedOut, PeerLost, RemoteError, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.future import Future, wait_all
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Peer
-from holdfast.rpc.retry import RetryPolicy
+from holdfast.rpc.client.future import Future, wait_all
+from holdfast.rpc.client.peer import Peer
+from holdfast.rpc.client.retry_policy import RetryPolicy
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.e2e import rpc_jobs as jobs
 from tests.e2e.rpc_world import Workers, until, workers
 from tests.patience import with_more_time
@@ -268,7 +268,7 @@ def test_without_retries_a_broken_connection_is_told(agent: Agent) -> None:
 def test_answers_that_were_kept_are_forgotten_when_they_have_come(agent: Agent) -> None:
     for number in range(50):
         assert agent.call("w0", jobs.add, (number,), retries=FAST) == number
-    until(lambda: agent._answerer._receipts.kept() == 0)
+    until(lambda: agent._dispatcher._dedup.kept() == 0)
 
 
 def test_retries_from_many_threads_all_succeed(agent: Agent) -> None:

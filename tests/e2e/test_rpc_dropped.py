@@ -17,8 +17,8 @@ import pytest
 from holdfast.errors import PeerLost
 from holdfast.faults.backends import make_faulty
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.retry import RetryPolicy
+from holdfast.rpc.client.retry_policy import RetryPolicy
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.e2e.rpc_world import until
 from tests.unit.rpc.world import KEY, Table, agents
 
@@ -122,7 +122,7 @@ def test_all_that_it_has_begun_ends(other: Agent) -> None:
     _ = other.call_async("x", wait_awake, ("b",))
     kept = agent.remote("w0", list)
     owned = agent.remote("x", same, (kept,))  # and a thread that serves others can reach it
-    counts = agent.holdings.counts
+    counts = agent.rrefs.counts
     until(lambda: counts()["owners"] == 1)
     until(lambda: bool(begun))
     ended = weakref.ref(agent)
@@ -130,7 +130,7 @@ def test_all_that_it_has_begun_ends(other: Agent) -> None:
     del agent
     until(is_over)
     until(lambda: is_gone(ended))
-    until(lambda: not other._server.links)
+    until(lambda: not other._server.connections)
     for reference in (kept, owned):
         with pytest.raises(PeerLost, match=r"\(this agent has been shut down\)"):
             reference.rpc_sync().append(1)
@@ -159,8 +159,8 @@ def test_it_may_be_collected_while_its_own_locks_are_held(other: Agent) -> None:
     locks: list[Any] = [
         agent._lock,
         agent._server._lock,
-        agent._answerer._lock,
-        agent._insisting.changed,
+        agent._dispatcher._lock,
+        agent._retrying.changed,
     ]
     left = [agent]
 
@@ -198,7 +198,7 @@ AT_THE_EXIT = """
 import asyncio, contextlib, gc, sys, threading
 from holdfast.errors import PeerLost
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.unit.rpc.world import KEY, Table
 
 begun = threading.Semaphore(0)

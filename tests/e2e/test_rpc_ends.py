@@ -11,12 +11,13 @@ import pytest
 from holdfast.clock import Deadline
 from holdfast.errors import PeerLost
 from holdfast.net.auth import derive_key
-from holdfast.rpc import current, peers
+from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.future import wait_all
-from holdfast.rpc.link import Link
-from holdfast.rpc.messages import Kind, Message
-from holdfast.rpc.names import WorkerInfo
+from holdfast.rpc.client import peer
+from holdfast.rpc.client.future import wait_all
+from holdfast.rpc.wire.connection import Connection
+from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.e2e import rpc_jobs as jobs
 from tests.e2e.rpc_world import KEY, until, workers
 
@@ -72,7 +73,7 @@ def test_the_death_of_a_peer_is_told_to_all_who_wait_and_a_new_one_is_found() ->
         # What was meant for the old one stays refused, and is never run by the new one.
         until(lambda: peer.lost is not None)
         request = (jobs.count, ("stale",), None)
-        body, buffers, _ = agent.holdings.pack(before.incarnation, request)
+        body, buffers, _ = agent.rrefs.pack(before.incarnation, request)
         stale = Message(Kind.PYTHON_CALL, 0, body, buffers)
         with pytest.raises(PeerLost):
             peer.exchange(stale)
@@ -93,7 +94,7 @@ def test_a_worker_that_is_stopped_is_lost_after_its_lease_and_not_heard_again() 
             with pytest.raises(PeerLost, match="Connection closed by peer"):
                 waiting.wait()
             assert agent.call("w2", jobs.add, (1,)) == 1  # others are not held up
-            assert stale in agent._answerer._dead
+            assert stale in agent._dispatcher._dead
         finally:
             current.reset_agent()
 
@@ -103,14 +104,14 @@ def test_a_worker_that_is_frozen_at_the_first_call_to_it_is_called_when_it_wakes
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PE-4: its lease lasts, so it is not lost, however many attempts to connect take too long."""
-    monkeypatch.setattr(peers, "TRY_S", 0.05)
-    tries, connect = threading.Semaphore(0), peers.Peer._connect
+    monkeypatch.setattr(peer, "TRY_S", 0.05)
+    tries, connect = threading.Semaphore(0), peer.Peer._connect
 
-    def count(peer: peers.Peer, deadline: Deadline) -> Link:
+    def count(peer: peer.Peer, deadline: Deadline) -> Connection:
         tries.release()
         return connect(peer, deadline)
 
-    monkeypatch.setattr(peers.Peer, "_connect", count)
+    monkeypatch.setattr(peer.Peer, "_connect", count)
     with workers(2, lease_s=60.0) as (agent, others):
         others.signal("w1", signal.SIGSTOP)
         answers: list[int] = []
@@ -119,7 +120,7 @@ def test_a_worker_that_is_frozen_at_the_first_call_to_it_is_called_when_it_wakes
         caller.start()
         for _ in range(3):
             assert tries.acquire(timeout=SOON)
-        monkeypatch.setattr(peers, "TRY_S", SOON)
+        monkeypatch.setattr(peer, "TRY_S", SOON)
         others.signal("w1", signal.SIGCONT)
         caller.join()
         assert answers == [1]

@@ -14,8 +14,8 @@ from holdfast.errors import CallCancelled, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.api import async_execution, rpc_sync
-from holdfast.rpc.future import Future, collect_all
-from holdfast.rpc.rref import RRef
+from holdfast.rpc.client.future import Future, collect_all
+from holdfast.rpc.rref.rref import RRef
 from tests.e2e import rpc_jobs as jobs
 from tests.e2e.rpc_world import Workers, until, workers
 
@@ -87,7 +87,7 @@ def give_at(name: str) -> RRef[list[int]]:
 
 
 def references(agent: Agent) -> int:
-    return sum(agent.holdings.counts().values())
+    return sum(agent.rrefs.counts().values())
 
 
 def their_references() -> int:

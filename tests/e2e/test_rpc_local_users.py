@@ -23,11 +23,11 @@ import pytest
 from holdfast.errors import PeerLost
 from holdfast.net.auth import Key
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.codec import encode_head
-from holdfast.rpc.greeting import Greeting, encode_answer
-from holdfast.rpc.messages import Kind, Message
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.wire.codec import encode_head
+from holdfast.rpc.wire.hello import Hello, encode_welcome
+from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.unit.rpc.world import KEY, Table
 
 SOON = 20.0
@@ -52,14 +52,14 @@ class World:
             self.table.contacts.append(agent.contact)
         self.dead: Contact = self.table.contacts[2]
         dead.close()
-        self.greeted: list[Greeting] = []
-        greeted = self.living._answerer.greeted
+        self.check_hello: list[Hello] = []
+        check_hello = self.living._dispatcher.check_hello
 
-        def spy(greeting: Greeting) -> None:
-            self.greeted.append(greeting)
-            greeted(greeting)
+        def spy(hello: Hello) -> None:
+            self.check_hello.append(hello)
+            check_hello(hello)
 
-        self.living._answerer.greeted = spy  # type: ignore[method-assign]
+        self.living._dispatcher.check_hello = spy  # type: ignore[method-assign]
 
     @property
     def living_name(self) -> str:
@@ -101,7 +101,7 @@ with socket.socket(socket.AF_UNIX) as rogue, socket.socket(socket.AF_UNIX) as wo
             heard += len(said)
             worker.sendall(said)
             client.sendall(worker.recv(ours))
-        heard += len(client.recv(65536))  # the greeting
+        heard += len(client.recv(65536))  # the hello
         client.sendall(answer)
         heard += len(client.recv(65536))
     except OSError:
@@ -111,10 +111,10 @@ print(heard)
 
 
 def gadget(canary: Path) -> bytes:
-    """Return the answers to a greeting and to call 1, the second of which makes a file."""
+    """Return the answers to a hello and to call 1, the second of which makes a file."""
     code = f"open({str(canary)!r}, 'w').close()"
     body = b"cbuiltins\nexec\n(V" + code.encode() + b"\ntR."
-    answers = (encode_answer(""), Message(Kind.REPLY, 1, body))
+    answers = (encode_welcome(""), Message(Kind.REPLY, 1, body))
     return b"".join(encode_head(each) + bytes(each.body) for each in answers)
 
 
@@ -142,7 +142,7 @@ def test_another_user_at_the_name_of_a_dead_worker_hears_nothing_and_runs_nothin
             call(world.caller)
         assert child.stdout.readline() == "0\n"
     assert not canary.exists()
-    assert world.greeted == []
+    assert world.check_hello == []
 
 
 CONNECT = """
@@ -219,7 +219,7 @@ def test_a_handshake_that_is_passed_on_to_another_worker_fails(
             call(world.caller)
         thread.join()
     assert sum(heard) == HELLO_BYTES + PROOF_BYTES
-    assert world.greeted == []
+    assert world.check_hello == []
 
 
 def test_a_worker_that_took_the_place_of_another_one_is_not_taken_for_it(world: World) -> None:
@@ -229,4 +229,4 @@ def test_a_worker_that_took_the_place_of_another_one_is_not_taken_for_it(world: 
     world.table.contacts.append(stale)
     with pytest.raises(PeerLost, match="another worker than the one that we mean"):
         world.caller.call("stale", divmod, (7, 2))
-    assert world.greeted == []
+    assert world.check_hello == []

@@ -9,8 +9,8 @@ from typing import Any
 from holdfast.clock import Deadline
 from holdfast.rpc import current
 from holdfast.rpc.api import remote, rpc_async, rpc_sync
-from holdfast.rpc.future import wait_all
-from holdfast.rpc.rref import RRef
+from holdfast.rpc.client.future import wait_all
+from holdfast.rpc.rref.rref import RRef
 from holdfast.testing.rpcworld import run_workers
 from tests.e2e import rpc_jobs as jobs
 from tests.e2e.rpc_world import workers
@@ -69,7 +69,7 @@ def _refer(rank: int, count: int) -> tuple[int, int, dict[str, int]]:
         ]
         assert wait_all(passed) == [_value(rank, n) for n in numbers]
         assert all(rrefs[n].to_here() == _value(rank, n) for n in numbers[::3])
-        most = max(most, current.current_agent().holdings.counts()["owners"])
+        most = max(most, current.current_agent().rrefs.counts()["owners"])
         del rrefs, passed
         for worker in range(OWNERS):
             rpc_sync(_worker(worker), _drop, (rank, numbers))
@@ -78,9 +78,9 @@ def _refer(rank: int, count: int) -> tuple[int, int, dict[str, int]]:
     for _ in range(OWNERS):  # nobody makes any more after that
         assert _done.acquire(timeout=WITHIN_S)
     gc.collect()
-    holdings = current.current_agent().holdings
-    holdings.wait_empty(Deadline.after(WITHIN_S).remaining)
-    return made, most, holdings.counts()
+    table = current.current_agent().rrefs
+    table.wait_empty(Deadline.after(WITHIN_S).remaining)
+    return made, most, table.counts()
 
 
 def _say_done() -> None:

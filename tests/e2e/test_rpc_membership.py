@@ -13,7 +13,7 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import PeerLost, UsageError
 from holdfast.launch.config import LaunchConfig
 from holdfast.rpc.api import init_rpc, remote, rpc_async, rpc_sync, shutdown
-from holdfast.rpc.rref import RRef
+from holdfast.rpc.rref.rref import RRef
 from holdfast.testing.rpcworld import run_workers
 from tests.unit.rpc.api_worker import stay, visit, visit_from, visited, who
 from tests.unit.rpc.api_world import Worker, free_port, workers

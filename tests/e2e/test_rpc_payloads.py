@@ -13,7 +13,7 @@ import torch
 from holdfast.errors import RemoteError, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.future import wait_all
+from holdfast.rpc.client.future import wait_all
 from tests.e2e.rpc_world import Way, workers
 
 pytestmark = [
@@ -144,7 +144,7 @@ def test_the_way_is_the_one_that_is_meant(agent: Agent, request: pytest.FixtureR
     way = request.node.callspec.params["agent"]
     agent.call("w1", keep, (bytearray(1 << 20),))
     assert agent.contact is not None
-    links = agent._peer("w1")._links
+    links = agent._peer("w1")._connections
     assert {link.fetched for link in links} == {way is Way.FETCHED}
     same_machine = agent._peer("w1").contact.machine == agent.contact.machine
     assert same_machine == (way is not Way.TCP)

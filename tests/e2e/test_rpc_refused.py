@@ -24,14 +24,14 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import PeerLost
 from holdfast.net.auth import NONCE_BYTES, ClientHandshake, ServerHandshake, derive_key
-from holdfast.rpc import server as server_module
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.codec import BUFFERS_MAX, ELSEWHERE, HEADER, encode_head
-from holdfast.rpc.greeting import Greeting, Purpose, decode_answer
-from holdfast.rpc.link import Link, LinkClosed
-from holdfast.rpc.messages import Kind, Message
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.server import listener as server_module
+from holdfast.rpc.wire.codec import BUFFERS_MAX, ELSEWHERE, HEADER, encode_head
+from holdfast.rpc.wire.connection import Connection, ConnectionClosed
+from holdfast.rpc.wire.hello import Hello, Purpose, decode_welcome
+from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.e2e import hostile
 from tests.e2e.hostile import HELLO_BYTES, KIB, MIB, OTHERS, PROOF_BYTES, REFUSED, hear, shake
 from tests.unit.rpc.world import KEY, Table
@@ -51,14 +51,14 @@ class Live:
         self.victim = Agent(WorkerInfo("w0", 0), table, KEY, timeout_s=SOON)
         self.friend = Agent(WorkerInfo("w1", 1), table, KEY, timeout_s=SOON)
         self._unix = unix
-        self.admitted: list[Greeting] = []
-        greeted = self.victim._answerer.greeted
+        self.admitted: list[Hello] = []
+        check_hello = self.victim._dispatcher.check_hello
 
-        def spy(greeting: Greeting) -> None:
-            self.admitted.append(greeting)
-            greeted(greeting)
+        def spy(hello: Hello) -> None:
+            self.admitted.append(hello)
+            check_hello(hello)
 
-        self.victim._answerer.greeted = spy  # type: ignore[method-assign]
+        self.victim._dispatcher.check_hello = spy  # type: ignore[method-assign]
         for agent in (self.victim, self.friend):
             agent.start("127.0.0.1")
             assert agent.contact is not None
@@ -80,23 +80,23 @@ class Live:
     def say(self, data: bytes) -> bytes:
         return hostile.say(self.dial(), data)
 
-    def open(self, purpose: Purpose = Purpose.DIRECT) -> Link:
+    def open(self, purpose: Purpose = Purpose.DIRECT) -> Connection:
         """Be let in, as a worker that holds the secret."""
         sock = self.dial()
         self._sockets.append(sock)
         shake(sock, self.key)
-        link = Link(sock)
+        link = Connection(sock)
         link.set_limit(SYSTEM_CLOCK.monotonic() + SOON)
-        link.send(self.greeting(purpose))
-        assert decode_answer(link.receive()) == ""
+        link.send(self.hello(purpose))
+        assert decode_welcome(link.receive()) == ""
         return link
 
-    def greeting(self, purpose: Purpose = Purpose.DIRECT) -> Message:
-        """Return the greeting of a worker that is known, of a connection of its own each time."""
+    def hello(self, purpose: Purpose = Purpose.DIRECT) -> Message:
+        """Return the hello of a worker that is known, of a connection of its own each time."""
         name = f"rogue{len(self._sockets)}"
         info = WorkerInfo(name, len(self.table.contacts))
         self.table.contacts.append(Contact(info, name, self.contact.machine, "", ""))
-        return Greeting(name, info.id, name, self.contact.incarnation, purpose).encode()
+        return Hello(name, info.id, name, self.contact.incarnation, purpose).encode()
 
     def check_served(self) -> None:
         """Check that who holds the secret is served: who has been there, and who is new."""
@@ -109,7 +109,7 @@ class Live:
 
     def nobody_came(self) -> None:
         """Check that nobody was let in but who is allowed."""
-        assert {greeting.name for greeting in self.admitted} <= {"w1"}
+        assert {hello.name for hello in self.admitted} <= {"w1"}
 
     def close(self) -> None:
         for sock in self._sockets:
@@ -147,7 +147,7 @@ def test_ten_thousand_guesses_open_nothing_and_fill_no_log(
 ) -> None:
     caplog.set_level(logging.INFO)
     begun = SYSTEM_CLOCK.monotonic()
-    call = encode_head(live.greeting()) + live.greeting().body
+    call = encode_head(live.hello()) + live.hello().body
     wrong: list[bytes] = []
 
     def guess(seed: int) -> None:
@@ -235,12 +235,12 @@ def test_ten_thousand_who_speak_something_else_are_hung_up_on(
 
 
 def test_a_recorded_session_opens_nothing(live: Live) -> None:
-    """The handshake, the greeting and a call, in one piece: none of them is obeyed."""
+    """The handshake, the hello and a call, in one piece: none of them is obeyed."""
     ran: list[int] = []
     with live.dial() as sock:
         said = shake(sock, live.key)
     assert len(said) == HELLO_BYTES + PROOF_BYTES
-    hello = live.greeting()
+    hello = live.hello()
     call = Message(Kind.PYTHON_CALL, 1, pickle.dumps((ran.append, (1,), None)))
     session = said + encode_head(hello) + hello.body + encode_head(call) + call.body
     for _ in range(TRIES):
@@ -251,7 +251,7 @@ def test_a_recorded_session_opens_nothing(live: Live) -> None:
 
 
 def test_its_own_words_open_nothing(live: Live) -> None:
-    """Mirrored to the same connection and to another one, as greeting and as proof."""
+    """Mirrored to the same connection and to another one, as hello and as proof."""
     for _ in range(TRIES):
         with live.dial() as sock, live.dial() as other:
             sock.sendall(hostile.greeting(KEY))
@@ -346,7 +346,7 @@ def gadgets(canary: Path) -> list[bytes]:
 def test_what_a_stranger_sends_is_never_unpickled(live: Live, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     for gadget in gadgets(canary):
-        frames = encode_head(live.greeting()) + live.greeting().body
+        frames = encode_head(live.hello()) + live.hello().body
         for kind in (Kind.PYTHON_CALL, Kind.REPLY, Kind.FAILURE, Kind.PYTHON_REMOTE_CALL):
             frames += encode_head(Message(kind, 1, gadget)) + gadget
         hello = hostile.greeting(KEY)
@@ -416,7 +416,7 @@ def test_a_worker_that_lies_is_dropped_before_anything_is_allocated(
         link = live.open(purpose)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             link._sock.sendall(LIES[name])
-        with pytest.raises(LinkClosed):
+        with pytest.raises(ConnectionClosed):
             link.receive()
         link.close()
     assert hostile.resident_bytes() - before < 16 * MIB

@@ -16,10 +16,10 @@ from holdfast.faults.plan import Action
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.api import remote, rpc_async, rpc_sync
+from holdfast.rpc.client.future import wait_all
+from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.current import current_agent
-from holdfast.rpc.future import wait_all
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.retry import RetryPolicy
+from holdfast.rpc.wire.messages import Kind
 from holdfast.testing.rpcworld import rpc_workers
 from tests.e2e import rpc_jobs as jobs
 from tests.e2e.rpc_world import workers
@@ -112,7 +112,7 @@ def test_however_often_they_are_sent_calls_run_once(rank: int) -> None:
         assert fired[action], fired
     # What was created once is counted once, and goes with its only reference.
     del rref, made
-    counts = current_agent().holdings.counts
+    counts = current_agent().rrefs.counts
     until(lambda: not any(counts().values()), counts)
 
 

@@ -15,10 +15,10 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.faults.plan import Action
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.api import DEFAULT_TIMEOUT_S, remote, rpc_async, rpc_sync
+from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.current import current_agent
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.retry import RetryPolicy
-from holdfast.rpc.rref import RRef
+from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.wire.messages import Kind
 from holdfast.testing.rpcworld import rpc_workers
 
 WITHIN_S = 120.0
@@ -46,7 +46,7 @@ def wait_until(true: Callable[[], bool], what: Callable[[], object]) -> None:
 
 
 def counts() -> dict[str, int]:
-    return current_agent().holdings.counts()
+    return current_agent().rrefs.counts()
 
 
 def nothing_left() -> None:
@@ -112,7 +112,7 @@ def test_control_messages_that_fail_are_sent_again(rank: int) -> None:
 
 
 def hurry() -> None:
-    current_agent().holdings._retry = RetryPolicy(max_retries=5, delay_s=0.02, backoff=1.5)
+    current_agent().rrefs._retry = RetryPolicy(max_retries=5, delay_s=0.02, backoff=1.5)
 
 
 @rpc_workers(4, messages_to_fail=RETRYABLE_NAMES, num_fail_sends=3, messages_to_delay={})

@@ -18,7 +18,7 @@ from holdfast.clock import Deadline
 from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc import api
 from holdfast.rpc.current import current_agent
-from holdfast.rpc.rref import RRef
+from holdfast.rpc.rref.rref import RRef
 from tests.e2e import rref_worker as there
 
 ROOT = Path(__file__).parents[2]
@@ -181,4 +181,4 @@ def test_a_reference_is_useless_when_its_owner_was_killed(workers: Workers) -> N
     del rref
     gc.collect()
     workers.nothing_left("w0", "w2")
-    assert current_agent().holdings.wait_settled(Deadline.after(there.WITHIN_S).remaining)
+    assert current_agent().rrefs.wait_settled(Deadline.after(there.WITHIN_S).remaining)

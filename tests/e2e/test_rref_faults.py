@@ -13,11 +13,11 @@ import pytest
 from holdfast.clock import Deadline
 from holdfast.faults.plan import Action, parse_plan
 from holdfast.faults.transport import FaultyTransport
-from holdfast.rpc import holdings
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.retry import RetryPolicy
-from holdfast.rpc.rref import RRef
-from holdfast.rpc.transport import Direct
+from holdfast.rpc.client.retry_policy import RetryPolicy
+from holdfast.rpc.client.transport import Direct
+from holdfast.rpc.rref import table
+from holdfast.rpc.rref.rref import RRef
 from tests.unit.rpc.world import agents
 
 WITHIN_S = 120.0
@@ -45,7 +45,7 @@ def swap(number: int, given: list[RRef[Any]], fails: bool) -> list[RRef[Any]]:
     """Keep what is given, or not, and return some of what is kept, and something new."""
     if fails:
         raise KeyError("on purpose")
-    mine = here[number].holdings
+    mine = here[number].rrefs
     with lock:
         shelf = kept[number] = [*kept[number], *given][-20:]
         back = shelf[:2]
@@ -80,7 +80,7 @@ def work(agent: Agent, dice: random.Random, seen: Counter[str]) -> None:
 def test_nothing_is_left_of_references_that_travel_through_faults(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings._UntilGone, "try_s", 0.5)
+    monkeypatch.setattr(table._UntilGone, "try_s", 0.5)
     plans = [parse_plan(PLAN.format(seed * 3 + number)) for number in range(3)]
     seen: Counter[str] = Counter()
     with agents(*(FaultyTransport(Direct(), plan) for plan in plans)) as made:
@@ -88,7 +88,7 @@ def test_nothing_is_left_of_references_that_travel_through_faults(
         kept.update((number, []) for number in here)
         workers = []
         for number, agent in here.items():
-            agent.holdings._retry = RetryPolicy(max_retries=5, delay_s=0.05, backoff=1.5)
+            agent.rrefs._retry = RetryPolicy(max_retries=5, delay_s=0.05, backoff=1.5)
             dice = random.Random(f"{seed} {number}")
             workers.append(threading.Thread(target=work, args=(agent, dice, seen)))
         for worker in workers:
@@ -99,7 +99,7 @@ def test_nothing_is_left_of_references_that_travel_through_faults(
         kept.clear()
         deadline = Deadline.after(WITHIN_S)
         for agent in made:
-            left = agent.holdings
+            left = agent.rrefs
             empty = False
             while not empty:
                 assert not deadline.passed(), left.counts()

@@ -15,19 +15,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.rref_answers import Memory
-from holdfast.rpc.rref_protocol import (
+from holdfast.rpc.rref.protocol import (
+    ControlMessage,
     Fork,
     ForkState,
     Freed,
-    Number,
     Outcome,
     References,
-    Send,
-    Ticket,
     _Owned,
 )
+from holdfast.rpc.rref.reply_references import RecentKeys
+from holdfast.rpc.wire.messages import Kind
+from holdfast.rpc.wire.tickets import Number, Ticket
 from holdfast.testing.rrefjudge import inconsistencies
 
 OWNER, MAKER, THIRD = "owner", "maker", "third"
@@ -243,7 +242,7 @@ class Scene:
     def _perform(self, name: str, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             match outcome:
-                case Send(kind, to, reference, fork):
+                case ControlMessage(kind, to, reference, fork):
                     self._tell(Letter(kind, name, to, (reference, fork)))
                 case Freed(reference):
                     self._freed(name, reference)
@@ -281,7 +280,7 @@ def clone(machine: References) -> References:
     }
     other._parents = dict(machine._parents)
     for name in ("_deleted", "_freed", "_dead"):
-        memory = Memory(64)
+        memory = RecentKeys(64)
         memory._known = getattr(machine, name)._known.copy()
         setattr(other, name, memory)
     return other

@@ -1,8 +1,8 @@
 """The simulation of repeated calls is worth something: it finds bugs planted in what it runs.
 
-Each bug changes one decision of `insisting.py`, `answering.py` or `receipts.py`, as a careless edit
-might; its comment says which guarantee that breaks. A bug must be found within its number of seeds,
-by the promise that it breaks.
+Each bug changes one decision of `client/retrying.py`, `answering.py` or `server/dedup.py`, as a
+careless edit might; its comment says which guarantee that breaks. A bug must be found within its
+number of seeds, by the promise that it breaks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.rpc import receipts
-from holdfast.rpc.answering import Answerer
-from holdfast.rpc.insisting import Insisting, Request
-from holdfast.rpc.messages import Message
-from holdfast.rpc.receipts import Receipts, Verdict, acknowledgement
+from holdfast.rpc.client.retrying import RetriedCall, RetryingCalls
+from holdfast.rpc.server import dedup
+from holdfast.rpc.server.dedup import DedupTable, DedupVerdict
+from holdfast.rpc.server.dispatcher import Dispatcher
+from holdfast.rpc.wire.acknowledgement import decode_acknowledgement, encode_acknowledgement
+from holdfast.rpc.wire.messages import Message
 from holdfast.testing.oncesim import run_seed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -38,39 +39,39 @@ def bug(promise: str, seeds: int) -> Callable[[Plant], Plant]:
 
 @bug("O1", 20)
 def what_comes_again_runs_again(patch: pytest.MonkeyPatch) -> None:  # RC-1, AN-2
-    patch.setattr(Receipts, "arrived", lambda self, caller, call, asker: (Verdict.RUN, None))
+    patch.setattr(DedupTable, "arrived", lambda self, caller, call, asker: (DedupVerdict.RUN, None))
 
 
 @bug("O1", 50)
 def what_runs_is_not_known_to_run(patch: pytest.MonkeyPatch) -> None:  # RC-1
-    real = Receipts.arrived
+    real = DedupTable.arrived
 
-    def arrived(self: Receipts, caller: str, call: int, asker: Any) -> Any:
+    def arrived(self: DedupTable, caller: str, call: int, asker: Any) -> Any:
         verdict, kept = real(self, caller, call, asker)
-        return (Verdict.RUN if verdict is Verdict.WAIT else verdict), kept
+        return (DedupVerdict.RUN if verdict is DedupVerdict.WAIT else verdict), kept
 
-    patch.setattr(Receipts, "arrived", arrived)
+    patch.setattr(DedupTable, "arrived", arrived)
 
 
 @bug("O1", 50)
 def what_was_acknowledged_is_forgotten_altogether(patch: pytest.MonkeyPatch) -> None:  # RC-1
-    def acknowledged(self: Receipts, caller: str, note: Message) -> None:
-        known = self._callers.setdefault(caller, receipts._Caller())
+    def acknowledged(self: DedupTable, caller: str, note: Message) -> None:
+        known = self._callers.setdefault(caller, dedup._Caller())
         for call in [call for call in known.answers if call < note.call]:
             del known.answers[call]
 
-    patch.setattr(Receipts, "acknowledged", acknowledged)
+    patch.setattr(DedupTable, "acknowledged", acknowledged)
 
 
 @bug("O1", 200)
 def an_old_acknowledgement_opens_what_is_over(patch: pytest.MonkeyPatch) -> None:  # RC-1
-    def acknowledged(self: Receipts, caller: str, note: Message) -> None:
-        known = self._callers.setdefault(caller, receipts._Caller())
-        known.below, known.still = note.call, frozenset(receipts._numbers(note))
+    def acknowledged(self: DedupTable, caller: str, note: Message) -> None:
+        known = self._callers.setdefault(caller, dedup._Caller())
+        known.below, known.still = note.call, frozenset(decode_acknowledgement(note))
         for call in [call for call in known.answers if known.is_over(call)]:
             known.size -= known.answers.pop(call).size()
 
-    patch.setattr(Receipts, "acknowledged", acknowledged)
+    patch.setattr(DedupTable, "acknowledged", acknowledged)
 
 
 # Who asks is answered.
@@ -78,27 +79,28 @@ def an_old_acknowledgement_opens_what_is_over(patch: pytest.MonkeyPatch) -> None
 
 @bug("L1", 200)
 def who_asks_again_while_it_runs_hears_nothing(patch: pytest.MonkeyPatch) -> None:  # RC-2
-    real = Receipts.arrived
+    real = DedupTable.arrived
 
-    def arrived(self: Receipts, caller: str, call: int, asker: Any) -> Any:
+    def arrived(self: DedupTable, caller: str, call: int, asker: Any) -> Any:
         verdict, kept = real(self, caller, call, asker)
-        if verdict is Verdict.WAIT:
+        if verdict is DedupVerdict.WAIT:
             self._callers[caller].running[call] = []
         return verdict, kept
 
-    patch.setattr(Receipts, "arrived", arrived)
+    patch.setattr(DedupTable, "arrived", arrived)
 
 
 @bug("O2", 50)
 def what_is_open_is_acknowledged(patch: pytest.MonkeyPatch) -> None:  # IS-5
     patch.setattr(
-        "holdfast.rpc.insisting.acknowledgement", lambda below, still: acknowledgement(below)
+        "holdfast.rpc.client.retrying.acknowledgement",
+        lambda below, still: encode_acknowledgement(below),
     )
 
 
 @bug("L1", 20)
 def nothing_is_acknowledged(patch: pytest.MonkeyPatch) -> None:  # IS-5
-    patch.setattr(Insisting, "acknowledge", lambda self, peer, call, size: None)
+    patch.setattr(RetryingCalls, "acknowledge", lambda self, peer, call, size: None)
 
 
 # Those who are gone.
@@ -106,21 +108,21 @@ def nothing_is_acknowledged(patch: pytest.MonkeyPatch) -> None:  # IS-5
 
 @bug("O4", 200)
 def who_was_given_up_is_served(patch: pytest.MonkeyPatch) -> None:  # AN-4
-    real = Answerer.handle
+    real = Dispatcher.handle
 
-    def handle(self: Answerer, caller: Any, message: Message, later: Any) -> Message | None:
+    def handle(self: Dispatcher, caller: Any, message: Message, later: Any) -> Message | None:
         dead, self._dead = self._dead, {}
         try:
             return real(self, caller, message, later)
         finally:
             self._dead = dead
 
-    patch.setattr(Answerer, "handle", handle)
+    patch.setattr(Dispatcher, "handle", handle)
 
 
 @bug("L1", 100)
 def who_waits_for_one_that_is_gone_is_not_told(patch: pytest.MonkeyPatch) -> None:  # IS-2
-    patch.setattr(Insisting, "lost", lambda self, to, error: None)
+    patch.setattr(RetryingCalls, "lost", lambda self, to, error: None)
 
 
 # Time.
@@ -129,30 +131,30 @@ def who_waits_for_one_that_is_gone_is_not_told(patch: pytest.MonkeyPatch) -> Non
 @bug("O3", 50)
 def a_try_is_made_after_the_deadline(patch: pytest.MonkeyPatch) -> None:  # IS-3
     for name in ("_failed", "_send"):
-        real = getattr(Request, name)
+        real = getattr(RetriedCall, name)
 
-        def late(self: Request, *args: Any, real: Any = real) -> Any:
+        def late(self: RetriedCall, *args: Any, real: Any = real) -> Any:
             at, self._at = self._at, float("inf")
             try:
                 return real(self, *args)
             finally:
                 self._at = at
 
-        patch.setattr(Request, name, late)
+        patch.setattr(RetriedCall, name, late)
 
 
 @bug("O2", 50)
 def a_late_answer_completes_it_again(patch: pytest.MonkeyPatch) -> None:  # IS-1
-    real = Request._hear
+    real = RetriedCall._hear
 
-    def hear(self: Request, tried: int, answer: Any) -> None:
+    def hear(self: RetriedCall, tried: int, answer: Any) -> None:
         reply: Any = self.__dict__.setdefault("first", self._reply)
         if self._reply is None and isinstance(answer, Message):
             reply(answer)
         else:
             real(self, tried, answer)
 
-    patch.setattr(Request, "_hear", hear)
+    patch.setattr(RetriedCall, "_hear", hear)
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -1,6 +1,6 @@
 """The simulation of remote references is worth something: it finds bugs planted in the machine.
 
-Each bug changes one decision of `rref_protocol.py`, as a careless edit might; its name says what is
+Each bug changes one decision of `rref/protocol.py`, as a careless edit might; its name says what is
 wrong then, its comment which guarantee (RR) that breaks. A bug must be found within its number of
 seeds, by the promise that it breaks.
 """
@@ -12,18 +12,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.rpc import rref_answers, rref_protocol
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.rref_protocol import (
-    Fork,
-    ForkState,
-    Freed,
-    Number,
-    Outcome,
-    References,
-    Send,
-    Ticket,
-)
+from holdfast.rpc.rref import protocol, reply_references
+from holdfast.rpc.rref.protocol import ControlMessage, Fork, ForkState, Freed, Outcome, References
+from holdfast.rpc.wire.messages import Kind
+from holdfast.rpc.wire.tickets import Number, Ticket
 from holdfast.testing.rrefsim import run_seed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -51,7 +43,7 @@ def instead(patch: pytest.MonkeyPatch, name: str, act: Callable[..., Any]) -> No
 
 @bug("L1", 100)
 def nothing_is_remembered_of_the_deleted(patch: pytest.MonkeyPatch) -> None:  # RR-2, RR-3
-    patch.setattr(rref_answers.Memory, "__contains__", lambda self, key: False)
+    patch.setattr(reply_references.RecentKeys, "__contains__", lambda self, key: False)
 
 
 @bug("L1", 100)
@@ -99,7 +91,10 @@ def a_parent_deletes_before_its_child_is_accepted(patch: pytest.MonkeyPatch) -> 
 def a_child_is_accepted_before_it_is_confirmed(patch: pytest.MonkeyPatch) -> None:  # RR-5
     def take(real: Any, self: References, ticket: Ticket) -> list[Outcome]:
         outcomes: list[Outcome] = real(self, ticket)
-        if any(isinstance(one, Send) and one.kind is Kind.RREF_FORK_REQUEST for one in outcomes):
+        if any(
+            isinstance(one, ControlMessage) and one.kind is Kind.RREF_FORK_REQUEST
+            for one in outcomes
+        ):
             outcomes += self._accept(ticket)
         return outcomes
 
@@ -253,7 +248,7 @@ def a_value_that_never_came_counts_as_freed(patch: pytest.MonkeyPatch) -> None: 
     def created(real: Any, self: References, reference: Number, fork: Number, user: str) -> Any:
         outcomes, first = real(self, reference, fork, user)
         if reference in self._freed and reference not in self._owned and not first:
-            self._owned.setdefault(reference, rref_protocol._Owned())
+            self._owned.setdefault(reference, protocol._Owned())
         return outcomes, first
 
     instead(patch, "_free_if_unused", free)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.rpc.rref_answers import Memory
-from holdfast.rpc.rref_protocol import References
+from holdfast.rpc.rref.protocol import References
+from holdfast.rpc.rref.reply_references import RecentKeys
 from holdfast.testing.rrefplan import draw_plan
 from holdfast.testing.rrefsim import run_seed, run_seeds
 from tests.sim.promises import is_the_same_when_traced, keeps_them, repeats_itself, reports
@@ -83,5 +83,5 @@ def test_the_small_scope_finds_bugs_too(monkeypatch: pytest.MonkeyPatch) -> None
         patch.setattr(References, "come_to_nothing", lambda self, ticket: [])
         assert any("left" in text for text in explore(scripts, states)[2])
     with monkeypatch.context() as patch:
-        patch.setattr(Memory, "__contains__", lambda self, key: False)
+        patch.setattr(RecentKeys, "__contains__", lambda self, key: False)
         assert any("left" in text or "made twice" in text for text in explore(scripts, states)[2])

@@ -22,8 +22,8 @@ from holdfast.errors import UsageError
 from holdfast.faults.plan import Action, FaultPlan, Rule, kind_of, parse_plan
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.backends import register_backend
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.transport import Direct, Transport
+from holdfast.rpc.client.transport import CallTransport, Direct
+from holdfast.rpc.wire.messages import Kind
 
 __all__ = ["make_faulty", "plan_of"]
 
@@ -32,7 +32,7 @@ _KNOWN = frozenset({"plan", "messages_to_fail", "messages_to_delay", "num_fail_s
 _log = logging.getLogger("holdfast.faults")
 
 
-def make_faulty(options: Mapping[str, Any]) -> Transport:
+def make_faulty(options: Mapping[str, Any]) -> CallTransport:
     """Make a transport that fails by the options' plan."""
     plan = plan_of(options)
     _log.warning("messages of this process go wrong on purpose: %d rules", len(plan.rules))

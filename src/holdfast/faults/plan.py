@@ -14,7 +14,7 @@ As text, a rule for each line; `#` begins a comment:
     reset running PYTHON_CALL times=5                  # while the callee runs it
 
 A reply can be dropped, delayed, reset or corrupted; what runs can be reset. A delay and a partition
-say for how many seconds. Kinds are those of requests (`rpc/messages.py`).
+say for how many seconds. Kinds are those of requests (`rpc/wire/messages.py`).
 
 Guarantees
     FP-1  A rule fires only for messages that it names, and never more often than it says.
@@ -34,7 +34,7 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast.errors import UsageError
-from holdfast.rpc.messages import Kind
+from holdfast.rpc.wire.messages import Kind
 
 __all__ = ["Action", "FaultPlan", "Fired", "Moment", "Rule", "kind_of", "parse_plan"]
 

@@ -22,12 +22,12 @@ from typing import Any
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.faults.plan import Action, FaultPlan, Fired, Moment
-from holdfast.rpc.errands import Errands
-from holdfast.rpc.future import Driver, Future
-from holdfast.rpc.messages import Message
-from holdfast.rpc.peers import Peer
-from holdfast.rpc.pipe import NEVER, Reply
-from holdfast.rpc.transport import Transport
+from holdfast.rpc.client.future import Driver, Future
+from holdfast.rpc.client.peer import Peer
+from holdfast.rpc.client.pipe import NEVER, Reply
+from holdfast.rpc.client.scheduler import Scheduler
+from holdfast.rpc.client.transport import CallTransport
+from holdfast.rpc.wire.messages import Message
 
 __all__ = ["FaultyTransport"]
 
@@ -43,13 +43,15 @@ ON_PURPOSE = "Connection reset by peer (on purpose)"
 class FaultyTransport:
     """Carries requests through another transport, and does to them what a plan says."""
 
-    def __init__(self, transport: Transport, plan: FaultPlan, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, transport: CallTransport, plan: FaultPlan, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self._transport = transport
         self.plan = plan
         self.repeats = any(rule.action is Action.DUPLICATE for rule in plan.rules)
         """Whether a message may arrive twice."""
         self._clock = clock
-        self._errands = Errands("holdfast-faults", clock)
+        self._scheduler = Scheduler("holdfast-faults", clock)
         # Guards what follows, by the names of peers.
         self._lock = threading.Lock()
         self._cut_until: dict[str, float] = {}
@@ -62,7 +64,7 @@ class FaultyTransport:
 
     def close(self) -> None:
         """Do nothing more."""
-        self._errands.close()
+        self._scheduler.close()
         self._transport.close()
 
     def exchange(self, peer: Peer, message: Message, at: float) -> Message:
@@ -115,13 +117,13 @@ class FaultyTransport:
             if Action.REORDER in actions:
                 with self._lock:
                     self._held_back.setdefault(request.name, []).append(partial(late, None))
-            self._errands.do(partial(late, None), delay or REORDER_S)
+            self._scheduler.submit(partial(late, None), delay or REORDER_S)
             return None
         driver = self._send_now(request, twice, hear, None)
         with self._lock:
             waiting = self._held_back.pop(request.name, [])
         for send in waiting:
-            self._errands.do(send)
+            self._scheduler.submit(send)
         return driver
 
     def _send_now(self, request: _Request, twice: bool, hear: Reply, _: object) -> Driver | None:
@@ -159,7 +161,7 @@ class FaultyTransport:
             hear(PeerLost(ON_PURPOSE, peer=request.name))
         elif delay:
             self._expire(request, hear)
-            self._errands.do(partial(hear, answer), delay)
+            self._scheduler.submit(partial(hear, answer), delay)
         else:
             hear(answer)
 
@@ -187,7 +189,7 @@ class FaultyTransport:
 
         left = PATIENCE_S if at == NEVER else max(0.0, at - self._clock.monotonic())
         peer.tell_of_loss(hear)
-        self._errands.do(expire, left or 1e-6)
+        self._scheduler.submit(expire, left or 1e-6)
 
 
 @dataclass(frozen=True, slots=True)

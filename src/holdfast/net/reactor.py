@@ -20,11 +20,9 @@ from __future__ import annotations
 import contextlib
 import heapq
 import logging
-import os
 import selectors
 import socket
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -32,6 +30,7 @@ from typing import Protocol
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.forks import in_child
 from holdfast.net.address import Address
 from holdfast.threads import start_thread
 
@@ -257,7 +256,7 @@ class Reactor:
         self._listeners: list[socket.socket] = []
         self._stopping = False
         self._closed = False
-        _living.add(self)
+        in_child(self, Reactor._let_go)  # RE-7
 
     # From any thread.
 
@@ -446,17 +445,6 @@ class Reactor:
         for sock in (*self._listeners, self._wake_in, self._wake_out):
             sock.close()
         self._selector.close()
-
-
-_living: weakref.WeakSet[Reactor] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for reactor in tuple(_living):  # RE-7
-        reactor._let_go()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def tune(sock: socket.socket) -> None:

@@ -32,7 +32,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +39,7 @@ from typing import Self, TypeAlias
 
 from holdfast import env
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.forks import in_child
 from holdfast.process.cgroup import make_cgroup, remove_cgroup
 from holdfast.process.escalation import KILL_WAIT_S
 from holdfast.process.fence import Fence
@@ -130,7 +130,7 @@ class Containment:
     def open(self) -> Self:
         """Start the reaper, and make the control group if we may."""
         self._open = True
-        _opened.add(self)
+        in_child(self, Containment.forget)
         if not _can_sweep():
             _log.warning("no /proc or no pidfd here: daemons of workers may outlive them")
         if self._with_cgroup and (made := make_cgroup()) is not None:
@@ -346,17 +346,6 @@ class Containment:
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
-
-
-_opened: weakref.WeakSet[Containment] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for containment in _opened:
-        containment.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def outlive_group(environment: Mapping[str, str]) -> dict[str, str]:

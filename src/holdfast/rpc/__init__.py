@@ -6,50 +6,21 @@
     rpc.rpc_sync("worker1", operator.add, args=(1, 2))
     rpc.shutdown()
 
-Layout, in reading order (◦ = pure)
-    messages.py ◦       the kinds of messages
-    codec.py ◦          messages as bytes
-    names.py ◦          workers by name and number
-    greeting.py ◦       the first words on a connection
-    retry.py ◦          trying again: how often, after how long
-    eagerness.py ◦      when to look before one sleeps
-    receipts.py ◦       what may be asked again runs once
-    rref_answers.py ◦   references in answers that may not have been read
-    rref_protocol.py ◦  counting references: when a value may go
-    callables.py        functions by name
-    serialize.py        values as bytes
-    raised.py           errors as bytes
-    big.py              large buffers on one machine
-    forks.py            sockets of this process alone
-    link.py             one connection
-    deadlines.py        the deadline that calls inherit
-    way.py              making way before blocking
-    future.py           a value to come
-    readers.py          the reader of last resort
-    replies.py          those who hear answers
-    unsent.py ◦         what is to be sent of calls that are given up
-    pipe.py             many calls at once over one link
-    opening.py          calls that wait for a pipe
-    errands.py          things to be done later
-    loop.py             coroutines of those who are called
-    peers.py            the caller's side of one worker
-    outlet.py           answers on their way out
-    transport.py        what carries requests
-    server.py           the callee's side: accepts, reads, runs
-    passing.py          references within messages
-    rref.py             references as users see them
-    holdings.py         the references of an agent
-    reading.py          reads answers, and sees to what is not read
-    answering.py        runs what others ask for
-    directory.py        who is where
-    insight.py          what an agent is doing, in numbers and words
-    insisting.py        requests that are sent until they are answered
-    agent.py            everything together
-    backends.py         what carries messages, by name
-    meeting.py          where the workers of a job meet
-    current.py          the current agent of this process
-    remote_worker.py    a worker to call, with arguments that a type checker checks
-    api.py              the functions of this package
+Layout, in reading order
+    wire/             messages, their bytes, and connections
+    values/           arguments, results, errors and functions as bytes
+    client/           the caller's side: calls, deadlines, retries, futures
+    rref/             references and their counting
+    server/           the callee's side: accepts, runs, replies
+    completion.py     completes a call's future from its reply
+    metrics.py        what an agent is doing, in numbers and words
+    directory.py      which worker is where, and which is gone
+    agent.py          one worker: everything above together
+    backends.py       transports by name
+    bootstrap.py      where the workers of a job meet
+    current.py        the current agent of this process
+    remote_worker.py  a worker to call, with arguments that a type checker checks
+    api.py            the functions of this package
 
 The names below are imported when they are first used.
 """
@@ -71,12 +42,12 @@ if TYPE_CHECKING:
         shutdown,
     )
     from holdfast.rpc.backends import register_backend
-    from holdfast.rpc.deadlines import detached
-    from holdfast.rpc.future import Future, collect_all, wait_all
-    from holdfast.rpc.names import WorkerInfo
+    from holdfast.rpc.client.deadlines import detached
+    from holdfast.rpc.client.future import Future, collect_all, wait_all
+    from holdfast.rpc.client.retry_policy import RetryPolicy
     from holdfast.rpc.remote_worker import RemoteWorker
-    from holdfast.rpc.retry import RetryPolicy
-    from holdfast.rpc.rref import RRef
+    from holdfast.rpc.rref.rref import RRef
+    from holdfast.rpc.wire.worker_info import WorkerInfo
 
 __all__ = [
     "Agent",
@@ -101,15 +72,15 @@ __all__ = [
 
 _HOMES = {
     "Agent": "agent",
-    "Future": "future",
-    "RRef": "rref",
+    "Future": "client.future",
+    "RRef": "rref.rref",
     "RemoteWorker": "remote_worker",
-    "RetryPolicy": "retry",
-    "WorkerInfo": "names",
-    "collect_all": "future",
-    "detached": "deadlines",
+    "RetryPolicy": "client.retry_policy",
+    "WorkerInfo": "wire.worker_info",
+    "collect_all": "client.future",
+    "detached": "client.deadlines",
     "register_backend": "backends",
-    "wait_all": "future",
+    "wait_all": "client.future",
 }
 
 

@@ -19,29 +19,32 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, UsageError
+from holdfast.forks import in_child
 from holdfast.net.address import Address
 from holdfast.net.auth import Key
-from holdfast.rpc.answering import Answerer, creation_head
-from holdfast.rpc.callables import name_of
-from holdfast.rpc.deadlines import NO_DEADLINE, check_limit, served_here
-from holdfast.rpc.errands import Errands
-from holdfast.rpc.future import Future
-from holdfast.rpc.greeting import Greeting
-from holdfast.rpc.holdings import Holdings, timed_out
-from holdfast.rpc.insight import Insight
-from holdfast.rpc.insisting import Insisted, Insisting, Patience, check_patience, note
-from holdfast.rpc.loop import Loop
-from holdfast.rpc.messages import NO_BUDGET, Kind, Message
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact, Directory, Peer, Target, machine_id
-from holdfast.rpc.pipe import NEVER
-from holdfast.rpc.readers import Readers
-from holdfast.rpc.reading import Awaited, read, settle
-from holdfast.rpc.retry import RetryPolicy
-from holdfast.rpc.rref import RRef
-from holdfast.rpc.server import Server
-from holdfast.rpc.transport import Direct, Transport
-from holdfast.rpc.way import make_way
+from holdfast.rpc.client.background_reader import BackgroundReader
+from holdfast.rpc.client.blocking import before_block
+from holdfast.rpc.client.contact import Contact, PeerDirectory, Target, machine_id
+from holdfast.rpc.client.deadlines import NO_DEADLINE, check_limit, served_here, timed_out
+from holdfast.rpc.client.future import Future
+from holdfast.rpc.client.peer import Peer
+from holdfast.rpc.client.pipe import NEVER
+from holdfast.rpc.client.retry_policy import RetryPolicy
+from holdfast.rpc.client.retrying import Backoff, RetriedFuture, RetryingCalls, check_backoff, note
+from holdfast.rpc.client.scheduler import Scheduler
+from holdfast.rpc.client.transport import CallTransport, Direct
+from holdfast.rpc.completion import CallFuture, read, settle
+from holdfast.rpc.metrics import AgentMetrics
+from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.rref.table import RRefTable
+from holdfast.rpc.server.dispatcher import Dispatcher
+from holdfast.rpc.server.event_loop import EventLoop
+from holdfast.rpc.server.listener import Server
+from holdfast.rpc.values.funcref import encode_function
+from holdfast.rpc.wire.hello import Hello
+from holdfast.rpc.wire.messages import NO_BUDGET, Kind, Message
+from holdfast.rpc.wire.tickets import encode_creation
+from holdfast.rpc.wire.worker_info import WorkerInfo
 
 __all__ = ["Agent", "Target"]
 
@@ -66,11 +69,11 @@ class Agent:
     def __init__(
         self,
         info: WorkerInfo,
-        directory: Directory,
+        directory: PeerDirectory,
         key: Key,
         *,
         timeout_s: float = 60.0,
-        transport: Transport | None = None,
+        transport: CallTransport | None = None,
         clock: Clock = SYSTEM_CLOCK,
         inherits: bool = True,
     ) -> None:
@@ -88,25 +91,25 @@ class Agent:
         self._found: dict[Target, Peer] = {}  # what the directory said, until somebody is lost
         self._lock = threading.Lock()
         self._folder = ""
-        self._readers: Readers | None = None
-        self._errands = Errands(f"holdfast-rpc-{info.name}-errands", clock)
+        self._background: BackgroundReader | None = None
+        self._scheduler = Scheduler(f"holdfast-rpc-{info.name}-scheduler", clock)
         self._incarnation = secrets.token_hex(8)
-        self.holdings = Holdings(self, info, self._incarnation, self._errands)
-        self._loop = Loop(f"holdfast-rpc-{info.name}-loop")
-        self._answerer = Answerer(
-            *(info, self._incarnation, self.holdings, self._loop, clock),
+        self.rrefs = RRefTable(self, info, self._incarnation, self._scheduler)
+        self._loop = EventLoop(f"holdfast-rpc-{info.name}-loop")
+        self._dispatcher = Dispatcher(
+            *(info, self._incarnation, self.rrefs, self._loop, clock),
             knows=partial(_is_known, directory),
         )
         mine = key.meant_for(self._incarnation)
-        self._server = Server(f"holdfast-rpc-{info.name}", mine, self._answerer)
-        self._insisting = Insisting(info, self._transport, self._numbers, self._errands, clock)
-        self._insight = Insight(
-            *(info, self._numbers, self._peers, self._insisting),
-            *(self._server, self._answerer, self.holdings),
+        self._server = Server(f"holdfast-rpc-{info.name}", mine, self._dispatcher)
+        self._retrying = RetryingCalls(info, self._transport, self._numbers, self._scheduler, clock)
+        self._metrics = AgentMetrics(
+            *(info, self._numbers, self._peers, self._retrying),
+            *(self._server, self._dispatcher, self.rrefs),
         )
         self._closed = False
         self.contact: Contact | None = None
-        _living.add(self)
+        in_child(self, Agent._disable_in_child)
 
     def start(self, tcp_host: str = "") -> None:
         """Listen: on a Unix socket, and on a port of this address for workers of other hosts."""
@@ -118,9 +121,9 @@ class Agent:
             path = os.path.join(self._folder, "s")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(path)
-        self._readers = Readers(f"holdfast-rpc-{self._info.name}-read", self._clock)
+        self._background = BackgroundReader(f"holdfast-rpc-{self._info.name}-read", self._clock)
         # On a thread of its own: the garbage collector may come while any of our locks is held.
-        dropped = weakref.finalize(self, self._errands.do, self._parts().end)
+        dropped = weakref.finalize(self, self._scheduler.submit, self._parts().end)
         dropped.atexit = False
         self._server.listen(sock)
         tcp = ""
@@ -138,7 +141,7 @@ class Agent:
         return self._info
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> CallTransport:
         """What carries its messages."""
         return self._transport
 
@@ -157,41 +160,41 @@ class Agent:
             self._closed = True
         self._parts().end()
 
-    def _let_go(self) -> None:
-        """Be of no use to a forked child: whom it called would take it for its parent."""
-        self._lock = threading.Lock()  # somebody may have held the other one
+    def _disable_in_child(self) -> None:
+        """Disable this agent in a forked child: its peers would take the child for its parent."""
+        self._lock = threading.Lock()  # another thread may have held the old one
         self._closed = True
         self._found = {}
         self._peers.clear()
 
     def _parts(self) -> _Parts:
         return _Parts(
-            *(self._insisting, self._server, self._transport, self._loop, self._errands),
-            *(self._insight, self._peers, self._readers, self._folder),
+            *(self._retrying, self._server, self._transport, self._loop, self._scheduler),
+            *(self._metrics, self._peers, self._background, self._folder),
         )
 
-    def add_handler(self, kind: Kind, handler: Callable[[Greeting, Any], Any]) -> None:
+    def add_handler(self, kind: Kind, handler: Callable[[Hello, Any], Any]) -> None:
         """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
-        self._answerer.add_handler(kind, handler)
+        self._dispatcher.add_handler(kind, handler)
 
     # For people.
 
     def metrics(self) -> dict[str, str]:
-        """Return what can be counted, by name; see `insight.py` for the names."""
-        return self._insight.metrics()
+        """Return what can be counted, by name; see `metrics.py` for the names."""
+        return self._metrics.metrics()
 
     def debug_info(self) -> dict[str, str]:
         """Return the metrics, and in words who is connected, and how."""
-        return self._insight.debug_info()
+        return self._metrics.debug_info()
 
     def enable_gil_profiling(self, flag: bool) -> None:
         """Measure how long threads wait for the interpreter, or stop it (`InterpreterWait`)."""
-        self._insight.wait.switch(flag)
+        self._metrics.wait.switch(flag)
 
     @property
     def is_gil_profiling_enabled(self) -> bool:
         """Whether that is measured."""
-        return self._insight.wait.is_on
+        return self._metrics.wait.is_on
 
     def device_map(self, worker: Target) -> dict[Any, Any]:
         """Return which devices of ours are which of a worker's: none, values arrive on the CPU."""
@@ -222,22 +225,22 @@ class Agent:
         peer = self._peer(to)
         at, budget_ms, whose = self._deadline(timeout)
         life = peer.contact.incarnation
-        body, buffers, given = self.holdings.pack(life, (name_of(function), args, kwargs))
+        body, buffers, given = self.rrefs.pack(life, (encode_function(function), args, kwargs))
         message = Message(_CALL, next(self._numbers), body, buffers, budget_ms, False, given, whose)
-        make_way()
+        before_block()
         try:
             answer = self._transport.exchange(peer, message, at)
         except BaseException as error:
-            self.holdings.unread(life, message)
+            self.rrefs.unread(life, message)
             if not isinstance(error, TimeoutError) or isinstance(error, HoldfastError):
                 raise
             self.give_up(peer, message)
             raise timed_out(budget_ms, whose, str(error)) from None
-        return read(self.holdings, life, message, answer)
+        return read(self.rrefs, life, message, answer)
 
     def give_up(self, peer: Peer, request: Message) -> None:
         """Tell a callee, sometime, that nobody waits for an answer any more."""
-        self._errands.do(partial(note, peer, Message(Kind.CANCEL, request.call)))
+        self._scheduler.submit(partial(note, peer, Message(Kind.CANCEL, request.call)))
 
     def call_async(
         self,
@@ -250,7 +253,7 @@ class Agent:
         kind: Kind = _CALL,
     ) -> Future[Any]:
         """Call a function over there; return the future of what it returns."""
-        value = (name_of(function), args, kwargs)
+        value = (encode_function(function), args, kwargs)
         try:
             peer = self._peer(to)
         except PeerLost as error:  # as it would be told a moment before
@@ -270,21 +273,19 @@ class Agent:
         kind: Kind = Kind.PYTHON_REMOTE_CALL,
     ) -> RRef[Any]:
         """Call a function over there and leave what it returns there; return a reference to it."""
-        called, peer = name_of(function), self._peer(to)
-        ticket = self.holdings.ask(peer.contact.incarnation)
-        value, head = (called, args, kwargs), creation_head(ticket)
+        called, peer = encode_function(function), self._peer(to)
+        ticket = self.rrefs.ask(peer.contact.incarnation)
+        value, head = (called, args, kwargs), encode_creation(ticket)
         try:
             creation = self._post(peer, kind, value, timeout, retries, head)
         except BaseException:
-            self.holdings.settled(ticket.fork)
-            self.holdings.dropped(ticket.reference, ticket.fork)
+            self.rrefs.settled(ticket.fork)
+            self.rrefs.dropped(ticket.reference, ticket.fork)
             raise
         # However it ends: a request that was not answered may still arrive, and be counted there.
-        creation.add_done_callback(lambda _: self.holdings.settled(ticket.fork))
+        creation.add_done_callback(lambda _: self.rrefs.settled(ticket.fork))
         info = peer.contact.info
-        return RRef._made(
-            self.holdings, ticket.reference, info, ticket.owner, ticket.fork, creation
-        )
+        return RRef._made(self.rrefs, ticket.reference, info, ticket.owner, ticket.fork, creation)
 
     def knows(self, incarnation: str) -> bool:
         """Say whether this life of a worker is, as far as anybody can tell, not over."""
@@ -293,7 +294,7 @@ class Agent:
         except HoldfastError:
             return True
 
-    def name_of(self, incarnation: str) -> str:
+    def worker_name(self, incarnation: str) -> str:
         """Return whose life this is; the life itself if it is over, or nobody can tell."""
         try:
             return self._directory.find_incarnation(incarnation).info.name
@@ -306,7 +307,7 @@ class Agent:
         kind: Kind,
         value: Any,
         timeout: float | None,
-        retries: Patience | None = None,
+        retries: Backoff | None = None,
     ) -> Future[Any]:
         """Send a request of a kind to an incarnation; return the future of its answer.
 
@@ -323,7 +324,7 @@ class Agent:
                 raise PeerLost("Connection closed by peer (this agent has been shut down)")
             return found._peer_at(to)
 
-        heard = partial(settle, self.holdings)
+        heard = partial(settle, self.rrefs)
         return self._insist(to, find, kind, value, timeout, retries, heard)
 
     def _insist(
@@ -333,29 +334,29 @@ class Agent:
         kind: Kind,
         value: Any,
         timeout: float | None,
-        retries: Patience,
+        retries: Backoff,
         heard: Callable[[str, Message, Future[Any], Message | Exception], bool],
         head: bytes = b"",
     ) -> Future[Any]:
-        """Send a request until it is answered, or there is no hope; see `insisting.py`."""
-        check_patience(retries)
+        """Send a request until it is answered, or there is no hope; see `client/retrying.py`."""
+        check_backoff(retries)
         at, budget_ms, whose = self._deadline(timeout)
-        body, buffers, given = self.holdings.pack(to, value)
+        body, buffers, given = self.rrefs.pack(to, value)
         # Numbered when it is posted.
         message = Message(kind, 0, head + body, buffers, budget_ms, False, given, whose)
-        future = Insisted()
+        future = RetriedFuture()
 
         def hear(answer: Message | Exception) -> None:
             heard(to, message, future, answer)
 
-        future._driver = request = self._insisting.post(to, find, message, hear, at, retries)
+        future._driver = request = self._retrying.post(to, find, message, hear, at, retries)
         future._stop = request.stop
         return future
 
     def _settle(
         self, to: str, request: Message, future: Future[Any], answer: Message | Exception
     ) -> bool:
-        return settle(self.holdings, to, request, future, answer)  # until then we are kept
+        return settle(self.rrefs, to, request, future, answer)  # until then we are kept
 
     def _post(
         self,
@@ -363,7 +364,7 @@ class Agent:
         kind: Kind,
         value: Any,
         timeout: float | None,
-        retries: Patience | None = None,
+        retries: Backoff | None = None,
         head: bytes = b"",
     ) -> Future[Any]:
         """Send a request: a head, and a value behind it; return the future of the answer."""
@@ -374,11 +375,11 @@ class Agent:
             heard = self._settle
             return self._insist(to, lambda: peer, kind, value, timeout, retries, heard, head)
         at, budget_ms, whose = self._deadline(timeout)
-        body, buffers, given = self.holdings.pack(to, value)
+        body, buffers, given = self.rrefs.pack(to, value)
         if head:
             body = head + body
         message = Message(kind, next(self._numbers), body, buffers, budget_ms, False, given, whose)
-        future = Awaited()
+        future = CallFuture()
         future._asked = (self, peer, message)
         try:
             future._driver = self._transport.post(peer, message, future.hear, at)
@@ -386,7 +387,7 @@ class Agent:
             # The future keeps the error, which would keep this frame, and all that was given.
             future.hear(error.with_traceback(None))
         except BaseException:  # it is refused, say, or an interrupt came
-            self.holdings.unread(to, message)
+            self.rrefs.unread(to, message)
             raise
         return future
 
@@ -418,16 +419,16 @@ class Agent:
     def _peer_of(self, contact: Contact) -> Peer:
         peer = self._peers.get(contact.incarnation)
         if peer is None:
-            if self._readers is None or self.contact is None:
+            if self._background is None or self.contact is None:
                 raise UsageError("this agent has not been started")
             with self._lock:
                 peer = self._peers.get(contact.incarnation)
                 if self._closed:
                     raise PeerLost("Connection closed by peer (this agent has been shut down)")
                 if peer is None:
-                    peer = Peer(contact, self.contact, self._key, self._readers, self._clock)
+                    peer = Peer(contact, self.contact, self._key, self._background, self._clock)
                     self._peers[contact.incarnation] = peer
-            if self._answerer.is_dead(contact.incarnation):  # `lost` may not have seen it
+            if self._dispatcher.is_dead(contact.incarnation):  # `lost` may not have seen it
                 self._peers.pop(contact.incarnation, None)
                 peer.lose(_GONE)
         return peer
@@ -439,20 +440,20 @@ class Agent:
     def let_go(self, contact: Contact) -> Callable[[], None]:
         """Forget a worker that is gone; return what tells those who wait for it, and may block."""
         life = contact.incarnation
-        self._answerer.died(life)  # first: nothing of it is run once somebody has been told
+        self._dispatcher.died(life)  # first: nothing of it is run once somebody has been told
         self._server.hang_up(life)
         peer = self._peers.pop(life, None)
         self._found = {}  # another one, not the same: somebody may be about to enter who is gone
 
         def tell() -> None:
             if peer is not None:
-                self._insisting.lost(life, peer.lose(_GONE))
-            self.holdings.died(life)
+                self._retrying.lost(life, peer.lose(_GONE))
+            self.rrefs.died(life)
 
         return tell
 
 
-def _is_known(directory: Directory, incarnation: str) -> bool:
+def _is_known(directory: PeerDirectory, incarnation: str) -> bool:
     """Say whether a life is not over; an error if nobody can tell now."""
     with contextlib.suppress(PeerLost):
         return bool(directory.find_incarnation(incarnation))
@@ -462,14 +463,14 @@ def _is_known(directory: Directory, incarnation: str) -> bool:
 class _Parts(NamedTuple):
     """What ends with an agent. None of it keeps the agent."""
 
-    insisting: Insisting
+    insisting: RetryingCalls
     server: Server
-    transport: Transport
-    loop: Loop
-    errands: Errands
-    insight: Insight
+    transport: CallTransport
+    loop: EventLoop
+    scheduler: Scheduler
+    insight: AgentMetrics
     peers: dict[str, Peer]
-    readers: Readers | None
+    background: BackgroundReader | None
     folder: str
 
     def end(self) -> None:
@@ -478,21 +479,10 @@ class _Parts(NamedTuple):
         self.server.close()
         self.transport.close()
         self.loop.close()
-        self.errands.close()
+        self.scheduler.close()
         self.insight.wait.close()
         for peer in list(self.peers.values()):
             peer.lose("Connection closed by peer (this agent has been shut down)")
-        if self.readers is not None:
-            self.readers.close()
+        if self.background is not None:
+            self.background.close()
         shutil.rmtree(self.folder, ignore_errors=True)  # if there is one
-
-
-_living: weakref.WeakSet[Agent] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for agent in tuple(_living):
-        agent._let_go()
-
-
-os.register_at_fork(after_in_child=_after_fork)

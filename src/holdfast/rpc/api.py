@@ -21,13 +21,13 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.backends import make_transport
+from holdfast.rpc.bootstrap import Bootstrap, bootstrap
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.client.future import ASYNC_MARK, Future
+from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.directory import GRACE_S, KEEP_ALIVE_S, Directory
-from holdfast.rpc.future import ASYNC_MARK, Future
-from holdfast.rpc.meeting import Meeting, meet
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
-from holdfast.rpc.retry import RetryPolicy
-from holdfast.rpc.rref import RRef
+from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.ops import check_ttl
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
@@ -68,7 +68,7 @@ def init_rpc(
 ) -> WorkerInfo:
     """Become a worker of this name, and wait until all `world_size` know each other.
 
-    Workers meet at `store`, or where `init_method` says: `tcp://host:port` (rank 0 serves),
+    Workers bootstrap at `store`, or where `init_method` says: `tcp://host:port` (rank 0 serves),
     `file:///path`, `env://`, which is the default: what `holdfast run` gave this process, or
     MASTER_ADDR and MASTER_PORT, RANK and WORLD_SIZE. Without a `world_size` workers come and go as
     they like, and nobody is waited for; without a `rank` a number is given.
@@ -91,7 +91,7 @@ def init_rpc(
 
     with ExitStack() as undo:
         undo.callback(transport.close)
-        meeting: Meeting = meet(
+        meeting: Bootstrap = bootstrap(
             undo, env.variables(), rank, world_size, init_method, store, deadline
         )
         place = PrefixStore(meeting.store, meeting.prefix)
@@ -143,7 +143,7 @@ class _End:
     """What it takes to end an agent that `init_rpc` has made."""
 
     directory: Directory
-    meeting: Meeting
+    meeting: Bootstrap
     me: Contact
     stack: ExitStack
 
@@ -154,11 +154,11 @@ def _part(agent: Agent, end: _End, graceful: bool, deadline: Deadline) -> tuple[
     try:
         if not graceful or end.meeting.world_size is None:
             if graceful:
-                agent.holdings.part(lambda: 0.0)
+                agent.rrefs.part(lambda: 0.0)
             directory.say_done(me, deadline.sooner(GRACE_S))
             return ()
         missing = directory.finish(me, deadline)
-        agent.holdings.part(deadline.sooner(GRACE_S if missing else STAY_WITHIN_S).remaining)
+        agent.rrefs.part(deadline.sooner(GRACE_S if missing else STAY_WITHIN_S).remaining)
         if end.meeting.serves:  # the others read there that they may end
             directory.wait_alone(me, deadline.sooner(STAY_WITHIN_S))
     except HoldfastError as error:
@@ -317,7 +317,7 @@ def get_worker_info(name: str | None = None) -> WorkerInfo:
 
 
 def debug_info() -> dict[str, str]:
-    """Return what the current agent is doing, in numbers and words, by name (`insight.py`)."""
+    """Return what the current agent is doing, in numbers and words, by name (`metrics.py`)."""
     return current.current_agent().debug_info()
 
 

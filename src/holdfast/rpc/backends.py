@@ -1,6 +1,6 @@
 """What carries messages, by name; open to others.
 
-A backend is a function that makes a `Transport` from its options. Faults are one: they register
+A backend is a function that makes a `CallTransport` from its options. Faults are one: they register
 themselves, so that nothing here knows of them.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from holdfast.errors import UsageError
-from holdfast.rpc.transport import Direct, Transport
+from holdfast.rpc.client.transport import CallTransport, Direct
 
 __all__ = ["Maker", "known_backends", "make_transport", "register_backend"]
 
-Maker: TypeAlias = Callable[[Mapping[str, Any]], Transport]
+Maker: TypeAlias = Callable[[Mapping[str, Any]], CallTransport]
 
 _makers: dict[str, Maker] = {}
 # Modules that register a backend when they are imported, which is when it is first asked for.
@@ -34,7 +34,7 @@ def known_backends() -> tuple[str, ...]:
     return tuple(sorted({"default", *_HOMES, *_makers}))
 
 
-def make_transport(name: str, options: Mapping[str, Any]) -> Transport:
+def make_transport(name: str, options: Mapping[str, Any]) -> CallTransport:
     """Make the transport of a backend; UsageError names what is known."""
     if not isinstance(options, Mapping):
         raise UsageError(f"options {options!r:.60}: must be a mapping of names to values")

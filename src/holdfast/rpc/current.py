@@ -1,12 +1,13 @@
-"""The current agent of this process, for those who do not want to name one."""
+"""The current agent of this process: the one that the functions of this package use."""
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
+from holdfast.forks import in_every_child
+from holdfast.rpc.rref.current_table import NO_AGENT, set_current_table
 
 if TYPE_CHECKING:
     from holdfast.rpc.agent import Agent
@@ -26,10 +27,7 @@ def current_agent() -> Agent:
     """Return the current agent."""
     agent = _agent
     if agent is None:
-        raise UsageError(
-            "Current RPC agent is not set! Did you initialize the RPC framework "
-            "(e.g. by calling `rpc.init_rpc`)?"
-        )
+        raise UsageError(NO_AGENT)
     return agent
 
 
@@ -40,6 +38,7 @@ def set_agent(agent: Agent) -> None:
         if _agent is not None:
             raise UsageError("Current RPC agent is set!")
         _agent = agent
+        set_current_table(agent.rrefs)
 
 
 def reset_agent() -> Agent:
@@ -47,15 +46,15 @@ def reset_agent() -> Agent:
     global _agent
     with _lock:
         agent, _agent = _agent, None
+        set_current_table(None)
     if agent is None:
         raise UsageError("Current RPC agent is not set!")
     return agent
 
 
+@in_every_child
 def _after_fork() -> None:
-    """Have none in a process that is forked: it is no worker, and can become another one."""
+    """Have no current agent in a forked child: it is no worker, and can become another one."""
     global _agent, _lock
     _agent, _lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    set_current_table(None)

@@ -46,8 +46,8 @@ from holdfast.errors import (
     Unavailable,
     UsageError,
 )
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.lease import LeaseKeeper
 from holdfast.store.ops import Lease
 from holdfast.store.store import Store, Watch

@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar, overload
 
 from holdfast.rpc.agent import Target
+from holdfast.rpc.client.future import Future
+from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.current import current_agent
-from holdfast.rpc.future import Future
-from holdfast.rpc.retry import RetryPolicy
-from holdfast.rpc.rref import RRef
+from holdfast.rpc.rref.rref import RRef
 
 __all__ = ["RemoteWorker"]
 

@@ -15,10 +15,8 @@ Guarantees
 
 from __future__ import annotations
 
-import os
 import random
 import threading
-import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -32,6 +30,7 @@ from holdfast.errors import (
     Unavailable,
     UsageError,
 )
+from holdfast.forks import in_child
 from holdfast.ids import new_session_id
 from holdfast.net.transport import Transport
 from holdfast.store.ops import Change, Op, Wait
@@ -71,7 +70,14 @@ class RemoteStore(Store):
         self._rng = rng or random.SystemRandom()
         self._closed = False
         self._begin_life()
-        _living.add(self)
+        in_child(self, RemoteStore._forked)  # CL-3
+
+    def _forked(self) -> None:
+        """Begin anew in a forked child: the connection is its parent's."""
+        inherited = self._transport
+        self._begin_life()
+        if inherited is not None:
+            inherited.release()
 
     def _begin_life(self) -> None:
         """Make the parts that belong to one process."""
@@ -345,19 +351,6 @@ class RemoteStore(Store):
 
 _INTERRUPTED = Unavailable("the connection was given up: its thread was interrupted")
 """The failure of a connection on which an exception of somebody else left half a frame."""
-
-_living: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for store in tuple(_living):  # CL-3
-        inherited = store._transport
-        store._begin_life()
-        if inherited is not None:
-            inherited.release()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 class _RemoteWatch(Watch):

@@ -25,7 +25,6 @@ import os
 import stat
 import threading
 import uuid
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +42,7 @@ from holdfast.errors import (
     TimeoutExpired,
     UsageError,
 )
+from holdfast.forks import in_child
 from holdfast.store.filelog import (
     HEAD_BYTES,
     MAGIC,
@@ -83,8 +83,6 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
-_open_stores: weakref.WeakSet[FileStore] = weakref.WeakSet()
-
 
 class FileStore(Store):
     """The store in the file at `path`, made with mode 0600 if it is not there.
@@ -112,7 +110,7 @@ class FileStore(Store):
         self._news = 0  # counts the changes that waiters have to look at
         self._watches: set[_FileWatch] = set()
         self._closed = ""
-        _open_stores.add(self)
+        in_child(self, FileStore._forked)
 
     # The store protocol.
 
@@ -486,11 +484,3 @@ def _read_boot_id() -> bytes:
         return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
     except (OSError, ValueError):
         return bytes(16)
-
-
-def _after_fork_in_child() -> None:
-    for store in tuple(_open_stores):
-        store._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,7 +1,7 @@
 """Agents of a simulated cluster: the product's own machine over a simulated node.
 
 `AgentUser` is a shell around `agent/machine.py` as `agent/agent.py` is, over a simulated node
-instead of a rendezvous with threads: errands to the store one after the other, waits for a round
+instead of a rendezvous with threads: scheduler to the store one after the other, waits for a round
 and for the exit barrier beside them, reports read from a watch.
 """
 
@@ -95,7 +95,7 @@ class AgentUser(Agent):
         self._joining = False
         self._counted: Callable[[], None] | None = None  # ends the errand of counting
         self._closed: Callable[[], None] | None = None  # ends that of closing
-        self._errands: deque[Callable[[Callable[[], None]], None]] = deque()
+        self._scheduler: deque[Callable[[Callable[[], None]], None]] = deque()
         self._errand_busy = False
         self.workers: Workers | None = None
         self._reports: WatchRecord | None = None
@@ -396,14 +396,14 @@ class AgentUser(Agent):
         self.program.perform(op, timeout, heard)
 
     def _errand(self, act: Callable[[Callable[[], None]], None]) -> None:
-        self._errands.append(act)
+        self._scheduler.append(act)
         if not self._errand_busy:
             self._next_errand()
 
     def _next_errand(self) -> None:
-        self._errand_busy = bool(self._errands)
-        if self._errands and self.ended is None:
-            self._errands.popleft()(self._next_errand)
+        self._errand_busy = bool(self._scheduler)
+        if self._scheduler and self.ended is None:
+            self._scheduler.popleft()(self._next_errand)
 
     def _publish(self, where: tuple[int, int], effect: Publish, done: Callable[[], None]) -> None:
         said: dict[str, bytes] = {}

@@ -7,8 +7,8 @@ Each seed draws 2 to 5 workers and all that goes wrong: requests, answers and no
 doubled and out of order, connections break, pairs of workers are cut off from each other, workers
 stop for a while, die, and come back as new ones; of a death each worker hears at another moment,
 some even before the dead one has stopped. Callers are impatient in different ways, and some cancel.
-What insists (`rpc/insisting.py`) and what answers (`rpc/answering.py`) are the real ones; `Worker`
-is what is around them. Checked at every step:
+What insists (`rpc/client/retrying.py`) and what answers (`rpc/server/dispatcher.py`) are the real
+ones; `Worker` is what is around them. Checked at every step:
 
     O1  a call is run at most once, and only by the incarnation that it was made for
         (AN-2, IS-2, RC-1)

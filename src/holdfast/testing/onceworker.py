@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.clock import Clock
 from holdfast.errors import CallCancelled, CallTimedOut, PeerLost
-from holdfast.rpc.answering import Answerer
-from holdfast.rpc.errands import Errands
-from holdfast.rpc.future import ASYNC_MARK, Driver, Future
-from holdfast.rpc.greeting import Greeting, Purpose
-from holdfast.rpc.holdings import Holdings
-from holdfast.rpc.insisting import Insisting, Request
-from holdfast.rpc.loop import Loop
-from holdfast.rpc.messages import Kind, Message
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact, Peer
-from holdfast.rpc.pipe import NEVER, Reply
-from holdfast.rpc.raised import load_error
-from holdfast.rpc.retry import RetryPolicy
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.client.future import ASYNC_MARK, Driver, Future
+from holdfast.rpc.client.peer import Peer
+from holdfast.rpc.client.pipe import NEVER, Reply
+from holdfast.rpc.client.retry_policy import RetryPolicy
+from holdfast.rpc.client.retrying import RetriedCall, RetryingCalls
+from holdfast.rpc.client.scheduler import Scheduler
+from holdfast.rpc.rref.table import RRefTable
+from holdfast.rpc.server.dispatcher import Dispatcher
+from holdfast.rpc.server.event_loop import EventLoop
+from holdfast.rpc.values.errors import load_error
+from holdfast.rpc.wire.hello import Hello, Purpose
+from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.worker_info import WorkerInfo
 
 if TYPE_CHECKING:
     from holdfast.testing.oncesim import OnceSim
@@ -42,7 +43,7 @@ class Call:
         self.callee = callee
         self.number = number
         self.at = at
-        self.request: Request | None = None
+        self.request: RetriedCall | None = None
         self.runs = 0
         self.outcome: Message | Exception | None = None
 
@@ -160,9 +161,9 @@ class Worker:
         """Those of whose end it has heard."""
         self._peers: dict[str, _OtherSide] = {}
         clock = cast("Clock", self)
-        self.desk = Insisting(info, self, itertools.count(1), cast("Errands", self), clock)
-        self.answerer = Answerer(
-            info, life, cast("Holdings", self), cast("Loop", self), clock, run.is_known
+        self.desk = RetryingCalls(info, self, itertools.count(1), cast("Scheduler", self), clock)
+        self.answerer = Dispatcher(
+            info, life, cast("RRefTable", self), cast("EventLoop", self), clock, run.is_known
         )
 
     # Calling.
@@ -212,7 +213,7 @@ class Worker:
             peer.lost = PeerLost("Connection closed by peer (it is gone)", incarnation=life)
         self.desk.lost(life, peer.lost)
 
-    # What insists sends by us (`Sender`), and has us do things later (`Errands`, `Clock`).
+    # What insists sends by us (`Sender`), and has us do things later (`Scheduler`, `Clock`).
 
     def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
         """Carry a request there; its answer, or its failure, comes back."""
@@ -222,9 +223,9 @@ class Worker:
         self._run.carry(self.me, callee.me, callee.take_request, self, message, way, via=way)
         return None
 
-    def do(self, errand: Callable[[], None], delay_s: float = 0.0) -> None:
+    def submit(self, task: Callable[[], None], delay_s: float = 0.0) -> None:
         """Do something later."""
-        self._run.later(self, delay_s, errand)
+        self._run.later(self, delay_s, task)
 
     def monotonic(self) -> float:
         """Return the time."""
@@ -246,8 +247,8 @@ class Worker:
     def _answer(self, caller: Worker, way: Try, answer: Message) -> None:
         self._run.carry(self.me, caller.me, way.answered, answer, via=way)
 
-    def _greeting(self, caller: str) -> Greeting:
-        return Greeting(caller.replace(".", "_"), 0, caller, self.me, Purpose.PIPE)
+    def _greeting(self, caller: str) -> Hello:
+        return Hello(caller.replace(".", "_"), 0, caller, self.me, Purpose.PIPE)
 
     def _execute(self, call: Call) -> bytes | Future[bytes]:
         call.ran(self)
@@ -263,7 +264,8 @@ class Worker:
     def _finish(self, later: Future[bytes], call: Call) -> None:
         later.set_result(call.answer())
 
-    # What answers asks of us (`Holdings`, `Loop`): values are bytes, and nothing is cancelled.
+    # What answers asks of us (`RRefTable`, `EventLoop`): values are bytes, and nothing is
+    # cancelled.
 
     def unpack(self, body: Any, buffers: Any) -> tuple[Any, tuple[Call], None]:
         """Return what is to be run."""

@@ -39,8 +39,8 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost, TimeoutExpired
 from holdfast.faults.plan import parse_plan
 from holdfast.rpc.api import rpc_async, rpc_sync
+from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.current import current_agent
-from holdfast.rpc.retry import RetryPolicy
 from holdfast.testing.rpcworld import run_workers
 
 __all__ = ["PLAN", "Account", "Audit", "Room", "main", "soak"]

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.rpc.rref_protocol import ForkState, Number, References, Send, Ticket
+from holdfast.rpc.rref.protocol import ControlMessage, ForkState, References
+from holdfast.rpc.wire.tickets import Number, Ticket
 
 __all__ = ["Handle", "Judge", "Judged", "Scene", "inconsistencies"]
 
@@ -112,7 +113,7 @@ class Judge:
         if counted and answer in {"freed", "missing"}:
             self.fail(f"S2: {worker.me} holds {handle.reference} and finds: {answer}")
 
-    def refused(self, worker: Judged, sent: Send) -> None:
+    def refused(self, worker: Judged, sent: ControlMessage) -> None:
         """See that an owner does not count a fork."""
         self.counts["refused"] += 1
         fork: Number | None = sent.fork

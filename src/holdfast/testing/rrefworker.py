@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.retry import RetryPolicy
-from holdfast.rpc.rref_protocol import Freed, Number, Outcome, References, Send, Ticket
+from holdfast.rpc.client.retry_policy import RetryPolicy
+from holdfast.rpc.rref.protocol import ControlMessage, Freed, Outcome, References
+from holdfast.rpc.wire.messages import Kind
+from holdfast.rpc.wire.tickets import Number, Ticket
 from holdfast.testing.faultplan import Fault
 from holdfast.testing.rrefjudge import Handle
 
@@ -186,11 +187,11 @@ class Worker:
                 case Freed(reference):
                     self.sim.judge.freed(self, reference, reference in self.values)
                     self.values.discard(reference)
-                case Send(kind, to, reference, fork):
+                case ControlMessage(kind, to, reference, fork):
                     self.insist(to, kind, (reference, fork), partial(self._sent, outcome))
         self.sim.judge.check(self)
 
-    def _sent(self, sent: Send, answer: Any) -> None:
+    def _sent(self, sent: ControlMessage, answer: Any) -> None:
         references = self.references
         match sent.kind:
             case Kind.RREF_FORK_REQUEST if answer:
@@ -226,7 +227,7 @@ class Worker:
                 self.unsent -= 1
                 self.died(to)
             else:
-                delay = RETRY.insisting(tried)
+                delay = RETRY.unbounded_delay(tried)
                 self.sim.later(self, delay, self.insist, to, kind, body, answered, tried + 1)
 
         self.request(to, kind, body, heard)

@@ -19,12 +19,12 @@ from holdfast.net.auth import Key
 from holdfast.net.secret import Secret, new_secret
 from holdfast.net.towards import address_towards
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.future import Future
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
-from holdfast.rpc.rref_protocol import Number
-from holdfast.rpc.transport import Transport
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.client.future import Future
+from holdfast.rpc.client.transport import CallTransport
+from holdfast.rpc.wire.messages import Kind
+from holdfast.rpc.wire.tickets import Number
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.open import choose_secret
 from holdfast.torch_compat.contexts import CONTEXTS, NO_CONTEXT, left, release
 from holdfast.torch_compat.devices import Devices, visible
@@ -118,7 +118,7 @@ class TensorPipeAgent(RpcAgent):
             self.places.show_devices(self._contact.incarnation, visible())
         self._devices = devices
 
-    def _transport(self) -> Transport | None:
+    def _transport(self) -> CallTransport | None:
         return None
 
     def later(self, act: Callable[[], object]) -> None:
@@ -136,7 +136,7 @@ class TensorPipeAgent(RpcAgent):
             with CONTEXTS.within(number):  # which may have been released since
                 return pack(done.value(), caller.id)
 
-        return self.core.holdings.value(Number(maker, serial)).then(read)
+        return self.core.rrefs.value(Number(maker, serial)).then(read)
 
     def _released(self, caller: Any, number: int) -> None:
         release(self, number)
@@ -216,7 +216,7 @@ class TensorPipeAgent(RpcAgent):
         For its own calls as long as they take, as torch does; then for the others a while.
         """
         if not self._is_static:
-            self.core.holdings.let_all_go()
+            self.core.rrefs.release_all()
         calls = -1
         while True:
             self._wait_idle(Deadline.after(timeout or None))
@@ -229,7 +229,7 @@ class TensorPipeAgent(RpcAgent):
         self.places.part(self._info.id, deadline)
 
     def _wait_idle(self, deadline: Deadline) -> None:
-        self.core.holdings.wait_settled(deadline.sooner(LEAVE_WITHIN_S).remaining)
+        self.core.rrefs.wait_settled(deadline.sooner(LEAVE_WITHIN_S).remaining)
         while not deadline.passed():
             now = self.core.metrics()
             if (
@@ -252,7 +252,7 @@ class TensorPipeAgent(RpcAgent):
 class FaultyTensorPipeAgent(TensorPipeAgent):
     """An agent whose messages go wrong as its options say."""
 
-    def _transport(self) -> Transport | None:
+    def _transport(self) -> CallTransport | None:
         opts = self._opts
         return make_faulty(
             {
@@ -318,10 +318,10 @@ def reference_counts() -> dict[str, str]:
 
     A value that nobody else has ever held is not counted among those that this worker owns.
     """
-    holdings = current().core.holdings
-    found = holdings.counts()
+    rrefs = current().core.rrefs
+    found = rrefs.counts()
     return {
-        "num_owner_rrefs": str(holdings.shared_values),
+        "num_owner_rrefs": str(rrefs.shared_values),
         "num_pending_futures": str(found["pending_futures"]),
         "num_pending_users": str(found["pending_users"]),
         "num_forks": str(found["forks"]),
@@ -330,16 +330,16 @@ def reference_counts() -> dict[str, str]:
 
 def delete_references(timeout: timedelta = DELETE_WITHIN) -> None:
     """Give up all references of this worker, and wait until their owners know."""
-    holdings = current().core.holdings
-    holdings.let_all_go()
-    holdings.wait_settled(Deadline.after(timeout.total_seconds()).remaining)
+    rrefs = current().core.rrefs
+    rrefs.release_all()
+    rrefs.wait_settled(Deadline.after(timeout.total_seconds()).remaining)
 
 
 def destroy_references(ignore_leak: bool) -> None:
     """Raise if others still hold values of this worker, unless that is to be ignored."""
     agent = current()
     core = getattr(agent, "core", None)
-    leaks = [] if core is None else core.holdings.leaks()
+    leaks = [] if core is None else core.rrefs.leaks()
     if leaks and not ignore_leak:
         raise RuntimeError("\n".join(f"Leaking RRef {leak}" for leak in leaks))
 

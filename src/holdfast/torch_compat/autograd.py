@@ -19,8 +19,8 @@ from torch.autograd.graph import GradientEdge
 
 from holdfast.errors import HoldfastError
 from holdfast.rpc.api import async_execution
-from holdfast.rpc.future import Future
-from holdfast.rpc.way import make_way
+from holdfast.rpc.client.blocking import before_block
+from holdfast.rpc.client.future import Future
 from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.contexts import CONTEXTS, DistAutogradContext, asker_lost, release
 from holdfast.torch_compat.devices import gradients_leave
@@ -61,7 +61,7 @@ def backward(context_id: int, roots: Sequence[Any], retain_graph: bool = False) 
         )
     context = CONTEXTS.find(context_id)
     begin = _roots(roots)
-    make_way()
+    before_block()
     with torch.autograd.profiler.record_function("torch::distributed::autograd::backward"):
         one = Pass(context, CONTEXTS.new_message(), bool(retain_graph), _send)
         _enter(one)
@@ -138,8 +138,8 @@ def take_gradients(
         if one is not made:
             return None
         if _has_hung_up(asker):  # before the pass was known
-            one.fail(asker_lost(current().core.name_of(asker)))
-        make_way()
+            one.fail(asker_lost(current().core.worker_name(asker)))
+        before_block()
         one.run([])
     except Exception as error:
         raise RuntimeError(f"Error on Node {CONTEXTS.worker}: {error}") from None

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from holdfast.rpc.messages import Kind
+from holdfast.rpc.wire.messages import Kind
 from holdfast.torch_compat import serving
 from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.futures import CallFuture

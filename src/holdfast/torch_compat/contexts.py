@@ -26,10 +26,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from holdfast.errors import HoldfastError, PeerLost
-from holdfast.rpc.future import Future
-from holdfast.rpc.greeting import Greeting
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.retry import RetryPolicy
+from holdfast.rpc.client.future import Future
+from holdfast.rpc.client.retry_policy import RetryPolicy
+from holdfast.rpc.wire.hello import Hello
+from holdfast.rpc.wire.messages import Kind
 
 __all__ = [
     "CONTEXTS",
@@ -253,7 +253,7 @@ def release(agent: Any, number: int) -> bool:
     return True
 
 
-def left(agent: Any, caller: Greeting) -> None:
+def left(agent: Any, caller: Hello) -> None:
     """Hear that a worker has hung up (CX-4, CX-5)."""
     CONTEXTS.end_passes(asker_lost(caller.name), caller.incarnation)
     for context in CONTEXTS.all():

@@ -20,16 +20,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import torch
 
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.passing import here
-from holdfast.rpc.peers import Contact
-from holdfast.rpc.serialize import is_plain, teach
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.values.pickling import is_plain, teach
+from holdfast.rpc.values.references import here
 from holdfast.torch_compat.tensors import reduce_strided, reduce_tensor
+
+if TYPE_CHECKING:
+    from holdfast.rpc.rref.table import RRefTable
 
 __all__ = ["HANDLE_BYTES", "Devices", "Maps", "gradients_leave", "visible"]
 
@@ -136,11 +139,14 @@ class Devices:
 def _reduce(tensor: Any) -> Any:
     """Reduce a tensor that core meets; it knows for whom."""
     packing = here.packing
-    devices = None if packing is None else Devices._of.get(packing[0].agent)
-    if packing is None or devices is None or tensor.layout is not torch.strided:
+    if packing is None or tensor.layout is not torch.strided:
         return reduce_tensor(tensor)  # what is not strided is made of tensors that are
-    holdings, to, _, is_answer = packing
-    return devices.reduce(tensor, holdings.agent.contact, to, is_answer)
+    table, to, _, is_answer = packing
+    agent = cast("RRefTable", table).agent
+    devices = Devices._of.get(agent)
+    if devices is None:
+        return reduce_tensor(tensor)
+    return devices.reduce(tensor, agent.contact, to, is_answer)
 
 
 def _by_handle(tensor: Any, place: int, target: str) -> Any:

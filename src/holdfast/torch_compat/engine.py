@@ -31,9 +31,9 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.rpc.deadlines import deadline_here
-from holdfast.rpc.future import Future
-from holdfast.rpc.pipe import NEVER
+from holdfast.rpc.client.deadlines import deadline_here
+from holdfast.rpc.client.future import Future
+from holdfast.rpc.client.pipe import NEVER
 from holdfast.torch_compat.contexts import DistAutogradContext
 from holdfast.torch_compat.ddp import by_adding
 

@@ -18,7 +18,7 @@ import torch
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError
-from holdfast.rpc.future import Future
+from holdfast.rpc.client.future import Future
 
 __all__ = ["CallFuture", "OurFuture", "as_torch_error", "collect_all", "follow"]
 

@@ -28,8 +28,8 @@ import torch.distributed as dist
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import PeerLost, TimeoutExpired, Unavailable
 from holdfast.rpc.agent import Target
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.wire.worker_info import WorkerInfo
 
 __all__ = ["Places"]
 

@@ -28,10 +28,10 @@ import torch
 from torch.jit._builtins import _find_builtin
 
 from holdfast.errors import UsageError
-from holdfast.rpc.callables import name_of
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.passing import sender
-from holdfast.rpc.serialize import teach
+from holdfast.rpc.values.funcref import encode_function
+from holdfast.rpc.values.pickling import teach
+from holdfast.rpc.values.references import sender
+from holdfast.rpc.wire.messages import Kind
 from holdfast.torch_compat import serving
 from holdfast.torch_compat.agents import current, is_set
 from holdfast.torch_compat.calls import checked, seconds
@@ -115,7 +115,7 @@ def _way(func: Any) -> Way | None:
         return serving.run_operator, operator
     if not callable(func):
         return None
-    name = name_of(func)
+    name = encode_function(func)
     if type(name) is not str:
         return None
     promising = getattr(func, "_wrapped_async_rpc_function", None)

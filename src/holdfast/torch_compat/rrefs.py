@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import torch
 
 from holdfast.errors import HoldfastError
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.rref import RRef
-from holdfast.rpc.rref_protocol import Number
+from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.wire.messages import Kind
+from holdfast.rpc.wire.tickets import Number
 from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.contexts import CONTEXTS
 from holdfast.torch_compat.futures import CallFuture, as_torch_error
@@ -40,9 +40,9 @@ class PyRRef:
                 "The RRef being created contains a ScriptModule, "
                 "must provide its ModuleInterface type hint."
             )
-        holdings = current().core.holdings
-        number = holdings.own(value)
-        made = RRef._made(holdings, number, holdings.me, holdings.incarnation, None)
+        rrefs = current().core.rrefs
+        number = rrefs.own(value)
+        made = RRef._made(rrefs, number, rrefs.me, rrefs.incarnation, None)
         self._settle(made, False)
 
     @classmethod
@@ -97,13 +97,13 @@ class PyRRef:
         if context is None:
             return rref._fetch(timeout, kind)
         request = (*rref._reference, stamp([], rref.owner().id, context))
-        return rref._holdings.agent.request(rref._incarnation, kind, request, timeout).wait()
+        return rref._rrefs.agent.request(rref._incarnation, kind, request, timeout).wait()
 
     def _check(self, what: str) -> None:
         """Refuse a reference whose creation has failed, or that has been given up."""
         rref = self._rref
         rref._check()
-        if rref._fork is not None and not rref._holdings.is_held(rref._fork):
+        if rref._fork is not None and not rref._rrefs.is_held(rref._fork):
             raise RuntimeError(f"{self._named()} has been deleted. Cannot {what} after deletion.")
 
     def local_value(self) -> Any:

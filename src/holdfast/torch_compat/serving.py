@@ -18,10 +18,10 @@ import torch
 
 from holdfast.clock import Deadline
 from holdfast.rpc.api import async_execution
-from holdfast.rpc.callables import function_of
-from holdfast.rpc.rref import RRef
-from holdfast.rpc.rref_protocol import Number
-from holdfast.rpc.way import make_way
+from holdfast.rpc.client.blocking import before_block
+from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.values.funcref import resolve_function
+from holdfast.rpc.wire.tickets import Number
 from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.contexts import CONTEXTS, NO_CONTEXT
 from holdfast.torch_compat.futures import as_torch_error, follow
@@ -63,7 +63,7 @@ def run_function(name: str, args: Any, kwargs: Any) -> Any:
     internal = sys.modules["torch.distributed.rpc.internal"]
     _wait_confirmed(_taken())
     try:
-        function = function_of(name)
+        function = resolve_function(name)
     except AttributeError:  # torch's words for it
         module, _, own = name.partition(":")
         asked = internal.deserialize(f"c{module}\n{own}\n.".encode(), [])
@@ -146,9 +146,9 @@ def _wait_confirmed(came: list[Number | None]) -> None:
     """Wait until these references are counted by their owners, as torch does; None for our own."""
     forks = [fork for fork in came if fork is not None]
     if forks:
-        make_way()
+        before_block()
         limit = Deadline.after(CONFIRM_WITHIN_S)
-        current().core.holdings.wait_confirmed(forks, limit.remaining)
+        current().core.rrefs.wait_confirmed(forks, limit.remaining)
 
 
 def run_builtin(name: str, parcel: Parcel) -> Any:

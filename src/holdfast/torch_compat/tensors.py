@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.rpc import serialize
+from holdfast.rpc.values import pickling
 
 __all__ = ["reduce_strided", "reduce_tensor"]
 
@@ -59,9 +59,9 @@ def _rebuild(data: bytes, name: str, shape: tuple[int, ...], requires_grad: bool
 
 def _reduce_other(tensor: Any) -> Any:
     if tensor.layout is not torch.strided or tensor.is_contiguous():
-        return serialize.reduce_tensor(tensor)
-    if not serialize.is_plain(tensor):
-        return serialize.reduce_tensor(tensor)
+        return pickling.reduce_tensor(tensor)
+    if not pickling.is_plain(tensor):
+        return pickling.reduce_tensor(tensor)
     return reduce_strided(tensor, reduce_tensor)
 
 

@@ -1,4 +1,4 @@
-"""The clerk does errands one after the other, and ends."""
+"""The clerk does scheduler one after the other, and ends."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from holdfast.faults.backends import make_faulty, plan_of
 from holdfast.faults.plan import Action, FaultPlan, Rule
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.backends import known_backends, make_transport
-from holdfast.rpc.messages import Kind
+from holdfast.rpc.wire.messages import Kind
 from holdfast.testing.faultplan import FaultPlan as SimulatedPlan
 
 

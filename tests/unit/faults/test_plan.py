@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import UsageError
 from holdfast.faults.plan import Action, FaultPlan, Fired, Moment, Rule, parse_plan
-from holdfast.rpc.messages import Kind
+from holdfast.rpc.wire.messages import Kind
 
 CALL = Kind.PYTHON_CALL
 

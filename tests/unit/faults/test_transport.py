@@ -15,10 +15,10 @@ from holdfast.faults import transport as transport_module
 from holdfast.faults.plan import Action, Fired, Moment, parse_plan
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.receipts import Receipts
-from holdfast.rpc.retry import RetryPolicy
-from holdfast.rpc.transport import Direct
+from holdfast.rpc.client.retry_policy import RetryPolicy
+from holdfast.rpc.client.transport import Direct
+from holdfast.rpc.server.dedup import DedupTable
+from holdfast.rpc.wire.messages import Kind
 from tests.unit.rpc.world import agents
 
 WITHIN_S = 60.0
@@ -129,7 +129,7 @@ class TestRequests:
     def test_duplicates_do_not_fill_the_callees_memory(self) -> None:
         transport = FaultyTransport(Direct(), parse_plan("duplicate PYTHON_CALL"))
         with agents(transport, None) as (agent, callee):
-            receipts = callee._answerer._receipts = Receipts(kept=1000)
+            receipts = callee._dispatcher._dedup = DedupTable(kept=1000)
             for _ in range(1100):
                 agent.call("w1", count, ("a",))
             assert receipts.kept() < 1000

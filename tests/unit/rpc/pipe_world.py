@@ -10,34 +10,36 @@ import pytest
 
 from holdfast.clock import Deadline
 from holdfast.errors import PeerLost
-from holdfast.rpc.future import Future
-from holdfast.rpc.link import Link
-from holdfast.rpc.messages import Buffer, Kind, Message
-from holdfast.rpc.pipe import Pipe, Reply
-from holdfast.rpc.readers import Readers
-from holdfast.rpc.way import make_way
+from holdfast.rpc.client.background_reader import BackgroundReader
+from holdfast.rpc.client.blocking import before_block
+from holdfast.rpc.client.future import Future
+from holdfast.rpc.client.pipe import Pipe, Reply
+from holdfast.rpc.wire.connection import Connection
+from holdfast.rpc.wire.messages import Buffer, Kind, Message
 
 SOON = 30.0
 
 
 class World:
-    """A pipe, the reader of last resort, and the link at the other end, which tests answer by."""
+    """A pipe, its background reader, and the other end, by which tests answer."""
 
     def __init__(self) -> None:
-        self.readers = Readers("test-read")
+        self.background = BackgroundReader("test-read")
         self.socks: list[socket.socket] = []
         self.pipe, self.there, self.raw = self.make()
 
-    def make(self, calls_max: int = 100, bytes_max: int = 1 << 20) -> tuple[Pipe, Link, Link]:
+    def make(
+        self, calls_max: int = 100, bytes_max: int = 1 << 20
+    ) -> tuple[Pipe, Connection, Connection]:
         one, other = socket.socketpair()
         self.socks += (one, other)
-        link = Link(one)
-        pipe = Pipe(link, self.readers, lost, calls_max=calls_max, bytes_max=bytes_max)
-        return pipe, Link(other), link
+        connection = Connection(one)
+        pipe = Pipe(connection, self.background, lost, calls_max=calls_max, bytes_max=bytes_max)
+        return pipe, Connection(other), connection
 
     def close(self) -> None:
         self.pipe.close(PeerLost("the test is over"))
-        self.readers.close()
+        self.background.close()
         for sock in self.socks:
             sock.close()
 
@@ -65,7 +67,7 @@ class Heard:
         return self.future.wait(SOON)
 
     def driven(self, pipe: Pipe) -> Message:
-        make_way()  # as whoever waits
+        before_block()  # as whoever waits
         pipe.drive(self.future.done, Deadline.after(SOON))
         assert self.future.done() or pipe.lost is not None
         return self.future.wait(SOON)  # who ends a pipe tells everybody, but not all at once
@@ -104,6 +106,6 @@ def then(reply: Reply, act: Callable[[], object]) -> Reply:
     return hear
 
 
-def serve(there: Link, times: int) -> None:
+def serve(there: Connection, times: int) -> None:
     for _ in range(times):
         there.send(reply(there.receive().call))

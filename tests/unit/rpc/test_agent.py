@@ -17,19 +17,20 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, Overloaded, PeerLost, StoreUnavailable, UsageError
 from holdfast.net.auth import derive_key
 from holdfast.rpc import current
-from holdfast.rpc import peers as peers_module
-from holdfast.rpc import pipe as pipe_module
 from holdfast.rpc.agent import Agent, Target
-from holdfast.rpc.big import BIG_BYTES
-from holdfast.rpc.future import Driver, Future, wait_all
-from holdfast.rpc.messages import Kind, Message
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact, Peer
-from holdfast.rpc.pipe import Reply
-from holdfast.rpc.raised import NOTES_MAX
-from holdfast.rpc.retry import RetryPolicy
-from holdfast.rpc.rref import RRef
-from holdfast.rpc.transport import Direct
+from holdfast.rpc.client import peer as peers_module
+from holdfast.rpc.client import pipe as pipe_module
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.client.future import Driver, Future, wait_all
+from holdfast.rpc.client.peer import Peer
+from holdfast.rpc.client.pipe import Reply
+from holdfast.rpc.client.retry_policy import RetryPolicy
+from holdfast.rpc.client.transport import Direct
+from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.values.errors import NOTES_MAX
+from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.peer_memory import BIG_BYTES
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.unit.rpc.world import agents, forked
 
 KEY = derive_key(b"a secret that only workers know", "rpc")
@@ -176,7 +177,7 @@ def test_what_cannot_be_called_is_refused_and_leaves_no_reference(world: World) 
     for call in (world.one.call, world.one.call_async, world.one.remote):
         with pytest.raises(UsageError, match="func 'operator:add': must be something"):
             call("two", name, (1, 2))
-    assert not any(world.one.holdings.counts().values())
+    assert not any(world.one.rrefs.counts().values())
 
 
 def test_an_agent_must_be_started() -> None:
@@ -234,7 +235,7 @@ def test_calls_that_nest_too_deeply_end_in_overloaded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves RS-3: the error passes every worker of the chain, and does not grow for ever."""
-    monkeypatch.setattr(peers_module, "LINKS_MAX", 40)
+    monkeypatch.setattr(peers_module, "CONNECTIONS_MAX", 40)
     current.set_agent(world.two)
     try:
         with pytest.raises(Overloaded, match="40 calls to it are under way") as refused:
@@ -335,7 +336,7 @@ def test_what_says_nothing_about_trying_again_is_refused(
     for odd in (0, 3, False, "often"):
         with pytest.raises(UsageError, match=f"retries {odd!r}: must be a RetryPolicy, or None"):
             insist(add, 1, retries=odd)
-    until(lambda: not any(world.one.holdings.counts().values()))
+    until(lambda: not any(world.one.rrefs.counts().values()))
     assert not any(message.once for message in world.rough.sent)
     assert ran == []
 
@@ -347,7 +348,7 @@ def test_what_was_run_before_the_connection_broke_is_not_run_again(
     world.rough.breaks = [PeerLost("broken")] * 3
     assert insist(add, 1, retries=FAST) == 1
     assert ran == [(1, 0)]
-    until(lambda: world.two._answerer._receipts.kept() == 0)
+    until(lambda: world.two._dispatcher._dedup.kept() == 0)
 
 
 def test_what_still_runs_when_it_comes_again_is_answered_once_it_is_done(world: World) -> None:
@@ -452,7 +453,7 @@ def test_a_call_that_is_cancelled_is_not_sent_again(world: World) -> None:
     slow = RetryPolicy(delay_s=1000.0)
     future = world.one.call_async("two", add, (1,), timeout=0, retries=slow)
     assert future.cancel()
-    until(lambda: len(world.one._insisting) == 0)
+    until(lambda: len(world.one._retrying) == 0)
     assert ran == []
 
 
@@ -463,16 +464,16 @@ def test_a_creation_that_is_sent_again_is_counted_once(world: World) -> None:
     rref._get_future().wait(SOON)
     assert rref.to_here() == 1
     until(rref.confirmed_by_owner)
-    assert world.two.holdings.counts()["owners"] == world.two.holdings.counts()["forks"] == 1
+    assert world.two.rrefs.counts()["owners"] == world.two.rrefs.counts()["forks"] == 1
     del rref
-    until(lambda: not any(world.two.holdings.counts().values()))
+    until(lambda: not any(world.two.rrefs.counts().values()))
     assert ran == [(1, 0)]
 
 
 def test_other_kinds_can_be_sent_until_they_are_answered(world: World) -> None:
     life = world.table.known["two"].incarnation
     kind = Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ
-    world.two._answerer.add_handler(kind, lambda caller, request: add(request))
+    world.two._dispatcher.add_handler(kind, lambda caller, request: add(request))
     world.rough.breaks = [PeerLost("broken")] * 3
     assert world.one.request(life, kind, 5, None, FAST).wait(SOON) == 5
     with pytest.raises(PeerLost, match="it is gone"):
@@ -506,8 +507,8 @@ def test_numbers_that_are_open_are_never_acknowledged(world: World) -> None:
     for thread in threads:
         thread.join()
     assert len(done) == 600
-    assert len(world.one._insisting) == 0
-    until(lambda: world.two._answerer._receipts.kept() == 0)
+    assert len(world.one._retrying) == 0
+    until(lambda: world.two._dispatcher._dedup.kept() == 0)
 
 
 # The end.

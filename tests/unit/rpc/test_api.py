@@ -22,10 +22,10 @@ from holdfast.rpc.api import (
     rpc_sync,
     shutdown,
 )
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.client.future import Future
 from holdfast.rpc.directory import GRACE_S, Directory
-from holdfast.rpc.future import Future
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import Op

@@ -11,8 +11,8 @@ from holdfast.errors import UsageError
 from holdfast.rpc import backends
 from holdfast.rpc.api import init_rpc, rpc_sync, shutdown
 from holdfast.rpc.backends import known_backends, make_transport, register_backend
+from holdfast.rpc.client.transport import CallTransport, Direct
 from holdfast.rpc.current import current_agent
-from holdfast.rpc.transport import Direct, Transport
 from holdfast.store.memory import MemoryStore
 
 
@@ -26,7 +26,7 @@ class Mine(Direct):
         self.options = dict(options)
 
 
-def make_mine(options: Mapping[str, Any]) -> Transport:
+def make_mine(options: Mapping[str, Any]) -> CallTransport:
     return Mine(options)
 
 

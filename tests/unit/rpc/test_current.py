@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import UsageError
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.current import current_agent, is_agent_set, reset_agent, set_agent
-from holdfast.rpc.rref import RRef
+from holdfast.rpc.rref.rref import RRef
 from tests.unit.rpc.world import agents
 
 

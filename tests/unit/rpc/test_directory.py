@@ -21,9 +21,9 @@ from holdfast.errors import (
     Unavailable,
     UsageError,
 )
+from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.directory import GRACE_S, Directory
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.memory import MemoryStore
 from holdfast.store.ops import Get, ListPrefix, Op
 from holdfast.store.prefix import PrefixStore

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import CallTimedOut
 from holdfast.rpc.api import init_rpc, shutdown
-from holdfast.rpc.future import Future
+from holdfast.rpc.client.future import Future
 from holdfast.rpc.remote_worker import RemoteWorker
 from holdfast.store.memory import MemoryStore
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from holdfast.errors import PeerLost, UsageError
 from holdfast.net.auth import derive_key
 from holdfast.rpc.agent import Agent, Target
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
-from holdfast.rpc.transport import Transport
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.client.transport import CallTransport
+from holdfast.rpc.wire.worker_info import WorkerInfo
 
 KEY = derive_key(b"a secret of these tests, 32 bytes", "rpc")
 
@@ -37,7 +37,7 @@ class Table:
 
 
 @contextmanager
-def agents(*transports: Transport | None) -> Iterator[list[Agent]]:
+def agents(*transports: CallTransport | None) -> Iterator[list[Agent]]:
     """Give agents `w0`, `w1` …, one for each transport; None for the plain one."""
     table = Table()
     made = [

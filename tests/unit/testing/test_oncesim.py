@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.rpc.receipts import Receipts, Verdict
+from holdfast.rpc.server.dedup import DedupTable, DedupVerdict
 from holdfast.testing.oncesim import main, run_seed
 
 
@@ -24,7 +24,7 @@ def test_one_seed_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_broken_promise_is_found_and_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Receipts, "arrived", lambda *args: (Verdict.RUN, None))
+    monkeypatch.setattr(DedupTable, "arrived", lambda *args: (DedupVerdict.RUN, None))
     assert main(["--seeds", "3", "--start", "1", "--processes", "1"]) == 1
     assert "O1: call" in capsys.readouterr().out
 
@@ -33,5 +33,5 @@ def test_what_the_real_parts_raise_is_a_failure(monkeypatch: pytest.MonkeyPatch)
     def broken(*args: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Receipts, "answered", broken)
+    monkeypatch.setattr(DedupTable, "answered", broken)
     assert any("planted" in text for text in run_seed(1).failures)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import CallCancelled, CallTimedOut, PeerLost, UsageError
-from holdfast.rpc.messages import Kind, Message
-from holdfast.rpc.raised import dump_error
+from holdfast.rpc.values.errors import dump_error
+from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.testing.faultplan import FaultPlan
 from holdfast.testing.oncesim import OncePlan, OnceSim
 from holdfast.testing.onceworker import Call

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.rpc.messages import Kind
-from holdfast.rpc.rref_protocol import ForkState, Number, References, Send
+from holdfast.rpc.rref.protocol import ControlMessage, ForkState, References
+from holdfast.rpc.wire.messages import Kind
+from holdfast.rpc.wire.tickets import Number
 from holdfast.testing.rrefjudge import Handle, Judge, inconsistencies
 
 
@@ -105,7 +106,7 @@ def test_a_fork_is_refused_only_after_a_death_among_its_givers() -> None:
     ticket = scene.user.references.give(handle.fork, "v")
     assert ticket is not None
     scene.judge.given(ticket, "u", handle)
-    sent = Send(Kind.RREF_FORK_REQUEST, "o", ticket.reference, ticket.fork)
+    sent = ControlMessage(Kind.RREF_FORK_REQUEST, "o", ticket.reference, ticket.fork)
     taker = Worker("v")
     scene.gone.add("u")
     scene.judge.refused(taker, sent)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.rpc.rref_protocol import References
+from holdfast.rpc.rref.protocol import References
 from holdfast.testing.faultplan import Crash, Fault, FaultPlan, Partition, Pause, Rates
 from holdfast.testing.rrefplan import RRefPlan
 from holdfast.testing.rrefsim import RRefSim, main, run_seed

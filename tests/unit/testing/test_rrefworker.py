@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.rpc.messages import Kind
+from holdfast.rpc.wire.messages import Kind
 from holdfast.testing.faultplan import FaultPlan
 from holdfast.testing.rrefplan import RRefPlan
 from holdfast.testing.rrefsim import RRefSim

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.rpc import serialize
+from holdfast.rpc.values import pickling
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    before = dict(serialize._taught)
+    before = dict(pickling._taught)
     yield
-    serialize._taught.clear()
-    serialize._taught.update(before)
-    serialize._cached = (0, 0, {})
+    pickling._taught.clear()
+    pickling._taught.update(before)
+    pickling._cached = (0, 0, {})

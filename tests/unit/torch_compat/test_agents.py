@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from holdfast.net.address import Address
-from holdfast.rpc.future import Future
+from holdfast.rpc.client.future import Future
 from holdfast.torch_compat import agents, calls
 from holdfast.torch_compat.agents import FaultyTensorPipeAgent
 from holdfast.torch_compat.contexts import CONTEXTS
@@ -116,7 +116,7 @@ def test_a_context_that_is_released_before_a_value_is_there_stays_released(
     caller = SimpleNamespace(id=5)
     with group("a") as (a,):
         value: Future[Any] = Future()
-        monkeypatch.setattr(a.core.holdings, "value", lambda number: value)
+        monkeypatch.setattr(a.core.rrefs, "value", lambda number: value)
         fetched = a._fetched(caller, ("life", 1, (4242, 5, 0, ())))
         context = CONTEXTS.take(4242)
         assert context is not None

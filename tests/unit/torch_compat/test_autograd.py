@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.autograd import Function
 
-from holdfast.rpc.future import Future
+from holdfast.rpc.client.future import Future
 from holdfast.torch_compat import agents, autograd, calls
 from holdfast.torch_compat.autograd import AUTOGRAD_NAMES, backward, get_gradients
 from holdfast.torch_compat.contexts import CONTEXTS

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.rpc import internal
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.rpc.deadlines import deadline_here
+from holdfast.rpc.client.deadlines import deadline_here
 from holdfast.torch_compat import agents, calls
 from tests.unit.torch_compat.group import TRIPLE, group
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast.errors import CallTimedOut, PeerLost, UsageError
-from holdfast.rpc.future import Future
-from holdfast.rpc.greeting import Greeting, Purpose
-from holdfast.rpc.messages import Kind
+from holdfast.rpc.client.future import Future
+from holdfast.rpc.wire.hello import Hello, Purpose
+from holdfast.rpc.wire.messages import Kind
 from holdfast.torch_compat.contexts import CONTEXTS, Contexts, left, release, share
 
 
@@ -159,8 +159,8 @@ LATER = 3 << 48
 """A context that worker 3 has made, and worker 2 has brought here."""
 
 
-def hung_up(worker: int) -> Greeting:
-    return Greeting(f"worker{worker}", worker, f"life of {worker}", "me", Purpose.PIPE)
+def hung_up(worker: int) -> Hello:
+    return Hello(f"worker{worker}", worker, f"life of {worker}", "me", Purpose.PIPE)
 
 
 @pytest.fixture

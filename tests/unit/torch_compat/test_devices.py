@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from holdfast.rpc import serialize
+from holdfast.rpc.values import pickling
 from holdfast.torch_compat import calls
 from holdfast.torch_compat.devices import Devices, gradients_leave, visible
 from holdfast.torch_compat.tensors import reduce_tensor
@@ -77,7 +77,7 @@ def doubled(x: Any) -> Any:
 def test_a_tensor_on_the_cpu_comes_and_goes_where_there_are_maps(tensor: Any) -> None:
     with group("a", "b", options=mapped(cpu="cpu")) as (_, other):
         to = other.get_worker_info()
-        assert serialize._taught[torch.Tensor] is not reduce_tensor
+        assert pickling._taught[torch.Tensor] is not reduce_tensor
         found = calls.invoke_rpc_builtin(to, "aten::mul", -1, tensor, 2).wait()
         assert torch.equal(found, tensor * 2)
 
@@ -103,7 +103,7 @@ def test_core_asks_nothing_more_of_a_tensor_where_there_are_no_devices(monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(Devices, "_of", WeakKeyDictionary())  # there may be agents that were
     devices({}, {})
-    assert serialize._taught[torch.Tensor] is reduce_tensor
+    assert pickling._taught[torch.Tensor] is reduce_tensor
 
 
 def test_core_asks_as_long_as_any_agent_has_devices(monkeypatch: Any) -> None:
@@ -112,10 +112,10 @@ def test_core_asks_as_long_as_any_agent_has_devices(monkeypatch: Any) -> None:
     agent = Core()
     devices({"b": {CPU: CPU}}, {}, agent)
     devices({}, {})
-    assert serialize._taught[torch.Tensor] is not reduce_tensor
+    assert pickling._taught[torch.Tensor] is not reduce_tensor
     del agent
     devices({}, {})
-    assert serialize._taught[torch.Tensor] is reduce_tensor
+    assert pickling._taught[torch.Tensor] is reduce_tensor
 
 
 def test_one_that_is_not_complete_is_seen_by_no_other(monkeypatch: Any) -> None:

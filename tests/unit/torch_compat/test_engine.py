@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.rpc.future import Future
+from holdfast.rpc.client.future import Future
 from holdfast.torch_compat import engine
 from holdfast.torch_compat.contexts import CONTEXTS, DistAutogradContext
 from holdfast.torch_compat.engine import Pass

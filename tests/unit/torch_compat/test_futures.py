@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from holdfast.errors import PeerLost, UsageError
-from holdfast.rpc.future import Future
+from holdfast.rpc.client.future import Future
 from holdfast.torch_compat.futures import (
     CallFuture,
     OurFuture,

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from holdfast.clock import Deadline
 from holdfast.errors import PeerLost, TimeoutExpired, Unavailable
-from holdfast.rpc.names import WorkerInfo
-from holdfast.rpc.peers import Contact
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.torch_compat.places import Places
 from tests.unit.torch_compat.group import at_once
 

@@ -219,7 +219,9 @@ def test_what_is_missing_over_there_is_said_in_torchs_words(
 ) -> None:
     rpc = Torch()
     with group("a", "b"), monkeypatch.context() as patch:
-        patch.setattr("holdfast.torch_compat.quick.name_of", lambda _: f"{__name__}:missing")
+        patch.setattr(
+            "holdfast.torch_compat.quick.encode_function", lambda _: f"{__name__}:missing"
+        )
         with pytest.raises(RuntimeError, match="missing.*RPC pickler does not serialize"):
             rpc.sync("b", gone)
     capfd.readouterr()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.rpc import internal
 
-from holdfast.rpc.future import Future
+from holdfast.rpc.client.future import Future
 from holdfast.torch_compat import serving
 from holdfast.torch_compat.contexts import CONTEXTS
 from holdfast.torch_compat.wire import pack, unpack

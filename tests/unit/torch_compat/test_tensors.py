@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.rpc.serialize import dump, load, teach
+from holdfast.rpc.values.pickling import dump, load, teach
 from holdfast.torch_compat.tensors import GAPS_BYTES, SMALL_BYTES, reduce_tensor
 
 

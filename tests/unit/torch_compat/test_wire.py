@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.rpc
 
-from holdfast.rpc.serialize import dump, load
+from holdfast.rpc.values.pickling import dump, load
 from holdfast.torch_compat.wire import arrived, leave, pack, seal, unpack
 
 

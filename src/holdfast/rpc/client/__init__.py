@@ -1,0 +1,18 @@
+"""The caller's side: calls to peers, their deadlines, retries and replies.
+
+Layout, in reading order (◦ = pure)
+    retry_policy.py ◦     how often to try again, and after how long
+    deadlines.py          the deadline that nested calls inherit
+    blocking.py           what a thread releases before it blocks
+    future.py             a value to come
+    replies.py            callbacks that receive the reply to a call
+    unsent.py ◦           what is still sent of a call that was given up
+    background_reader.py  reads pipes on which no thread waits, and keeps deadlines
+    pipe.py               many calls at once over one connection
+    connecting.py         calls that wait for a pipe
+    scheduler.py          tasks to run later, on one thread
+    contact.py            where a worker can be reached
+    peer.py               the connections to one worker
+    transport.py          carries requests to peers
+    retrying.py           requests that are sent until they are answered
+"""

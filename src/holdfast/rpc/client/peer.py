@@ -1,0 +1,457 @@
+"""The caller's side of one peer: connections to one incarnation of one worker.
+
+A synchronous call takes an idle connection, or opens one, and reads its own answer from it. So as
+many connections are open as calls were under way at once, and none is shared while it is used.
+
+Guarantees
+    PE-1  When the peer is given up, everybody who waits for it hears so at once.
+    PE-2  A connection on which something failed is closed and never used again; the next call
+          opens another one, as long as this incarnation is not given up.
+    PE-3  At most CONNECTIONS_MAX connections are open, and at most IDLE_MAX of them idle; a call
+          that would need more is refused with Overloaded.
+    PE-4  An attempt to connect that fails or takes too long is made again until the deadline of
+          the call, and each has more time than the one before: a peer is lost by its lease, or if
+          its system says that nobody listens there, or if it refuses us; never since it is slow.
+    PE-5  Nothing is sent to a Unix socket of another user, and our proof opens no other worker.
+    PE-6  An exchange ends at its limit, or LATE_S later where signals interrupt the thread that
+          waits. The reader of last resort watches over that, while there are exchanges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.errors import (
+    HoldfastError,
+    Overloaded,
+    PeerLost,
+    PeerViolation,
+    Refused,
+    Unavailable,
+)
+from holdfast.forks import close_in_child
+from holdfast.net.address import Address
+from holdfast.net.auth import Key
+from holdfast.net.credentials import check_peer
+from holdfast.net.reactor import tune
+from holdfast.net.tcp import open_socket, shake_hands
+from holdfast.rpc.client.background_reader import BackgroundReader
+from holdfast.rpc.client.connecting import PendingPipe
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.client.future import Driver
+from holdfast.rpc.client.pipe import Pipe, Reply
+from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionClosed
+from holdfast.rpc.wire.hello import Hello, Purpose, decode_welcome
+from holdfast.rpc.wire.messages import Message
+
+__all__ = ["Peer"]
+
+IDLE_MAX = 64
+CONNECTIONS_MAX = 512
+TRY_S = 5.0
+"""How long the first attempt to connect may take, and …"""
+AGAIN_S = 0.02
+"""… how long to wait after it. Both double with each attempt …"""
+LONGER_MAX = 8
+"""… up to so many times as long."""
+LATE_S = 0.05
+_QUIET_ROUNDS = 5
+
+
+class Peer:
+    """One incarnation of one worker, as its callers see it."""
+
+    def __init__(
+        self,
+        contact: Contact,
+        me: Contact,
+        key: Key,
+        background: BackgroundReader,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.contact = contact
+        self._me = me
+        self._key = key.meant_for(contact.incarnation)
+        self._background = background
+        self._clock = clock
+        # Taken and put back without the lock: each is one instruction.
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._connections: set[Connection] = set()
+        self._to_open = 0  # connections that are being opened …
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # … and theirs, or older
+        self._pipe: Pipe | None = None
+        self._pipe_connection: Connection | None = None
+        self._pending: PendingPipe | None = None
+        self._lost: PeerLost | None = None
+        self._watched = False  # whether the reader of last resort asks for what is late …
+        self._quiet = 0  # … and how often it has found no exchange under way
+        self._told: dict[Reply, None] = {}  # those who hear of its loss though nothing is sent
+
+    def exchange(self, message: Message, at: float = NEVER) -> Message:
+        """Send a request and return its answer. Blocks; TimeoutError at that moment."""
+        connection = self._send(message, at)
+        if not self._watched and at != NEVER:  # after its limit is set: see `expire`
+            self._watched = True
+            self._background.time(self)
+        try:
+            answer = connection.receive()
+            if answer.call != message.call:
+                raise PeerViolation(f"{self.contact.info}: an answer to another call came")
+        except BaseException as error:
+            self._discard(connection)  # nobody knows what is still on its way
+            if isinstance(error, PeerViolation):
+                error = ConnectionClosed(f"Connection closed by peer ({error})")
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                raise self._gone(error) from None
+            raise
+        self._put_back(connection)
+        return answer
+
+    def post(self, message: Message, reply: Reply, at: float = NEVER) -> Driver:
+        """Send a request whose answer `reply` hears; return what a waiter can drive.
+
+        Does not block, not even for a connection.
+        """
+        pipe = self._pipe
+        if pipe is None or pipe.lost is not None:
+            with self._lock:
+                pipe = self._pipe  # somebody may have opened it meanwhile
+                if pipe is None or pipe.lost is not None:
+                    return self._when_open(lambda pending: pending.post(message, reply, at))
+        pipe.post(message, reply, at)
+        return pipe
+
+    def open(self, at: float) -> None:
+        """Open the connection that posts go by, if there is none. Blocks until that moment."""
+        if self._pipe is None or self._pipe.lost is not None:
+            self._open_pipe(at)
+
+    def note(self, message: Message) -> None:
+        """Send a message that is not answered, when there is a connection; waits for none."""
+        pipe = self._pipe
+        if pipe is None or pipe.lost is not None:
+            with self._lock:
+                pipe = self._pipe
+                if pipe is None or pipe.lost is not None:
+                    self._when_open(lambda pending: pending.note(message))
+                    return
+        pipe.note(message)
+
+    def reset(self, why: str) -> None:
+        """Break all connections to the peer, which may well be alive; new ones can be opened."""
+        with self._lock:
+            connections, self._connections = list(self._connections), set()
+            pipe, self._pipe, self._pipe_connection = self._pipe, None, None
+            pending, self._pending = self._pending, None
+        self._idle.clear()
+        info = self.contact.info
+        error = PeerLost(f"{info}: {why}", peer=info.name, incarnation=self.contact.incarnation)
+        if pipe is not None:
+            pipe.close(error)
+        if pending is not None:
+            pending.close(error)
+        for connection in connections:
+            connection.close()
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """The connections to it."""
+        with self._lock:
+            return tuple(self._connections)
+
+    @property
+    def under_way(self) -> int:
+        """How many calls to it are not answered yet."""
+        with self._lock:
+            pipe, pipe_connection = self._pipe, self._pipe_connection
+            direct = len(self._connections - {pipe_connection}) - len(self._idle)
+            waiting = 0 if self._pending is None else self._pending.waiting
+        return max(0, direct) + waiting + (0 if pipe is None else pipe.under_way[0])
+
+    @property
+    def lost(self) -> PeerLost | None:
+        """Why this incarnation is given up; None while it is not."""
+        return self._lost
+
+    def lose(self, why: str) -> PeerLost:
+        """Give the peer up: whatever waits for it hears so now. Idempotent."""
+        info = self.contact.info
+        lost = PeerLost(f"{info}: {why}", peer=info.name, incarnation=self.contact.incarnation)
+        with self._lock:
+            if self._lost is not None:
+                return self._lost
+            self._lost = lost
+            connections, self._connections = list(self._connections), set()
+            sockets = list(self._sockets)
+            pipe, pending = self._pipe, self._pending
+            told, self._told = list(self._told), {}
+        self._idle.clear()
+        if pipe is not None:
+            pipe.close(lost)
+        if pending is not None:
+            pending.close(lost)
+        for connection in connections:
+            connection.close()
+        for sock in sockets:  # of connections that are being opened: who does that hears of it
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for tell in told:
+            tell(lost.anew())
+        return lost
+
+    def tell_of_loss(self, reply: Reply) -> None:
+        """Let this one hear, too, when the peer is given up: now, if it is.
+
+        For who waits without a message under way, such as one that is dropped on purpose.
+        """
+        with self._lock:
+            lost = self._lost
+            if lost is None:
+                self._told[reply] = None
+        if lost is not None:
+            reply(lost.anew())
+
+    def tell_no_more(self, reply: Reply) -> None:
+        """Let this one hear no more of that."""
+        with self._lock:
+            self._told.pop(reply, None)
+
+    def expire(self, now: float) -> bool:
+        """End exchanges that are late (PE-6); say whether to ask again."""
+        with self._lock:
+            busy = [connection for connection in self._connections if connection.limit != NEVER]
+        for connection in busy:
+            if connection.limit <= now - LATE_S:
+                connection.shut()
+        self._quiet = 0 if busy else self._quiet + 1
+        if self._quiet >= _QUIET_ROUNDS:
+            self._watched = False
+            with self._lock:  # again: one may have begun that took itself for watched
+                self._watched = any(connection.limit != NEVER for connection in self._connections)
+        return self._watched
+
+    def _gone(self, error: OSError) -> PeerLost:
+        """Return what to raise when a connection broke: the peer's end, if that is what it is."""
+        if self._lost is not None:
+            return self._lost.anew()
+        info = self.contact.info
+        return PeerLost(f"{info}: {error}", peer=info.name, incarnation=self.contact.incarnation)
+
+    def _send(self, message: Message, at: float) -> Connection:
+        """Send on an idle connection, or on a new one; return it.
+
+        Idle connections may have ended unseen. A message that could not be sent whole is not run,
+        so it is sent again.
+        """
+        while True:
+            try:
+                connection, new = self._idle.pop(), False
+            except IndexError:
+                connection, new = self._open(Purpose.DIRECT, at), True
+            try:
+                connection.set_limit(at)
+                connection.send(message)
+                return connection
+            except BaseException as error:
+                self._discard(connection)
+                if not isinstance(error, OSError) or isinstance(error, TimeoutError):
+                    raise
+                if new:
+                    raise self._gone(error) from None
+
+    def _put_back(self, connection: Connection) -> None:
+        connection.limit = NEVER
+        if len(self._idle) < IDLE_MAX and self._lost is None:
+            self._idle.append(connection)
+        else:
+            self._discard(connection)
+
+    def _discard(self, connection: Connection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+        connection.close()
+
+    def _when_open(self, wait: Callable[[PendingPipe], bool]) -> PendingPipe:
+        """Let a message wait for the pipe that is being opened; begin to open one if none is.
+
+        With the lock held.
+        """
+        if self._lost is not None:
+            raise self._lost.anew()
+        pending = self._pending
+        if pending is None or not wait(pending):
+            name = f"holdfast-rpc-{self._me.info.name}-open"
+            pending = PendingPipe(name, self._open_pipe, self._background)
+            wait(pending)
+            try:
+                pending.start()
+            except RuntimeError as error:
+                raise Overloaded(f"{self.contact.info}: {error}") from None
+            self._pending = pending
+        return pending
+
+    def _open_pipe(self, at: float = NEVER) -> Pipe:
+        connection = self._open(Purpose.PIPE, at)
+        over: Connection | None = connection
+        with self._lock:
+            pipe = self._pipe
+            if pipe is not None and pipe.lost is None:
+                pass  # somebody was faster
+            else:
+                over = self._pipe_connection
+                pipe = self._pipe = Pipe(connection, self._background, self._gone, self._clock)
+                self._pipe_connection = connection
+            lost = self._lost
+        if lost is not None:
+            pipe.close(lost)  # without the lock: those who hear of it may call again
+        if over is not None:
+            self._discard(over)
+        return pipe
+
+    def _open(self, purpose: Purpose, at: float) -> Connection:
+        """Open a connection, prove who we are, and say what it is for."""
+        contact, me = self.contact, self._me
+        hello = Hello(me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose)
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost.anew()
+            if len(self._connections) + self._to_open >= CONNECTIONS_MAX:
+                raise Overloaded(
+                    f"{contact.info}: {CONNECTIONS_MAX} calls to it are under way, the most"
+                )
+            self._to_open += 1
+        try:
+            connection = self._connect_until(hello, at)
+        except BaseException:
+            with self._lock:
+                self._to_open -= 1
+            raise
+        with self._lock:
+            self._to_open -= 1
+            if self._lost is None:
+                self._connections.add(connection)
+                connection.watched = purpose is Purpose.DIRECT
+                return connection
+        connection.close()
+        raise self._lost.anew()
+
+    def _connect_until(self, hello: Hello, at: float) -> Connection:
+        deadline = Deadline(None if at == NEVER else at, self._clock)
+        longer = 1
+        while True:
+            limit = deadline.sooner(TRY_S * longer)
+            try:
+                connection = self._connect(limit)
+                refusal = self._say_hello(connection, hello, limit)
+            except (OSError, HoldfastError) as error:
+                if self._lost is not None or deadline.passed() or _is_final(error):
+                    raise self._unopened(error, at) from None
+                self._clock.sleep(deadline.sooner(AGAIN_S * longer).remaining() or 0.0)
+                longer = min(2 * longer, LONGER_MAX)
+                continue  # PE-4
+            if refusal:
+                connection.close()
+                raise self._unopened(ConnectionClosed(refusal), at)
+            return connection
+
+    def _say_hello(self, connection: Connection, hello: Hello, deadline: Deadline) -> str:
+        """Say who we are and what for; return why that is refused, or nothing."""
+        try:
+            connection.set_limit(NEVER if deadline.at is None else deadline.at)
+            connection.send_all([*connection.offer(), hello.encode()])
+            refusal = decode_welcome(connection.receive())
+            connection.set_limit(NEVER)
+        except BaseException:
+            connection.close()
+            raise
+        return refusal
+
+    def _unopened(self, error: Exception, at: float) -> Exception:
+        """Return what to raise when no connection could be opened."""
+        if self._lost is not None:
+            return self._lost.anew()
+        if at <= self._clock.monotonic():
+            return TimeoutError(f"no connection was opened: {str(error) or 'no answer in time'}")
+        info, text = self.contact.info, str(error)
+        if _errno(error) in _SHORTAGES:
+            return Overloaded(f"{info}: no connection can be opened: {text}")
+        if not isinstance(error, ConnectionClosed):
+            text = f"Connection closed by peer ({text})"
+        return PeerLost(f"{info}: {text}", peer=info.name, incarnation=self.contact.incarnation)
+
+    def _connect(self, deadline: Deadline) -> Connection:
+        contact = self.contact
+        address = Address("unix", 0)
+        if contact.unix and contact.machine == self._me.machine:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                self._made(sock)
+                sock.setblocking(False)
+                self._connect_unix(sock, deadline)
+                check_peer(sock, self._key.group)  # its name may be another user's by now
+            except BaseException:
+                sock.close()
+                raise
+        else:
+            host, _, port = contact.tcp.rpartition(":")
+            if not port:
+                raise _NoWay("it listens for workers of its own host only")
+            address = Address(host.strip("[]"), int(port))
+            sock = open_socket(address, deadline, self._made)
+            tune(sock)
+        try:
+            return Connection(sock, shake_hands(sock, self._key, address, deadline), self._clock)
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, Refused):
+                raise Refused(f"{error}, or is another worker than the one that we mean") from None
+            raise
+
+    def _made(self, sock: socket.socket) -> None:
+        """Take care of a new socket: a process that is forked has no part in it, nor has a loss."""
+        close_in_child(sock)
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost.anew()
+            self._sockets.add(sock)
+
+    def _connect_unix(self, sock: socket.socket, deadline: Deadline) -> None:
+        """Connect; waits where too many others do, as the system does not if it has a timeout."""
+        while self._lost is None:
+            try:
+                sock.connect(self.contact.unix)
+            except BlockingIOError:
+                if deadline.passed():
+                    raise TimeoutError from None
+                SYSTEM_CLOCK.sleep(0.005)
+            else:
+                return
+        raise self._lost.anew()
+
+
+def _is_final(error: Exception) -> bool:
+    """Say whether another attempt to connect would not end otherwise than this one."""
+    if isinstance(error, Refused | PeerViolation | _NoWay):
+        return True
+    return _errno(error) in _NOBODY_THERE | _SHORTAGES
+
+
+_NOBODY_THERE = {errno.ECONNREFUSED, errno.ENOENT}
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # of this system's
+
+
+def _errno(error: Exception) -> int | None:
+    """Return what the system said, if it was the system."""
+    said = error.__cause__ if isinstance(error, Unavailable) else error
+    return said.errno if isinstance(said, OSError) else None
+
+
+class _NoWay(Unavailable):
+    """There is no address by which this process could reach the peer."""

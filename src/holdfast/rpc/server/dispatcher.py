@@ -1,0 +1,328 @@
+"""The callee's side of an agent: runs what others ask for, and answers.
+
+Guarantees
+    AN-1  Every request is answered once on the connection that brought it, if that is still there.
+    AN-2  A request that may come again runs at most once for each incarnation of its caller.
+    AN-3  A coroutine whose caller has given up, or is gone, is cancelled; not one that makes the
+          value of a reference, which others may hold.
+    AN-4  Nothing is run for a caller that has been given up: what it retries would run twice.
+    AN-5  Whoever waits for the value of a reference hears it if its creation was refused, or could
+          not be read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError, Overloaded, PeerLost, ReferenceFailed, UsageError
+from holdfast.rpc.client.deadlines import NO_DEADLINE, serve
+from holdfast.rpc.client.future import Future, expected
+from holdfast.rpc.rref.table import RRefTable
+from holdfast.rpc.server.dedup import DedupTable, DedupVerdict
+from holdfast.rpc.server.event_loop import EventLoop
+from holdfast.rpc.server.listener import Later
+from holdfast.rpc.values.errors import dump_error, in_short
+from holdfast.rpc.values.funcref import resolve_function
+from holdfast.rpc.wire.hello import Hello
+from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.tickets import CREATION_BYTES, Number, decode_creation
+from holdfast.rpc.wire.worker_info import WorkerInfo
+
+__all__ = ["Dispatcher"]
+
+DEAD_MAX = CANCELLED_MAX = 4096
+# Members of an enumeration cost a search each time they are named.
+_CALL, _REPLY = Kind.PYTHON_CALL, Kind.REPLY
+_CREATIONS = frozenset({Kind.PYTHON_REMOTE_CALL, Kind.SCRIPT_REMOTE_CALL})
+
+_log = logging.getLogger("holdfast.rpc")
+
+
+class Dispatcher:
+    """Runs the requests that come to one agent."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        incarnation: str,
+        rrefs: RRefTable,
+        loop: EventLoop,
+        clock: Clock,
+        knows: Callable[[str], bool],
+    ) -> None:
+        self._info = info
+        self._incarnation = incarnation
+        self._rrefs = rrefs
+        self._loop = loop
+        self._clock = clock
+        self._knows = knows
+        # Guards what follows.
+        self._lock = threading.Lock()
+        self._dedup = DedupTable()
+        self._tasks: dict[tuple[str, int], Future[Any]] = {}
+        self._dead: dict[str, None] = {}  # the latest ones
+        self._cancelled: dict[tuple[str, int], None] = {}  # of which no task was known then, latest
+        self._handlers: dict[Kind, Callable[[Hello, Message], Any]] = {}
+        # What is a script is the same by another name, for those who tell languages apart.
+        for kind in _CREATIONS:
+            self._handlers[kind] = self._run_remote
+        self.add_handler(Kind.SCRIPT_CALL, lambda caller, request: self._run(*request))
+        for kind in (Kind.PYTHON_RREF_FETCH_CALL, Kind.SCRIPT_RREF_FETCH_CALL):
+            self.add_handler(kind, self._run_fetch)
+        for kind in (Kind.RREF_FORK_REQUEST, Kind.RREF_CHILD_ACCEPT, Kind.RREF_USER_DELETE):
+            self.add_handler(kind, self._counting(kind))
+        self.add_handler(Kind.RREF_UNREAD, self._run_unread)
+
+    def add_handler(self, kind: Kind, handler: Callable[[Hello, Any], Any]) -> None:
+        """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
+        unpack = self._rrefs.unpack
+        self._handlers[kind] = lambda caller, message: handler(
+            caller, unpack(message.body, message.buffers)
+        )
+
+    @property
+    def open_answers(self) -> int:
+        """How many answers a coroutine or a future is still to give."""
+        return len(self._tasks)
+
+    @property
+    def kept_answers(self) -> int:
+        """How many answers are kept for those who may ask again."""
+        with self._lock:
+            return self._dedup.kept()
+
+    def check_hello(self, hello: Hello) -> None:
+        """Refuse who means an earlier one of our name, and who has been given up himself."""
+        if hello.target != self._incarnation:
+            raise PeerLost("Connection closed by peer (another one has its name now)")
+        # He may have been given up before we came, too: then only the directory can tell.
+        try:
+            given_up = hello.incarnation in self._dead or not self._knows(hello.incarnation)
+        except HoldfastError as error:  # it cannot: no answer lets him try again
+            raise ConnectionError(f"{hello.name} is not known, and cannot be: {error}") from None
+        if given_up:
+            raise PeerLost("Connection closed by peer (the caller has been given up)")
+
+    def is_dead(self, worker: str) -> bool:
+        """Say whether this life of a worker was told to be over, of late."""
+        return worker in self._dead
+
+    def died(self, worker: str) -> None:
+        """Forget a caller that is gone; should it be there still, it is not heard any more."""
+        with self._lock:
+            _keep(self._dead, worker, DEAD_MAX)
+            self._dedup.gone(worker)
+            tasks = [task for (caller, _), task in self._tasks.items() if caller == worker]
+        for task in tasks:
+            self._loop.cancel(task)
+
+    def handle(self, caller: Hello, message: Message, later: Later) -> Message | None:
+        """Run a request and return its answer; None if it comes later, or none is due."""
+        if message.kind >= _REPLY:  # and no request
+            self._note(caller, message)
+            return None
+        if not message.once:
+            if caller.incarnation in self._dead:
+                return self._failure(message, _given_up())
+            return self._perform(caller, message, later)
+        with self._lock:
+            # With the lock: what is known of his calls goes when he is given up.
+            if caller.incarnation in self._dead:
+                return self._failure(message, _given_up())
+            verdict, kept = self._dedup.arrived(caller.incarnation, message.call, later)
+        match verdict:
+            case DedupVerdict.RUN:
+                answer = self._perform(caller, message, self._answer_all(caller, message))
+                if answer is not None:
+                    self._answer_all(caller, message)(answer)
+                return None
+            case DedupVerdict.ANSWERED:
+                return kept
+            case DedupVerdict.WAIT:
+                return None
+            case DedupVerdict.FULL:
+                full = Overloaded("too many, or too large, answers are not acknowledged")
+                if message.kind in _CREATIONS and len(message.body) >= CREATION_BYTES:
+                    self._fail(self._room(caller, message), full)
+                return self._failure(message, full)
+            case DedupVerdict.FORGOTTEN if message.kind in _CREATIONS:
+                # Its caller has given up, not the reference: it is made, if it was not before.
+                return self._perform(caller, message, later)
+            case DedupVerdict.FORGOTTEN:
+                return self._failure(message, UsageError("this call was answered long ago"))
+
+    def _answer_all(self, caller: Hello, message: Message) -> Later:
+        """Return what gives an answer to everybody who asked for this call."""
+
+        def answer(answer: Message) -> None:
+            with self._lock:
+                askers = self._dedup.answered(caller.incarnation, message.call, answer)
+            for asker in askers:
+                _send(asker, answer)
+
+        return answer
+
+    def _note(self, caller: Hello, message: Message) -> None:
+        match message.kind:
+            case Kind.ACKNOWLEDGE:
+                with self._lock:
+                    if caller.incarnation not in self._dead:
+                        self._dedup.acknowledged(caller.incarnation, message)
+            case Kind.CANCEL:
+                key = (caller.incarnation, message.call)
+                with self._lock:
+                    task = self._tasks.get(key)
+                    if task is None:  # it has ended, or this has overtaken its beginning
+                        _keep(self._cancelled, key, CANCELLED_MAX)
+                if task is not None:
+                    self._loop.cancel(task)
+            case _:
+                _log.debug("%s sent a %s, which is for nobody", caller.name, message.kind.name)
+
+    def _perform(self, caller: Hello, message: Message, later: Later) -> Message | None:
+        if message.budget_ms:
+            serve((self._clock.monotonic() + message.budget_ms / 1000, caller.name))
+        try:
+            if message.kind is _CALL:
+                value = self._run(*self._rrefs.unpack(message.body, message.buffers))
+            else:
+                handler = self._handlers.get(message.kind)
+                if handler is None:
+                    raise UsageError(f"{message.kind.name}: this worker does not serve it")
+                value = handler(caller, message)
+            if isinstance(value, Future):
+                self._when_done(caller, message, value, later)
+                return None
+            return self._answer(caller, message, value)
+        except BaseException as error:
+            return self._failure(message, error)
+        finally:
+            serve(NO_DEADLINE)
+
+    # The kinds.
+
+    def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function; a future if its answer comes later."""
+        if type(function) is str:
+            function = resolve_function(function)
+        value = function(*args, **kwargs) if kwargs else function(*args)
+        if not hasattr(value, "__await__"):  # costs less than what follows, and is nearly all
+            return value
+        if isinstance(value, Coroutine):
+            return self._loop.run(value)
+        return expected(function, value)
+
+    def _room(self, caller: Hello, message: Message) -> Future[Any] | None:
+        """Make the room for a value that is asked for; None if it was before."""
+        reference, fork = decode_creation(message.body)
+        life = caller.incarnation
+        return self._rrefs.create(Number(life, reference), Number(life, fork), life)
+
+    def _fail(self, room: Future[Any] | None, error: BaseException) -> None:
+        """Let those hear who wait for a value that nobody will make."""
+        if room is not None:
+            why = in_short(error)
+            room.set_exception(
+                ReferenceFailed(f"RRef creation via rpc.remote() failed at {self._info}: {why}")
+            )
+
+    def _run_remote(self, caller: Hello, message: Message) -> Any:
+        room = self._room(caller, message)
+        try:
+            rest = memoryview(message.body)[CREATION_BYTES:]
+            request = self._rrefs.unpack(rest, message.buffers)
+        except BaseException as error:
+            self._fail(room, error)
+            raise  # what it gave may not have been taken, which the caller must know
+        if room is None:
+            return None  # it was here before; what it gives is taken, if it was not then
+        try:
+            value = self._run(*request)
+        except BaseException as error:
+            room.set_exception(error)
+            del room  # the error keeps this frame, and must not keep itself
+            return None
+        if not isinstance(value, Future):
+            room.set_result(value)
+            return None
+        value.add_done_callback(lambda done: _copy(done, room))
+        return value.then(lambda done: None)
+
+    def _run_fetch(self, caller: Hello, request: Any) -> Any:
+        return self._rrefs.value(Number(*request))
+
+    def _run_unread(self, caller: Hello, request: Any) -> Any:
+        return self._rrefs.unread_by(caller.incarnation, request)
+
+    def _counting(self, kind: Kind) -> Callable[[Hello, Any], Any]:
+        def run(caller: Hello, request: Any) -> bool:
+            reference, fork = request
+            user = caller.incarnation
+            return self._rrefs.handle(kind, Number(*reference), Number(*fork), user)
+
+        return run
+
+    # Answers.
+
+    def _when_done(self, caller: Hello, message: Message, value: Future[Any], later: Later) -> None:
+        key = (caller.incarnation, message.call)
+        with self._lock:
+            self._tasks[key] = value
+            unwanted = key in self._cancelled or caller.incarnation in self._dead
+
+        def done(future: Future[Any]) -> None:
+            with self._lock:
+                self._tasks.pop(key, None)
+            failed = future.exception()  # not raised: a kept one would gather our frames each time
+            try:
+                if failed is None:
+                    answer = self._answer(caller, message, future.value())
+                else:
+                    answer = self._failure(message, failed)
+            except BaseException as error:
+                answer = self._failure(message, error)
+            _send(later, answer)
+
+        value.add_done_callback(done)
+        if unwanted:
+            self._loop.cancel(value)
+
+    def _answer(self, caller: Hello, message: Message, value: Any) -> Message:
+        body, buffers, given = self._rrefs.pack(caller.incarnation, value, True)
+        if given:
+            self._rrefs.answered(caller.incarnation, message.call, given)
+        return Message(_REPLY, message.call, body, buffers)
+
+    def _failure(self, message: Message, error: BaseException) -> Message:
+        body, buffers = dump_error(error, str(self._info))
+        return Message(Kind.FAILURE, message.call, body, buffers)
+
+
+def _given_up() -> PeerLost:
+    return PeerLost("Connection closed by peer (it was given up)")
+
+
+def _send(later: Later, answer: Message) -> None:
+    try:
+        later(answer)
+    except OSError as error:
+        _log.debug("an answer came too late: %s", error)
+
+
+def _keep(latest: dict[Any, None], new: object, most: int) -> None:
+    """Add to what is kept in mind; the oldest is forgotten."""
+    latest[new] = None
+    while len(latest) > most:
+        del latest[next(iter(latest))]
+
+
+def _copy(done: Future[Any], room: Future[Any]) -> None:
+    error = done.exception()
+    if error is None:
+        room.set_result(done.value())
+    else:
+        room.set_exception(error)

@@ -1,0 +1,49 @@
+"""Functions by name: what is called most is known at both ends, and a name is all that is sent.
+
+Pickle does that too, at four times the cost. Whatever is not a function that its module has under
+its own name is left to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from holdfast.errors import UsageError
+
+__all__ = ["encode_function", "resolve_function"]
+
+_modules = sys.modules
+_whole: set[str] = set()
+"""Modules whose import is over; others may be there, and have a part of their names only."""
+
+
+def encode_function(function: Any) -> Any:
+    """Return the name of a function, if it can be found by that; else the function itself.
+
+    UsageError if it is nothing that can be called.
+    """
+    kind = type(function)
+    if kind is FunctionType or kind is BuiltinFunctionType:
+        module, name = function.__module__, function.__qualname__
+        home = _modules.get(module)
+        if home is not None and home.__dict__.get(name) is function:
+            return f"{module}:{name}"
+    elif not callable(function):
+        raise UsageError(f"func {function!r:.80}: must be something that can be called")
+    return function
+
+
+def resolve_function(name: str) -> Any:
+    """Return the function of a name; ImportError or AttributeError if there is none here."""
+    module, _, own = name.partition(":")
+    home = _modules.get(module) if module in _whole else None
+    if home is None:
+        home = importlib.import_module(module)  # waits for another thread that is about to
+        _whole.add(module)
+    try:
+        return home.__dict__[own]
+    except KeyError:
+        raise AttributeError(f"Can't get attribute {own!r:.80} on {home!r:.120}") from None

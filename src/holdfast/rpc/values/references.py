@@ -1,0 +1,71 @@
+"""The references within a message: which table packs them, for which worker, which unpacks them.
+
+Pickling calls back for each reference that it meets. What the callback needs to know is kept for
+the thread that pickles. A message without references pays for little more than that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeAlias
+
+from holdfast.errors import UsageError
+from holdfast.rpc.wire.tickets import Number, Ticket
+from holdfast.rpc.wire.worker_info import WorkerInfo
+
+__all__ = ["Packing", "ReferenceTable", "here", "receiver", "sender", "start_over"]
+
+
+class ReferenceTable(Protocol):
+    """What gives and takes references: the table of an agent (`rref/table.py`)."""
+
+    def give(self, reference: Number, fork: Number | None, to: str) -> Ticket | None:
+        """Make the ticket by which another worker gets a reference; None if the value is gone."""
+        ...
+
+    def not_given(self, tickets: Iterable[Ticket]) -> None:
+        """Take tickets back whose message was not sent."""
+        ...
+
+    def take(self, ticket: Ticket, owner: WorkerInfo) -> Any:
+        """Make the reference of a ticket that has come."""
+        ...
+
+
+Packing: TypeAlias = tuple[ReferenceTable, str, list[Ticket], bool]
+"""The table, the receiving worker, the tickets given so far, and whether this is a reply."""
+
+
+class _Here(threading.local):
+    packing: Packing | None = None
+    unpacking: ReferenceTable | None = None
+
+
+here = _Here()
+"""What this thread packs and unpacks. Code that sets it restores it afterwards: pickling a value
+may make calls of its own."""
+
+
+def sender(what: Any) -> Packing:
+    """Return what packs this message; UsageError outside of a call."""
+    packing = here.packing
+    if packing is None:
+        raise UsageError(f"{what!r:.80}: can only be pickled as part of a call")
+    return packing
+
+
+def receiver() -> ReferenceTable:
+    """Return what unpacks this message; UsageError outside of a call."""
+    unpacking = here.unpacking
+    if unpacking is None:
+        raise UsageError("an RRef can only be read as part of a call")
+    return unpacking
+
+
+def start_over() -> None:
+    """Take back what this thread has packed into its message so far: it is packed anew."""
+    if here.packing is not None:
+        rrefs, _, tickets, _ = here.packing
+        rrefs.not_given(tickets)
+        tickets.clear()

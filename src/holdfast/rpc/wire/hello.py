@@ -1,0 +1,69 @@
+"""The first words on a connection: who opens it, whom it means, and what for.
+
+They come after the handshake, so only from peers that hold the job's secret.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from holdfast.errors import HoldfastError, PeerViolation
+from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.worker_info import WorkerInfo
+
+__all__ = ["Hello", "Purpose", "decode_hello", "decode_welcome", "encode_welcome"]
+
+_BYTES_MAX = 4096
+
+
+class Purpose(StrEnum):
+    """What a connection is for."""
+
+    DIRECT = "direct"
+    """One call after the other: who calls waits for the answer."""
+    PIPE = "pipe"
+    """Many calls at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who opens the connection, and which incarnation of the other side he means."""
+
+    name: str
+    id: int
+    incarnation: str
+    target: str
+    purpose: Purpose
+
+    def encode(self) -> Message:
+        """Return the message."""
+        return Message(Kind.HELLO, 0, json.dumps(asdict(self)).encode())
+
+
+def decode_hello(message: Message) -> Hello:
+    """Read a hello; PeerViolation if it is none."""
+    try:
+        if message.kind is not Kind.HELLO or len(message.body) > _BYTES_MAX or message.buffers:
+            raise ValueError
+        plain = json.loads(bytes(message.body))
+        WorkerInfo(plain["name"], plain["id"])
+        hello = Hello(**plain | {"purpose": Purpose(plain["purpose"])})
+        if not isinstance(hello.incarnation, str) or not isinstance(hello.target, str):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError, HoldfastError):
+        raise PeerViolation("a connection begins with something that is no hello") from None
+    return hello
+
+
+def encode_welcome(refusal: str) -> Message:
+    """Return the answer to a hello: why it is refused, or nothing."""
+    return Message(Kind.WELCOME, 0, refusal[:1000].encode())
+
+
+def decode_welcome(message: Message) -> str:
+    """Return why a hello was refused; empty if it was not."""
+    if message.kind is not Kind.WELCOME or len(message.body) > _BYTES_MAX:
+        raise PeerViolation("a hello was answered with something else")
+    return bytes(message.body).decode("utf-8", "replace")

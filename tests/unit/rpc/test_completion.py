@@ -1,0 +1,254 @@
+"""Answers between real agents: read, or not, and what becomes of references then (RD-1)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast.clock import Deadline
+from holdfast.errors import CallTimedOut, Overloaded, PeerLost, UsageError
+from holdfast.rpc import current
+from holdfast.rpc.agent import Agent
+from holdfast.rpc.client.future import Driver
+from holdfast.rpc.client.peer import Peer
+from holdfast.rpc.client.pipe import Reply
+from holdfast.rpc.client.transport import Direct
+from holdfast.rpc.completion import CallFuture
+from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.wire.messages import Kind, Message
+from tests.unit.rpc.world import agents
+
+WITHIN_S = 20.0
+
+
+class Breaking(Direct):
+    """Lets calls fail: before they are sent, or when their answers have come."""
+
+    def __init__(self) -> None:
+        # Makes errors: one that was raised keeps what was under way then.
+        self.before: type[Exception] | None = None
+        self.after: type[Exception] | None = None
+
+    def exchange(self, peer: Peer, message: Message, at: float) -> Message:
+        if self.before is not None:
+            raise self.before("planted")
+        answer = super().exchange(peer, message, at)
+        if self.after is not None:
+            raise self.after("planted")
+        return answer
+
+    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
+        if message.kind is not Kind.PYTHON_CALL:
+            return super().post(peer, message, reply, at)
+        if self.before is not None:
+            raise self.before("planted")
+
+        def heard(answer: Message | Exception) -> None:
+            reply(answer if self.after is None else self.after("planted"))
+
+        return super().post(peer, message, heard, at)
+
+
+class World:
+    def __init__(self, made: list[Agent], transport: Breaking) -> None:
+        self.agents = made
+        self.one, self.two, _ = made
+        self.transport = transport
+
+    def nothing_left(self) -> None:
+        for agent in self.agents:
+            assert agent.rrefs.wait_empty(Deadline.after(WITHIN_S).remaining), (
+                agent.info,
+                agent.rrefs.counts(),
+            )
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    transport = Breaking()
+    with agents(transport, None, None) as made:
+        current.set_agent(made[0])
+        yield World(made, transport)
+        current.reset_agent()
+    begin.set()
+
+
+@pytest.fixture(autouse=True)
+def uncollected() -> Iterator[None]:
+    """Nothing waits for the garbage collector, which comes when it likes."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+begin = threading.Event()
+kept: list[Any] = []
+
+
+@pytest.fixture
+def closed() -> Iterator[None]:
+    begin.clear()
+    yield
+    begin.set()
+
+
+def make(agent: Agent) -> RRef[str]:
+    return RRef._made(
+        agent.rrefs, agent.rrefs.own("theirs"), agent.info, agent.rrefs.incarnation, None
+    )
+
+
+owners: dict[str, Agent] = {}
+
+
+@pytest.fixture(autouse=True)
+def at_hand(world: World) -> Iterator[None]:
+    owners["two"] = world.two
+    yield
+    owners.clear()
+    kept.clear()
+
+
+def give(*_: Any) -> RRef[str]:
+    """Return a reference to a value of the callee."""
+    return make(owners["two"])
+
+
+def give_late(*_: Any) -> RRef[str]:
+    begin.wait(WITHIN_S)
+    return give()
+
+
+def pass_on(rref: RRef[str]) -> list[RRef[str]]:
+    """Return a reference to the value of somebody else."""
+    return [rref]
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+def fail(*_: Any) -> None:
+    raise KeyError("on purpose")
+
+
+class Odd:
+    """Cannot be loaded; what comes before it can."""
+
+    def __reduce__(self) -> Any:
+        return fail, ()
+
+
+def give_odd() -> Any:
+    return [give(), Odd(), give()]
+
+
+def call(world: World, how: str, *args: Any, **more: Any) -> Any:
+    if how == "sync":
+        return world.one.call("w1", *args, **more)
+    return world.one.call_async("w1", *args, **more).wait(WITHIN_S)
+
+
+HOW = pytest.mark.parametrize("how", ["sync", "async"])
+
+
+@HOW
+def test_references_of_a_call_that_is_answered_are_dropped_by_who_has_them(
+    world: World, how: str
+) -> None:
+    (back,) = call(world, how, pass_on, (RRef("mine"),))
+    assert back.to_here() == "mine"
+    assert call(world, how, give).to_here() == "theirs"
+    del back
+    world.nothing_left()
+
+
+@HOW
+@pytest.mark.parametrize(
+    "error", [PeerLost, Overloaded, UsageError], ids=lambda error: error.__name__
+)
+def test_what_was_given_and_not_sent_comes_back(
+    world: World, how: str, error: type[Exception]
+) -> None:
+    world.transport.before = error
+    with pytest.raises(error, match="planted"):
+        call(world, how, nothing, (RRef("mine"),))
+    world.nothing_left()
+
+
+@HOW
+def test_what_was_given_to_one_who_refuses_comes_back(world: World, how: str) -> None:
+    rref = RRef("mine")
+    with pytest.raises(KeyError):
+        call(world, how, nothing, (Odd(), rref))  # the callee never gets as far as the reference
+    del rref
+    world.nothing_left()
+
+
+@HOW
+def test_what_an_answer_gave_that_was_lost_comes_to_nothing(world: World, how: str) -> None:
+    world.transport.after = PeerLost
+    for function in (give, pass_on):
+        with pytest.raises(PeerLost, match="planted"):
+            call(world, how, function, (RRef("mine"),))
+    world.nothing_left()
+
+
+@HOW
+@pytest.mark.parametrize("asked_first", [True, False])
+@pytest.mark.usefixtures("closed")
+def test_what_an_answer_gives_that_comes_too_late_comes_to_nothing(
+    world: World, how: str, asked_first: bool
+) -> None:
+    with pytest.raises(CallTimedOut):
+        call(world, how, give_late, (RRef("mine"),), timeout=0.05)
+    if asked_first:  # before there is anything to be given
+        assert world.one.rrefs.wait_settled(Deadline.after(WITHIN_S).remaining)
+    begin.set()
+    world.nothing_left()
+
+
+@HOW
+def test_what_an_answer_gives_that_cannot_be_read_comes_to_nothing(world: World, how: str) -> None:
+    with pytest.raises(KeyError):
+        call(world, how, give_odd)
+    world.nothing_left()
+
+
+def test_a_creation_that_cannot_be_asked_for_leaves_nothing(world: World) -> None:
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        world.one.remote("w1", nothing, (threading.Lock(),))
+    world.nothing_left()
+
+
+class Carries:
+    """What carries a call, and is told that it is given up."""
+
+    def __init__(self, told: list[object]) -> None:
+        self._told = told
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        raise AssertionError("nobody waits")
+
+    def give_up(self, call: int) -> None:
+        self._told.append(call)
+
+
+def test_rd2_a_call_is_given_up_before_anybody_hears_that_it_is_cancelled(world: World) -> None:
+    told: list[object] = []
+    for chained in (False, True):
+        future = CallFuture()
+        peer = world.one._peer("w1")
+        future._asked = (world.one, peer, Message(Kind.PYTHON_CALL, 7))
+        future._driver = Carries(told)
+        waited = future.then(lambda done: done.value()) if chained else future
+        waited.add_done_callback(lambda done: told.append(done.cancelled()))
+        assert waited.cancel()
+        assert not waited.cancel()
+        assert future.cancelled()
+        assert told[:2] == [7, True]
+        told.clear()

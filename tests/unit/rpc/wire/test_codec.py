@@ -1,0 +1,163 @@
+"""The bytes of messages: what comes back is what went in, and nonsense is refused."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import deque
+
+import pytest
+
+from holdfast.errors import PeerViolation, UsageError
+from holdfast.rpc.wire.codec import (
+    BUDGET_MAX_MS,
+    BUFFERS_MAX,
+    ELSEWHERE,
+    HEADER,
+    HEADER_BYTES,
+    MESSAGE_BYTES_MAX,
+    Head,
+    decode_head,
+    decode_lengths,
+    decode_small,
+    encode_head,
+)
+from holdfast.rpc.wire.messages import Kind, Message
+
+FUZZED = 200_000
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_head_comes_back_as_it_went(kind: Kind, once: bool) -> None:
+    message = Message(kind, 2**64 - 1, b"body", budget_ms=7, once=once)
+    encoded = encode_head(message)
+    assert len(encoded) == HEADER_BYTES
+    assert decode_head(encoded) == Head(kind, once, 0, 7, 2**64 - 1, 4)
+    assert decode_head(b"before" + encoded, 6).call == 2**64 - 1
+
+
+def small(data: bytes, start: int, end: int) -> tuple[list[Message], int]:
+    come: deque[Message] = deque()
+    after = decode_small(bytearray(data), start, end, come)
+    return list(come), after
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_small_messages_are_read_at_once_as_far_as_they_are_whole(once: bool) -> None:
+    first = Message(Kind.PYTHON_CALL, 3, b"body", budget_ms=7, once=once)
+    second = Message(Kind.FAILURE, 4, b"")
+    data = b"before" + encode_head(first) + b"body" + encode_head(second) + b"after"
+    between = 6 + HEADER_BYTES + 4
+    whole = between + HEADER_BYTES
+    for end in (whole, len(data)):
+        assert small(data, 6, end) == ([first, second], whole)
+    for end in (between, between + 1, whole - 1):
+        assert small(data, 6, end) == ([first], between)
+    for end in (6, 6 + HEADER_BYTES - 1, between - 1):
+        assert small(data, 6, end) == ([], 6)
+
+
+@pytest.mark.parametrize(
+    "head", [(1, 0, 1, 0, 0, 0), (1, 2, 0, 0, 0, 0), (255, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 2**63)]
+)
+def test_what_is_not_small_or_makes_no_sense_is_not_read_at_once(head: tuple[int, ...]) -> None:
+    data = HEADER.pack(*head) + bytes(16)
+    assert small(data, 0, len(data)) == ([], 0)
+
+
+def test_a_message_between_links_is_not_read_at_once() -> None:
+    for kind in (Kind.OFFER, Kind.TAKEN):
+        data = encode_head(Message(kind, 1))
+        assert small(data, 0, len(data)) == ([], 0)
+
+
+def test_the_lengths_of_buffers_are_in_bytes() -> None:
+    wide = memoryview(bytearray(16)).cast("Q")
+    message = Message(Kind.REPLY, 1, b"ab", [b"abc", bytearray(5), wide, b""])
+    encoded = encode_head(message)
+    head = decode_head(encoded)
+    assert head.buffers == 4
+    assert decode_lengths(encoded[HEADER_BYTES:], head) == (3, 5, 16, 0)
+
+
+def test_large_buffers_may_be_elsewhere() -> None:
+    message = Message(Kind.REPLY, 1, b"ab", [b"abc", bytes(100), bytes(99), bytes(101)])
+    encoded = encode_head(message, elsewhere_from=100)
+    lengths = decode_lengths(encoded[HEADER_BYTES:], decode_head(encoded))
+    assert lengths == (3, 100 | ELSEWHERE, 99, 101 | ELSEWHERE)
+
+
+def test_a_budget_beyond_the_largest_is_cut_down() -> None:
+    assert decode_head(encode_head(Message(Kind.REPLY, 1, budget_ms=2**50))).budget_ms == (
+        BUDGET_MAX_MS
+    )
+
+
+def test_too_many_buffers_are_refused_before_they_are_sent() -> None:
+    most: list[bytes | bytearray | memoryview] = [b""] * BUFFERS_MAX
+    assert decode_head(encode_head(Message(Kind.REPLY, 1, b"", most))).buffers == BUFFERS_MAX
+    for more in (1, 2**16):  # the second would not even fit into its field
+        with pytest.raises(UsageError, match="buffers in one message"):
+            encode_head(Message(Kind.REPLY, 1, b"", most + [b""] * more))
+
+
+def test_a_message_that_is_too_large_is_refused_before_it_is_sent() -> None:
+    page = bytearray(1 << 26)
+    many: list[bytes | bytearray | memoryview] = [page] * (MESSAGE_BYTES_MAX // len(page))
+    assert encode_head(Message(Kind.REPLY, 1, b"", many))
+    with pytest.raises(UsageError, match="at most 1099511627776"):
+        encode_head(Message(Kind.REPLY, 1, b"!", many))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (0, 0, 0, 0, 1, 0),
+        (63, 0, 0, 0, 1, 0),
+        (255, 0, 0, 0, 1, 0),
+        (1, 2, 0, 0, 1, 0),
+        (1, 0, BUFFERS_MAX + 1, 0, 1, 0),
+        (1, 0, 0, 0, 1, MESSAGE_BYTES_MAX + 1),
+        (1, 0, 0, 0, 1, 2**63),
+        (1, 0, 0, 0, 1, 2**64 - 1),
+    ],
+)
+def test_a_head_out_of_bounds_is_refused(fields: tuple[int, ...]) -> None:
+    with pytest.raises(PeerViolation, match="out of bounds"):
+        decode_head(HEADER.pack(*fields))
+
+
+@pytest.mark.parametrize("lengths", [(2**62,), (2**40, 1), (2**39, 2**39, 1), (2**64 - 1,) * 9])
+def test_lengths_out_of_bounds_are_refused_before_anything_is_allocated(
+    lengths: tuple[int, ...],
+) -> None:
+    head = Head(Kind.REPLY, False, len(lengths), 0, 1, 0)
+    with pytest.raises(PeerViolation, match="more than"):
+        decode_lengths(struct.pack(f"<{len(lengths)}Q", *lengths), head)
+
+
+def test_random_bytes_are_read_or_refused_and_nothing_else() -> None:
+    rng = random.Random(20)
+    valid = encode_head(Message(Kind.PYTHON_CALL, 9, b"abc", [b"12", b""], budget_ms=5, once=True))
+    read = refused = 0
+    for number in range(FUZZED):
+        if number % 2:
+            data = bytearray(valid)
+            for _ in range(rng.randrange(1, 4)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        else:
+            data = bytearray(rng.randbytes(40))
+        try:
+            head = decode_head(data)
+            assert head.body_bytes <= MESSAGE_BYTES_MAX
+            assert head.buffers <= BUFFERS_MAX
+            if 8 * head.buffers <= len(data) - HEADER_BYTES:
+                lengths = decode_lengths(data[HEADER_BYTES:], head)
+                total = sum(length & ~ELSEWHERE for length in lengths)
+                assert head.body_bytes + total <= MESSAGE_BYTES_MAX
+            read += 1
+        except PeerViolation:
+            refused += 1
+    assert read > FUZZED // 100
+    assert refused > FUZZED // 10
