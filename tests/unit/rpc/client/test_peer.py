@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.errors import HoldfastError, Overloaded, PeerLost, Step, Unavailable
+from holdfast.errors import HoldfastError, Overloaded, PeerLost, Refused, Step, Unavailable
 from holdfast.net.address import Address
 from holdfast.net.auth import Key, derive_key
 from holdfast.net.tcp import open_socket
@@ -624,6 +624,20 @@ def test_a_shortage_of_this_process_is_not_the_loss_of_a_peer(
         with pytest.raises(Overloaded, match=r"no connection can be opened: .*Too many open"):
             peer.exchange(ask(1), soon())
     assert peer.exchange(ask(2), soon()).call == 2
+
+
+def test_pe5_nothing_is_sent_to_a_socket_of_another_user(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(sock: socket.socket, group: int | None) -> None:
+        raise Refused("another user's", step=Step.HANDSHAKE)
+
+    monkeypatch.setattr(peers_module, "check_peer", refuse)
+    with silent("machine") as (listener, unix, _):
+        with pytest.raises(PeerLost, match="another user's"):
+            world.make(unix=unix).exchange(ask(1), soon())
+        with listener.accept()[0] as accepted:
+            assert accepted.recv(1) == b""
 
 
 def test_a_refusal_is_not_argued_with(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
