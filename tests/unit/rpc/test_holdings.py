@@ -194,6 +194,25 @@ def test_a_reference_is_useless_without_its_owner(mine: Holdings) -> None:
         rref.to_here()
 
 
+def test_a_refusal_by_an_owner_that_is_gone_changes_nothing(
+    mine: Holdings, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:  # RR-5
+    answers: dict[Kind, Future[Any]] = {
+        Kind.RREF_FORK_REQUEST: Future(),
+        Kind.RREF_CHILD_ACCEPT: Future(),
+    }
+    monkeypatch.setattr(agent, "request", lambda to, kind, *more: answers[kind])
+    rref = mine.take(gift(), OWNER_INFO)
+    mine.died(OWNER)
+    answers[Kind.RREF_CHILD_ACCEPT].set_result(True)
+    answers[Kind.RREF_FORK_REQUEST].set_result(False)
+    assert mine.wait_settled(soon())
+    with pytest.raises(ReferenceFailed, match="useless: its owner is gone"):
+        rref.to_here()
+    del rref
+    assert mine.wait_empty(soon())
+
+
 def test_a_creation_that_is_settled_can_be_deleted(mine: Holdings, agent: Agent) -> None:
     ticket = mine.ask(OWNER)
     mine.dropped(ticket.reference, ticket.fork)
