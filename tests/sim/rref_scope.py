@@ -4,10 +4,12 @@ Each worker follows a short script; between its steps, any message may be handle
 number of times while it is not answered (so loss and repetition come for free), and answers may
 take as long as they like. One fault may strike at any point: a message is handled once more after
 everything else has forgotten it, a giver gives up before its gift has come, which comes late or
-never, or a worker dies, of which each of the others hears on its own.
+never, or the lease of a worker ends. Each of the others hears of that on its own, before or after
+that worker stops.
 
 Every state that can be reached is visited once. In each, what a worker knows must fit; a value must
-not be freed while somebody holds it; and where nothing more can happen, nothing may be left.
+not be freed while somebody holds it; a fork must not be refused before somebody has heard of an
+end; and where nothing more can happen, nothing may be left.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Scene:
         self.answers: frozenset[tuple[Letter, bool]] = frozenset()
         self.stale: frozenset[Letter] = frozenset()
         self.faults = 1
-        self.dead = ""
+        self.gone = ""  # its lease is over …
+        self.dead = ""  # … and it has stopped
         self.unheard: frozenset[str] = frozenset()
         self.made: frozenset[Number] = frozenset()
         self.wrong: list[str] = []
@@ -86,7 +89,7 @@ class Scene:
             tuple(self.scripts.values()),
             tuple(tuple(held) for held in self.hands.values()),
             (self.unanswered, self.answers, self.stale, self.made),
-            (self.faults, self.dead, self.unheard),
+            (self.faults, self.gone, self.dead, self.unheard),
         )
 
     # What can happen.
@@ -109,7 +112,9 @@ class Scene:
         moves += [("again", letter) for letter in self.stale if letter.target != self.dead]
         moves += [("hear", name) for name in self.unheard]
         if self.faults:
-            moves += [("die", name) for name in self.machines]
+            moves += [("expire", name) for name in self.machines]
+        if self.gone != self.dead:
+            moves.append(("stop", self.gone))
         return moves
 
     def do(self, move: tuple[Any, ...]) -> None:
@@ -134,14 +139,16 @@ class Scene:
                 self.stale |= {letter} if comes == "late" else set()
                 self._answered(letter, True)
                 self._tell(letter._replace(kind=Kind.RREF_UNREAD))
-            case ("die", name):
-                self._die(name)
+            case ("expire", name):
+                self.faults -= 1
+                self.gone = name
+                self.unheard = frozenset(one for one in self.machines if one != name)
+            case ("stop", name):
+                self._stop(name)
             case ("hear", name):
                 self.unheard -= {name}
-                self.unanswered = frozenset(
-                    one for one in self.unanswered if (one.source, one.target) != (name, self.dead)
-                )
-                self._perform(name, self.machine(name).died(self.dead))
+                self._give_up_on_the_dead()
+                self._perform(name, self.machine(name).died(self.gone))
         for name in self._changed:
             self._digests[name] = digest(self.machines[name])
             if name != self.dead:
@@ -169,8 +176,12 @@ class Scene:
             self._tell(Letter(GIFT, name, step, given))
 
     def _tell(self, letter: Letter) -> None:
-        if not (letter.target == self.dead and letter.source not in self.unheard):
+        if letter.target != self.gone or self._may_tell(letter.source):
             self.unanswered |= {letter}
+
+    def _may_tell(self, name: str) -> bool:
+        """Say whether a worker may send to the one that is gone: also that one to itself."""
+        return name in self.unheard or name == self.gone
 
     def _handle(self, letter: Letter) -> None:
         name, machine, answer = letter.target, self.machine(letter.target), True
@@ -218,8 +229,8 @@ class Scene:
         match letter.kind:
             case Kind.RREF_FORK_REQUEST if not answer:
                 outcomes = machine.refused(fork)
-                if not self.dead:
-                    self.wrong.append("refused, and all live")
+                if not self.gone or len(self.unheard) == len(self.machines) - 1:
+                    self.wrong.append("refused, and nobody has heard of an end")
             case Kind.RREF_FORK_REQUEST | Kind.PYTHON_REMOTE_CALL:
                 outcomes = machine.confirmed(fork)
             case Kind.RREF_USER_DELETE:
@@ -228,16 +239,24 @@ class Scene:
                 outcomes = []
         self._perform(letter.source, outcomes)
 
-    def _die(self, name: str) -> None:
-        self.faults -= 1
+    def _stop(self, name: str) -> None:
         self.dead = name
-        self.unheard = frozenset(one for one in self.machines if one != name)
         # What it has sent may still arrive, once; what comes back is for nobody.
         self.stale |= {one for one in self.unanswered if one.source == name}
         self.unanswered = frozenset(one for one in self.unanswered if one.source != name)
         self.answers = frozenset(one for one in self.answers if one[0].source != name)
         self.hands[name] = []
         self.scripts = {**self.scripts, name: ()}
+        self._give_up_on_the_dead()
+
+    def _give_up_on_the_dead(self) -> None:
+        """Let those that have heard of an end send no more. Until it stops, it may answer them."""
+        if self.dead:
+            self.unanswered = frozenset(
+                one
+                for one in self.unanswered
+                if one.target != self.dead or one.source in self.unheard
+            )
 
     def _perform(self, name: str, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
@@ -315,7 +334,7 @@ def explore(scripts: dict[str, tuple[str, ...]], most: int) -> tuple[int, int, l
     while todo and len(seen) < most:
         scene, path = todo.pop()
         moves = scene.moves()
-        if all(move[0] in {"die", "keep"} for move in moves):
+        if all(move[0] in {"expire", "keep"} for move in moves):
             ends += 1
             if scene.left():
                 wrong.append(f"left: {scene.left()} after {show(path)}")

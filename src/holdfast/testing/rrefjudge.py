@@ -121,7 +121,10 @@ class Judge:
         while fork in self._givers:
             giver, fork = self._givers[fork]
             hands.append(giver)
-        if all(self._scene.is_known(one) for one in hands):
+        # The lease of an owner may end before the owner does. A worker that has heard of that waits
+        # to be counted no more, and tells its giver so, which may delete its own fork at the owner.
+        heard = {one.me for one in self._scene.living() if one.references.is_dead(sent.to)}
+        if all(self._scene.is_known(one) and one not in heard for one in hands):
             self.fail(f"S3: {sent.fork} is refused, and all live: {hands}")
 
     def check(self, worker: Judged) -> None:

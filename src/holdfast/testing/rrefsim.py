@@ -12,7 +12,8 @@ call is sent once, and given up when its answer is late. `rrefjudge.py` checks a
     S1  no value is freed while a confirmed fork, or a local hold, of a living worker stands on it
         (RR-1), and none is made twice (RR-6)
     S2  a confirmed reference finds its value, as long as its owner lives (RR-1)
-    S3  a reference is refused only if a worker through whose hands it came is gone (RR-5)
+    S3  a reference is refused only if a worker through whose hands it came is gone, or has heard
+        that its owner is gone (RR-5)
     S4  what each worker knows is consistent (`rrefjudge.inconsistencies`)
 
 Then the network heals, everybody drops everything, and within a bound

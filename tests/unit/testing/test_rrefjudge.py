@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from holdfast.rpc.rref.protocol import ControlMessage, ForkState, References
 from holdfast.rpc.wire.messages import Kind
 from holdfast.rpc.wire.tickets import Number
@@ -26,11 +28,12 @@ class Worker:
 class Scene:
     def __init__(self) -> None:
         self.owner, self.user = Worker("o"), Worker("u")
+        self.others: list[Worker] = []
         self.gone: set[str] = set()
         self.judge = Judge(self)
 
     def living(self) -> Sequence[Worker]:
-        return [self.owner, self.user]
+        return [self.owner, self.user, *self.others]
 
     def is_known(self, worker: str) -> bool:
         return worker not in self.gone
@@ -114,6 +117,25 @@ def test_a_fork_is_refused_only_after_a_death_among_its_givers() -> None:
     scene.gone.clear()
     scene.judge.refused(taker, sent)
     assert [text[:2] for text in scene.judge.failures] == ["S3"]
+
+
+@pytest.mark.parametrize(("hears", "broken"), [("u", []), ("v", []), ("x", ["S3"])])
+def test_a_fork_is_refused_if_a_worker_that_had_it_has_heard_that_its_owner_is_gone(
+    hears: str, broken: list[str]
+) -> None:
+    """The owner lives on for a while after its lease has ended, and refuses what comes late."""
+    scene = Scene()
+    scene.others = [Worker("v"), Worker("x")]
+    handle = scene.hold()
+    assert handle.fork is not None
+    ticket = scene.user.references.give(handle.fork, "v")
+    assert ticket is not None
+    scene.judge.given(ticket, "u", handle)
+    scene.gone.add("o")
+    next(one for one in scene.living() if one.me == hears).references.died("o")
+    sent = ControlMessage(Kind.RREF_FORK_REQUEST, "o", ticket.reference, ticket.fork)
+    scene.judge.refused(scene.others[0], sent)
+    assert [text[:2] for text in scene.judge.failures] == broken
 
 
 def test_what_a_worker_knows_must_fit_at_the_end_at_the_latest() -> None:

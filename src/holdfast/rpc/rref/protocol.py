@@ -43,7 +43,8 @@ Guarantees
           gone; it never frees a value.
     RR-5  A reference whose owner is gone, or whose value was freed before its fork was counted, is
           lost, and stays so: its holders can ask why (`lost`). The latter happens only when the
-          worker that gave it, or one before that, is gone.
+          worker that gave it, or one before that, is gone, or has heard that the owner is: an
+          owner whose lease is over may still answer for a while.
     RR-6  A value is to be made once, by the first request for it (`created`).
 """
 

@@ -380,6 +380,29 @@ def test_a_parent_is_told_when_the_owner_dies_before_it_counts_the_child() -> No
     gone(a, c)
 
 
+def test_an_owner_that_outlives_its_lease_refuses_what_is_lost_with_it() -> None:  # RR-5
+    """C hears of the owner's end before A and D do, while the owner still answers."""
+    owner, a, ticket = made()
+    c, gift = passed(a, ticket)
+    d, onward = References("d"), c.give(gift.fork, "d")
+    assert onward is not None
+    assert d.take(onward) == [request(onward)]
+    assert a.drop(ticket.fork) == []  # its child is on its way
+    assert c.died(B) == [accept(gift)]
+    assert a.child_accepted(gift.fork) == [delete(ticket)]
+    assert owner.user_deleted(ticket.reference, ticket.fork) == [Freed(ticket.reference)]
+    for fork, user in ((gift.fork, C), (onward.fork, "d")):
+        assert not owner.fork_requested(ticket.reference, fork, user)
+    assert c.refused(gift.fork) == []
+    assert c.lost(gift.fork) == OWNER_GONE  # it was lost before it was refused
+    assert d.refused(onward.fork) == [accept(onward)]
+    assert d.lost(onward.fork) == VALUE_GONE
+    assert c.child_accepted(onward.fork) == d.died(B) == a.died(B) == []
+    assert d.lost(onward.fork) == OWNER_GONE
+    assert c.drop(gift.fork) == d.drop(onward.fork) == []
+    gone(owner, a, c, d)
+
+
 def test_a_parent_hears_once_that_its_child_is_counted() -> None:
     _, a, ticket = made()
     c, gift = passed(a, ticket)

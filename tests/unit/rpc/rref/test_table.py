@@ -15,8 +15,8 @@ from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc.client.future import Future
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.client.scheduler import Scheduler
-from holdfast.rpc.rref import table as module
 from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.rref import table as module
 from holdfast.rpc.rref.table import NO_REFERENCE_BYTES, RRefTable
 from holdfast.rpc.values.references import here
 from holdfast.rpc.wire.messages import Kind, Message
@@ -192,6 +192,25 @@ def test_a_reference_is_useless_without_its_owner(mine: RRefTable) -> None:
     mine.died(OWNER)
     with pytest.raises(ReferenceFailed, match="useless: its owner is gone"):
         rref.to_here()
+
+
+def test_a_refusal_by_an_owner_that_is_gone_changes_nothing(
+    mine: RRefTable, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:  # RR-5
+    answers: dict[Kind, Future[Any]] = {
+        Kind.RREF_FORK_REQUEST: Future(),
+        Kind.RREF_CHILD_ACCEPT: Future(),
+    }
+    monkeypatch.setattr(agent, "request", lambda to, kind, *more: answers[kind])
+    rref = mine.take(gift(), OWNER_INFO)
+    mine.died(OWNER)
+    answers[Kind.RREF_CHILD_ACCEPT].set_result(True)
+    answers[Kind.RREF_FORK_REQUEST].set_result(False)
+    assert mine.wait_settled(soon())
+    with pytest.raises(ReferenceFailed, match="useless: its owner is gone"):
+        rref.to_here()
+    del rref
+    assert mine.wait_empty(soon())
 
 
 def test_a_creation_that_is_settled_can_be_deleted(mine: RRefTable, agent: Agent) -> None:
