@@ -64,7 +64,7 @@ class Agent:
     def knows(self, incarnation: str) -> bool:
         return self.known
 
-    def name_of(self, incarnation: str) -> str:
+    def worker_name(self, incarnation: str) -> str:
         return f"name of {incarnation}"
 
 
