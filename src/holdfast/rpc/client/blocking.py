@@ -1,8 +1,8 @@
-"""Making way: a thread that is about to block lets another one do its other work.
+"""What a thread releases before it blocks, so that another thread can go on with its other work.
 
-What a thread would keep others from while it blocks it says by `push_release`, and until when by
-`pop_release`. Whatever waits for something of ours calls `before_block` first: then it gives up all
-of it.
+A thread that reads a connection for others, or serves one, registers a callback (`push_release`)
+that hands this over. Whatever waits for something of ours calls `before_block` first, which runs
+the callbacks.
 
 A thread whose stack is nearly full (`is_deep`) leaves to others what it would do for others: it
 would fail in the midst of it.
@@ -33,7 +33,7 @@ class Reading(Protocol):
     """Something that is read by one thread at a time."""
 
     def before_block(self) -> None:
-        """Let another thread read it, if it may: ours is about to block."""
+        """Let another thread read it, if it may: this one is about to block."""
         ...
 
 
@@ -43,11 +43,10 @@ reading: dict[int, Reading] = {}
 within: dict[int, int] = {}
 """By thread, how many callbacks that wait are under way there, one within the other …"""
 WITHIN_MAX = 16
-"""… and within so many nobody reads any more: each answer could be another one that waits."""
+"""… and within so many the thread reads no more: each reply could run another one that waits."""
 
-ReleaseStack: TypeAlias = tuple[Callable[[], None], "ReleaseStack"] | None
-"""How to give up what a thread has, and what it had before that; None for nothing."""
-
+ReleaseStack: TypeAlias = tuple[Callable[[], object], "ReleaseStack"] | None
+"""The callbacks of a thread, the newest first; None for none."""
 
 _DEEP_FRAMES = 500  # of the 1,000 that Python allows, unless it is told another limit
 
@@ -62,22 +61,25 @@ def is_deep() -> bool:
 
 
 class _Here(threading.local):
-    seat: ReleaseStack = None
+    stack: ReleaseStack = None
 
 
 _here = _Here()
 
 
-def push_release(give_up: Callable[[], None]) -> ReleaseStack:
-    """Register a callback to be run before this thread blocks; return what `pop_release` takes."""
-    before = _here.seat
-    _here.seat = (give_up, before)
+def push_release(release: Callable[[], object]) -> ReleaseStack:
+    """Register a callback to be run before this thread blocks; return what `pop_release` takes.
+
+    The callback returns False if it could not hand over what the thread holds.
+    """
+    before = _here.stack
+    _here.stack = (release, before)
     return before
 
 
 def pop_release(before: ReleaseStack) -> None:
-    """Have no more to give up than before."""
-    _here.seat = before
+    """Restore the callbacks that were registered before."""
+    _here.stack = before
 
 
 def leave_callbacks(here: int, before: int) -> None:
@@ -88,14 +90,15 @@ def leave_callbacks(here: int, before: int) -> None:
             within[here] = before
 
 
-def before_block() -> None:
-    """Give up what others need: this thread is about to block."""
+def before_block() -> bool:
+    """Release what others need: this thread is about to block. False if something is still held."""
     read = reading.get(threading.get_ident())
     if read is not None:
         read.before_block()
-    seat = _here.seat
-    if seat is not None:
-        _here.seat = None  # what it takes on while it waits is not the same any more
-        while seat is not None:
-            give_up, seat = seat
-            give_up()
+    stack, released = _here.stack, True
+    if stack is not None:
+        _here.stack = None  # what the thread takes on while it waits is not the same any more
+        while stack is not None:
+            release, stack = stack
+            released = release() is not False and released
+    return released

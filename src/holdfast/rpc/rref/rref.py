@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.rpc.client.retry_policy import RetryPolicy
     from holdfast.rpc.rref.table import RRefTable
 
-__all__ = ["RRef", "short"]
+__all__ = ["RRef", "call_method", "short"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -214,15 +214,16 @@ class _Proxy(Generic[R]):
             rref = self._rref
             make = getattr(rref._rrefs.agent, self._how)
             value = (rref, name, args, kwargs)
-            result: R = make(rref.owner(), _call_method, value, None, self._timeout, self._retries)
+            result: R = make(rref.owner(), call_method, value, None, self._timeout, self._retries)
             return result
 
         return call
 
 
-def _call_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method of a value of this worker: what a proxy of a reference asks for."""
     method = getattr(rref._local(0), name)  # as long as the caller waits, whatever is usual here
     return expected(method, method(*args, **kwargs))
 
 
-setattr(_call_method, ASYNC_MARK, True)  # if the method is
+setattr(call_method, ASYNC_MARK, True)  # if the method is

@@ -19,12 +19,16 @@ from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Overloaded, PeerLost, ReferenceFailed, UsageError
+from holdfast.rpc.client.blocking import before_block
 from holdfast.rpc.client.deadlines import NO_DEADLINE, serve
 from holdfast.rpc.client.future import Future, expected
+from holdfast.rpc.rref.rref import call_method
 from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.server.dedup import DedupTable, DedupVerdict
+from holdfast.rpc.server.durations import SLOW_S, Durations
 from holdfast.rpc.server.event_loop import EventLoop
-from holdfast.rpc.server.listener import Later
+from holdfast.rpc.server.serving import Later
+from holdfast.rpc.server.worker_pool import THREADS_MAX
 from holdfast.rpc.values.errors import dump_error, in_short
 from holdfast.rpc.values.funcref import resolve_function
 from holdfast.rpc.wire.hello import Hello
@@ -63,6 +67,7 @@ class Dispatcher:
         # Guards what follows.
         self._lock = threading.Lock()
         self._dedup = DedupTable()
+        self._durations = Durations()  # of itself: each step is one instruction
         self._tasks: dict[tuple[str, int], Future[Any]] = {}
         self._dead: dict[str, None] = {}  # the latest ones
         self._cancelled: dict[tuple[str, int], None] = {}  # of which no task was known then, latest
@@ -207,9 +212,20 @@ class Dispatcher:
 
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function; a future if its answer comes later."""
-        if type(function) is str:
-            function = resolve_function(function)
-        value = function(*args, **kwargs) if kwargs else function(*args)
+        name = function if type(function) is str else ""
+        if name:
+            function = resolve_function(name)
+            if function is call_method:  # of a reference: its methods are told apart
+                name = args[1]
+        if name in self._durations.slow and not before_block():
+            raise Overloaded(f"{name}: {THREADS_MAX} calls run at this worker, the most")
+        begun = self._clock.monotonic()
+        try:
+            value = function(*args, **kwargs) if kwargs else function(*args)
+        finally:
+            took = self._clock.monotonic() - begun
+            if took >= SLOW_S or name in self._durations.slow:
+                self._durations.record(name, took)
         if not hasattr(value, "__await__"):  # costs less than what follows, and is nearly all
             return value
         if isinstance(value, Coroutine):

@@ -1,37 +1,32 @@
-"""The callee's side: accepts connections, and runs what they ask for.
+"""Accepts connections, and admits those of workers of the job.
 
-A connection is for synchronous calls ("direct") or for pipelined ones ("pipe"); who opens it says
-which. Each has a thread that reads a request, runs it, and answers: a call pays for no hand-over
-between threads, and there is no pool that nested calls could exhaust.
-
-On a pipe many calls arrive at once, and one that blocks must not hold up those behind it. So the
-thread that runs a call owns the pipe only as long as the call is quick. When the call waits for
-something of ours it says so (`before_block`); when it blocks in any other way the watch notices
-that nothing has moved for a tick. Either way another thread takes over reading and goes on, and the
-old one answers its call and is done.
+A connection is for synchronous calls ("direct") or for pipelined ones ("pipe"); its opener says
+which. What follows the handshake is in `serving.py`.
 
 Guarantees
     SR-1  Nothing is read of a stranger but a handshake of fixed size, within a time limit; and of
           another user at a Unix socket nothing at all.
     SR-2  Every request that is read is answered once, unless the connection is gone.
-    SR-3  A call that blocks delays the calls behind it on its pipe by at most two ticks.
+    SR-3  A call that blocks delays the calls behind it on its pipe by at most two ticks, and not at
+          all if its function was slow the last time. At most THREADS_MAX calls run at once; a slow
+          one that would be one more is refused with Overloaded.
     SR-4  Strangers, however many, keep nobody out: the oldest one of the address that holds the
           most makes room for the next.
     SR-5  When a connection of a caller ends and no pipe of it is left, `left` hears so: whatever it
           asked for by a pipe, it will not hear the answer. Not when we end ourselves.
-    SR-6  A connection that is idle keeps neither the last request nor the last answer.
+    SR-6  A connection that is idle keeps neither the last request nor the last reply, and after
+          PARK_AFTER_S no thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError, Overloaded, PeerViolation, Refused, Step
@@ -45,41 +40,25 @@ from holdfast.net.reactor import tune
 from holdfast.net.strangers import Strangers
 from holdfast.observe.events import ConnectionRefused
 from holdfast.observe.sinks import LogSink
-from holdfast.rpc.client.blocking import pop_release, push_release
-from holdfast.rpc.server.reply_writer import ReplyWriter
+from holdfast.rpc.server.parking import Parking
+from holdfast.rpc.server.serving import (
+    DirectConnection,
+    PipeConnection,
+    RequestHandler,
+    Serving,
+    Watch,
+)
+from holdfast.rpc.server.worker_pool import WorkerPool, try_start
 from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionClosed
 from holdfast.rpc.wire.hello import Hello, Purpose, decode_hello, encode_welcome
-from holdfast.rpc.wire.messages import Message
 
-__all__ = ["Later", "RequestHandler", "Server"]
+__all__ = ["Server"]
 
 HANDSHAKE_WITHIN_S = 5.0
 STRANGERS_MAX = 256
 ACCEPT_AGAIN_S = 0.05
-TICK_S = 0.002
-_ANSWERS_AT_ONCE = 32
-_QUIET_TICKS = 5
 
 _log = logging.getLogger("holdfast.rpc")
-
-
-Later = Callable[[Message], None]
-
-
-class RequestHandler(Protocol):
-    """What a server does with what it reads."""
-
-    def check_hello(self, hello: Hello) -> None:
-        """Judge who opened a connection; an error is sent to him, and ends it."""
-        ...
-
-    def handle(self, caller: Hello, message: Message, later: Later) -> Message | None:
-        """Run a request and return its answer; None for a note, or if `later` is given it.
-
-        Must not raise. `later` may be called by any thread, once; it raises if the connection is
-        gone.
-        """
-        ...
 
 
 class Server:
@@ -106,7 +85,10 @@ class Server:
         """Hears of callers that have no pipe any more, maybe more than once. Must not block."""
         self._handled = 0  # on connections that are over
         self._closing = False
-        self._watch = _Watch(name)
+        self._pool = WorkerPool(name)
+        self._parking = Parking(name, self._pool)
+        self._watch = Watch(name)
+        self._serving = Serving(handler, self._pool, self._parking, self._watch, self._forget)
         self._cause = CauseId(name)
         self._sink = LogSink()
 
@@ -115,7 +97,7 @@ class Server:
         sock.listen(512)
         close_in_child(sock)
         self._listeners.append(sock)
-        if not _start(f"{self._name}-accept", self._accept, sock):
+        if not try_start(f"{self._name}-accept", self._accept, sock):
             raise Overloaded("there is no thread to be had that could accept connections")
 
     def hang_up(self, incarnation: str) -> None:
@@ -156,6 +138,8 @@ class Server:
         for connection in connections:
             connection.shut()  # who serves it closes it
         self._watch.close()
+        self._parking.close()
+        self._pool.close()
 
     def _accept(self, listener: socket.socket) -> None:
         told = False
@@ -182,7 +166,7 @@ class Server:
                 refused = self._closing
                 if not refused:
                     self._hold(sock, address[0] if address else "")
-            if refused or not _start(f"{self._name}-connection", self._welcome, sock):
+            if refused or not self._pool.run(partial(self._welcome, sock), reads=True):
                 self._known(sock)
                 sock.close()
 
@@ -214,12 +198,9 @@ class Server:
         if refused:
             connection.close()
         elif hello.purpose is Purpose.DIRECT:
-            try:
-                self._serve_direct(connection, hello)
-            finally:
-                self._forget(connection)
+            DirectConnection(connection, hello, self._serving).run()
         else:
-            _PipeOwner(connection, hello, self._handler, self._watch, self._forget).run()
+            PipeConnection(connection, hello, self._serving).run()
 
     def _turned_away(self, sock: socket.socket, error: Exception) -> None:
         """Tell of somebody who did not get in; people are told of those who do not belong here."""
@@ -272,19 +253,6 @@ class Server:
         connection.set_limit(NEVER)
         return connection, hello
 
-    def _serve_direct(self, connection: Connection, caller: Hello) -> None:
-        handle, send, receive = self._handler.handle, connection.send, connection.receive
-        later = ReplyWriter(connection).offer
-        try:
-            for connection.handled in itertools.count():
-                # Who calls sends nothing more before the answer, so nobody else sends either.
-                answer = handle(caller, receive(), later)
-                if answer is not None:
-                    send(answer)
-                del answer  # SR-6: it would stay until the next request comes
-        except (OSError, PeerViolation) as error:
-            _log.debug("a connection of %s ended: %s", caller.name, error)
-
     def _forget(self, connection: Connection) -> None:
         with self._lock:
             caller = self._connections.pop(connection, None)
@@ -306,183 +274,3 @@ class Server:
             by.incarnation == incarnation and by.purpose is Purpose.PIPE
             for by in self._connections.values()
         )
-
-
-def _start(name: str, target: Callable[..., None], *args: object) -> bool:
-    """Start a thread; say whether there was one to be had."""
-    try:
-        threading.Thread(target=target, args=args, name=name, daemon=True).start()
-    except RuntimeError as error:
-        _log.warning("a thread could not be started: %s", error)
-        return False
-    return True
-
-
-class _PipeOwner:
-    """Reads and runs the calls of one pipe; see above for who owns it when."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        caller: Hello,
-        handler: RequestHandler,
-        watch: _Watch,
-        ended: Callable[[Connection], None],
-    ) -> None:
-        self._connection = connection
-        self._caller = caller
-        self._handler = handler
-        self._watch = watch
-        self._ended = ended
-        self._outlet = ReplyWriter(connection)
-        # Guards what follows; never held while sending, since the watch takes it too.
-        self._lock = threading.Lock()
-        self._owner: object = None
-        self._looked_at = 0
-        # The owner, while it runs a call. Who takes it out says what comes next: the owner itself,
-        # without the lock, that it goes on; others, with the lock, that it does not.
-        self._running: dict[object, bool] = {}
-
-    def run(self) -> None:
-        """Serve, as the first owner; who owns it when the connection ends tells `ended`."""
-        self._watch.add(self)
-        self._own(self._claim())
-
-    def before_block(self, owner: object) -> None:
-        """Give the pipe to another thread, if its owner is still this one."""
-        with self._lock:
-            self._give_away(owner)
-
-    def look(self) -> None:
-        """Give the pipe to another thread if the call of the last look still runs."""
-        handled = self._connection.handled
-        with self._lock:
-            if handled == self._looked_at:
-                self._give_away(self._owner)
-            self._looked_at = handled
-
-    @property
-    def running(self) -> bool:
-        """Whether a call runs."""
-        return bool(self._running)
-
-    def _claim(self) -> object:
-        self._owner = object()
-        return self._owner
-
-    def _give_away(self, owner: object) -> None:
-        """Let another thread own the pipe, if this owner runs a call. With the lock held."""
-        if not self._running.pop(owner, False):
-            return
-        if not _start("holdfast-rpc-pipe", self._own, self._claim()):
-            self._owner = owner  # he must go on himself
-            self._running[owner] = True
-
-    def _goes_on(self, owner: object) -> bool:
-        """Say whether the pipe is an owner's still whom somebody has taken out."""
-        with self._lock:  # nobody could be found to give it to, maybe
-            self._running.pop(owner, False)
-            return self._owner is owner
-
-    def _own(self, token: object) -> None:
-        push_release(lambda: self.before_block(token))
-        try:
-            self._outlet.flush()  # what the owner before has gathered must not wait for it
-            self._serve(token)
-        except (OSError, PeerViolation) as error:
-            _log.debug("a connection of %s ended: %s", self._caller.name, error)
-        except Exception:
-            _log.exception("a connection of %s ended", self._caller.name)
-        finally:
-            pop_release(None)
-            with self._lock:
-                last = self._owner is token
-            if last:
-                self._watch.remove(self)
-                self._ended(self._connection)
-
-    def _serve(self, token: object) -> None:
-        """Read, run and answer, until another one owns the pipe or the connection ends."""
-        connection, handle, caller, watch = (
-            self._connection,
-            self._handler.handle,
-            self._caller,
-            self._watch,
-        )
-        outlet, come, running = self._outlet, connection.come, self._running
-        while True:
-            message = come.popleft() if come else connection.receive()
-            connection.handled += 1
-            running[token] = True
-            if watch.asleep:
-                watch.wake()
-            answer = handle(caller, message, outlet.offer)
-            mine = running.pop(token, False) or self._goes_on(token)
-            # Of those that came later, too: who does not read his answers is not read either.
-            gathered = len(outlet) if answer is None else outlet.gather(answer)
-            if not mine or gathered >= _ANSWERS_AT_ONCE or not (come or connection.ready()):
-                outlet.flush()
-            if not mine:
-                return
-            del message, answer  # SR-6: they would stay until the next request comes
-
-
-class _Watch:
-    """Sees calls of pipes that do not get on, and lets others pass. Asleep while none runs."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._lock = threading.Lock()
-        self._owners: dict[_PipeOwner, None] = {}
-        self._awake = threading.Event()
-        self._closing = False
-        self._begun = False
-        self.asleep = True
-        """Whether it must be woken; read without the lock, since being late by a call is fine."""
-
-    def add(self, owner: _PipeOwner) -> None:
-        """Watch a pipe."""
-        with self._lock:
-            self._owners[owner] = None
-            if not self._begun and not self._closing:
-                self._begun = _start(f"{self._name}-watch", self._run)
-
-    def remove(self, owner: _PipeOwner) -> None:
-        """Watch it no longer."""
-        with self._lock:
-            self._owners.pop(owner, None)
-
-    def wake(self) -> None:
-        """Begin to look: a call runs."""
-        self.asleep = False
-        self._awake.set()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closing = True
-        self._awake.set()
-
-    def _run(self) -> None:
-        quiet = 0
-        while not self._closing:
-            if quiet > _QUIET_TICKS:
-                # In this order: nobody wakes it before it says that it sleeps, so that clearing
-                # undoes nothing but what `close` has set. Whoever came before that is seen to run.
-                self._awake.clear()
-                self.asleep = True
-                if not self._closing and not any(owner.running for owner in list(self._owners)):
-                    self._awake.wait()
-                self.asleep = False
-            SYSTEM_CLOCK.sleep(TICK_S)
-            quiet = 0 if self._look() else quiet + 1
-
-    def _look(self) -> bool:
-        """Look at the pipes that run a call; say whether there are any."""
-        found = False
-        # There may be very many, of which few run; and a machine that is short of time has none to
-        # spare for those that do not.
-        for owner in list(self._owners):
-            if owner.running:
-                found = True
-                owner.look()
-        return found

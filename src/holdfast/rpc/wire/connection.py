@@ -107,6 +107,11 @@ class Connection:
         self.limit = at
         self._tell_limit()
 
+    def set_idle_limit(self, seconds: float) -> None:
+        """Let `receive` raise TimeoutError after a wait of so long; it may be called again then."""
+        value = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+
     def close(self) -> None:
         """Hang up. From any thread; who waits in `receive` hears of it. Idempotent."""
         self.shut()

@@ -22,7 +22,8 @@ from holdfast.rpc.client import peer as peers_module
 from holdfast.rpc.client.background_reader import BackgroundReader
 from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.client.peer import Peer
-from holdfast.rpc.server.listener import Later, Server
+from holdfast.rpc.server.listener import Server
+from holdfast.rpc.server.serving import Later
 from holdfast.rpc.wire.connection import Connection
 from holdfast.rpc.wire.hello import Hello, Purpose
 from holdfast.rpc.wire.messages import Kind, Message

@@ -15,8 +15,8 @@ from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, UsageError
 from holdfast.rpc.client.future import Future
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.client.scheduler import Scheduler
-from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.rref import table as module
+from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.rref.table import NO_REFERENCE_BYTES, RRefTable
 from holdfast.rpc.values.references import here
 from holdfast.rpc.wire.messages import Kind, Message

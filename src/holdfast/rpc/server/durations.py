@@ -1,0 +1,42 @@
+"""Which functions take long, by how long their last runs took.
+
+A quick function is run by the thread that read its request: that costs no hand-over. Before a slow
+one the thread hands its connection over, so that the requests behind it are read meanwhile.
+
+Guarantees
+    DU-1  A function is slow from its second run on if its first took SLOW_S; it is quick again when
+          its average falls below half of that.
+    DU-2  At most NAMES_MAX functions are remembered: the oldest one is forgotten.
+"""
+
+from __future__ import annotations
+
+__all__ = ["NAMES_MAX", "SLOW_S", "Durations"]
+
+SLOW_S = 0.0005
+NAMES_MAX = 4096
+_WEIGHT = 0.25
+
+
+class Durations:
+    """The averages of the slow functions of one worker, by name."""
+
+    def __init__(self, names_max: int = NAMES_MAX) -> None:
+        self._names_max = names_max
+        self.slow: dict[str, float] = {}
+        """The slow functions: a plain dictionary, since every call looks into it."""
+
+    def record(self, name: str, seconds: float) -> None:
+        """Note how long a run took. Runs of quick functions below SLOW_S need not be noted."""
+        before = self.slow.get(name)
+        if before is None:
+            if seconds >= SLOW_S:
+                self.slow[name] = seconds
+                if len(self.slow) > self._names_max:
+                    self.slow.pop(next(iter(self.slow)), None)
+            return
+        average = before + _WEIGHT * (seconds - before)
+        if average < SLOW_S / 2:
+            self.slow.pop(name, None)
+        else:
+            self.slow[name] = average

@@ -1,0 +1,298 @@
+"""Serves one connection: reads its requests, runs them, and sends the replies.
+
+The thread that reads a request runs it, and replies: a call pays for no hand-over. A connection on
+which nothing comes for PARK_AFTER_S gives its thread back (`parking.py`).
+
+A pipe carries many calls at once, and one that blocks must not hold up those behind it. So the
+thread that runs a call owns the pipe only as long as the call is quick. Another thread of the pool
+takes over reading
+
+- before a function is run that was slow of late (`durations.py`),
+- when the call waits for something of ours (`client/blocking.py`),
+- when the call blocks in any other way: the watch notices that nothing has moved for a tick.
+
+The old owner replies to its call and is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.errors import PeerViolation
+from holdfast.rpc.client.blocking import pop_release, push_release
+from holdfast.rpc.server.parking import Parking
+from holdfast.rpc.server.reply_writer import ReplyWriter
+from holdfast.rpc.server.worker_pool import WorkerPool, try_start
+from holdfast.rpc.wire.connection import Connection
+from holdfast.rpc.wire.hello import Hello
+from holdfast.rpc.wire.messages import Message
+
+__all__ = [
+    "PARK_AFTER_S",
+    "TICK_S",
+    "DirectConnection",
+    "Later",
+    "PipeConnection",
+    "RequestHandler",
+    "Serving",
+    "Watch",
+]
+
+TICK_S = 0.002
+PARK_AFTER_S = 1.0
+"""How long a thread waits for the next request of its connection."""
+_REPLIES_AT_ONCE = 32
+_QUIET_TICKS = 5
+
+_log = logging.getLogger("holdfast.rpc")
+
+Later = Callable[[Message], None]
+
+
+class RequestHandler(Protocol):
+    """What a server does with what it reads."""
+
+    def check_hello(self, hello: Hello) -> None:
+        """Judge the worker that opened a connection; an error is sent to it, and ends it."""
+        ...
+
+    def handle(self, caller: Hello, message: Message, later: Later) -> Message | None:
+        """Run a request and return its reply; None for a note, or if `later` is given it.
+
+        Must not raise. `later` may be called by any thread, once; it raises if the connection is
+        gone.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the connections of one server share. `ended` hears of each that is over."""
+
+    handler: RequestHandler
+    pool: WorkerPool
+    parking: Parking
+    watch: Watch
+    ended: Callable[[Connection], None]
+
+
+class DirectConnection:
+    """A connection for one call after another: its caller waits for each reply."""
+
+    def __init__(self, connection: Connection, caller: Hello, serving: Serving) -> None:
+        self._connection = connection
+        self._caller = caller
+        self._serving = serving
+        self._later = ReplyWriter(connection).offer
+        connection.set_idle_limit(PARK_AFTER_S)
+
+    def run(self) -> None:
+        """Serve until nothing comes for a while, or the connection ends."""
+        parked = False
+        try:
+            parked = self._serve()
+        except (OSError, PeerViolation) as error:
+            _log.debug("a connection of %s ended: %s", self._caller.name, error)
+        finally:
+            if not parked:
+                self._serving.ended(self._connection)
+
+    def _serve(self) -> bool:
+        """Serve; say whether the connection has been parked."""
+        connection, caller, later = self._connection, self._caller, self._later
+        handle, send, receive = self._serving.handler.handle, connection.send, connection.receive
+        while True:
+            try:
+                message = receive()
+            except TimeoutError:
+                if self._serving.parking.park(connection, self.run):
+                    return True
+                continue
+            # The caller sends nothing before the reply, so no other thread sends either.
+            answer = handle(caller, message, later)
+            connection.handled += 1
+            if answer is not None:
+                send(answer)
+            del message, answer  # SR-6: they would stay until the next request comes
+
+
+class PipeConnection:
+    """A connection for many calls at once; see above for which thread owns it when."""
+
+    def __init__(self, connection: Connection, caller: Hello, serving: Serving) -> None:
+        self._connection = connection
+        self._caller = caller
+        self._serving = serving
+        self._writer = ReplyWriter(connection)
+        # Guards what follows; never held while sending, since the watch takes it too.
+        self._lock = threading.Lock()
+        self._owner: object = None
+        self._looked_at = 0
+        # The owner, while it runs a call. The thread that takes it out says what comes next: the
+        # owner itself, without the lock, that it goes on; others, with the lock, that it does not.
+        self._running: dict[object, bool] = {}
+        connection.set_idle_limit(PARK_AFTER_S)
+        serving.watch.add(self)
+
+    def run(self) -> None:
+        """Own the pipe: serve until another thread owns it, nothing comes, or it ends."""
+        self._own(self._claim())
+
+    def give_away(self, owner: object) -> bool:
+        """Give the pipe to another thread, if this owner runs a call; False if none is there."""
+        with self._lock:
+            return self._give_away(owner)
+
+    def look(self) -> None:
+        """Give the pipe to another thread if the call of the last look still runs."""
+        handled = self._connection.handled
+        with self._lock:
+            if handled == self._looked_at:
+                self._give_away(self._owner)
+            self._looked_at = handled
+
+    @property
+    def running(self) -> bool:
+        """Whether a call runs."""
+        return bool(self._running)
+
+    def _claim(self) -> object:
+        self._owner = object()
+        return self._owner
+
+    def _give_away(self, owner: object) -> bool:
+        """Let another thread own the pipe, if this owner runs a call. With the lock held."""
+        if not self._running.pop(owner, False):
+            return True
+        token = self._claim()
+        if self._serving.pool.run(lambda: self._own(token)):
+            return True
+        self._owner = owner  # it goes on itself
+        self._running[owner] = True
+        return False
+
+    def _goes_on(self, owner: object) -> bool:
+        """Say whether an owner that was taken out owns the pipe still."""
+        with self._lock:  # there may have been no thread to give it to
+            self._running.pop(owner, False)
+            return self._owner is owner
+
+    def _own(self, token: object) -> None:
+        push_release(lambda: self.give_away(token))
+        try:
+            self._writer.flush()  # what the owner before has gathered must not wait for it
+            self._serve(token)
+        except (OSError, PeerViolation) as error:
+            _log.debug("a connection of %s ended: %s", self._caller.name, error)
+        except Exception:
+            _log.exception("a connection of %s ended", self._caller.name)
+        finally:
+            pop_release(None)
+            with self._lock:
+                last = self._owner is token
+            if last:
+                self._serving.watch.remove(self)
+                self._serving.ended(self._connection)
+
+    def _serve(self, token: object) -> None:
+        """Read, run and reply, until another thread owns the pipe or the connection ends."""
+        connection, caller, watch = self._connection, self._caller, self._serving.watch
+        handle, writer, running = self._serving.handler.handle, self._writer, self._running
+        come = connection.come
+        while True:
+            try:
+                message = come.popleft() if come else connection.receive()
+            except TimeoutError:
+                if self._parked(token):
+                    return
+                continue
+            connection.handled += 1
+            running[token] = True
+            if watch.asleep:
+                watch.wake()
+            answer = handle(caller, message, writer.offer)
+            mine = running.pop(token, False) or self._goes_on(token)
+            # Backpressure: replies that came later count too, so that a caller that does not read
+            # its replies is not read either.
+            gathered = len(writer) if answer is None else writer.gather(answer)
+            if not mine or gathered >= _REPLIES_AT_ONCE or not (come or connection.ready()):
+                writer.flush()
+            if not mine:
+                return
+            del message, answer  # SR-6: they would stay until the next request comes
+
+    def _parked(self, token: object) -> bool:
+        """Give the thread back, since nothing comes; False if the pipe cannot be parked."""
+        with self._lock:
+            self._owner = None
+        if self._serving.parking.park(self._connection, self.run):
+            return True
+        with self._lock:
+            self._owner = token
+        return False
+
+
+class Watch:
+    """Gives pipes whose call does not end to other threads. Asleep while no call runs."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._owners: dict[PipeConnection, None] = {}
+        self._awake = threading.Event()
+        self._closing = False
+        self._begun = False
+        self.asleep = True
+        """Whether it must be woken; read without the lock, since being late by a call is fine."""
+
+    def add(self, owner: PipeConnection) -> None:
+        """Watch a pipe."""
+        with self._lock:
+            self._owners[owner] = None
+            if not self._begun and not self._closing:
+                self._begun = try_start(f"{self._name}-watch", self._run)
+
+    def remove(self, owner: PipeConnection) -> None:
+        """Watch it no longer."""
+        with self._lock:
+            self._owners.pop(owner, None)
+
+    def wake(self) -> None:
+        """Begin to look: a call runs."""
+        self.asleep = False
+        self._awake.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing = True
+        self._awake.set()
+
+    def _run(self) -> None:
+        quiet = 0
+        while not self._closing:
+            if quiet > _QUIET_TICKS:
+                # In this order: no thread wakes it before `asleep` is set, so that clearing undoes
+                # nothing but what `close` has set. A call that began before that is seen to run.
+                self._awake.clear()
+                self.asleep = True
+                if not self._closing and not any(owner.running for owner in list(self._owners)):
+                    self._awake.wait()
+                self.asleep = False
+            SYSTEM_CLOCK.sleep(TICK_S)
+            quiet = 0 if self._look() else quiet + 1
+
+    def _look(self) -> bool:
+        """Look at the pipes that run a call; say whether there are any."""
+        found = False
+        # There may be very many, of which few run; and a machine that is short of time has none to
+        # spare for those that do not.
+        for owner in list(self._owners):
+            if owner.running:
+                found = True
+                owner.look()
+        return found
