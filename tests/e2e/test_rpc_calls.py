@@ -67,6 +67,13 @@ def test_a_slow_call_does_not_hold_up_the_others_on_its_pipe(agent: Agent) -> No
     assert wait_all(slow) == [1, 1, 1]
 
 
+def test_three_hundred_calls_that_wait_for_each_other_finish(agent: Agent) -> None:
+    """SR-3, WP-1."""
+    for _ in range(2):  # the first time it is not known that they are slow
+        met = [agent.call_async("w1", jobs.meet) for _ in range(300)]
+        assert sorted(wait_all(met)) == list(range(300))
+
+
 # What comes back.
 
 

@@ -18,6 +18,7 @@ from holdfast.errors import (
     StoreUnavailable,
     UsageError,
 )
+from holdfast.rpc.client.blocking import pop_release, push_release
 from holdfast.rpc.client.deadlines import deadline_here
 from holdfast.rpc.client.future import ASYNC_MARK, Future
 from holdfast.rpc.client.pipe import NEVER
@@ -25,8 +26,10 @@ from holdfast.rpc.client.scheduler import Scheduler
 from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.server.dedup import DedupTable
 from holdfast.rpc.server.dispatcher import Dispatcher
+from holdfast.rpc.server.durations import SLOW_S
 from holdfast.rpc.server.event_loop import EventLoop
 from holdfast.rpc.values.errors import load_error
+from holdfast.rpc.values.funcref import encode_function
 from holdfast.rpc.values.pickling import dump, load
 from holdfast.rpc.wire.acknowledgement import encode_acknowledgement
 from holdfast.rpc.wire.hello import Hello, Purpose
@@ -286,6 +289,64 @@ def test_a_coroutine_whose_caller_is_gone_is_cancelled(answerer: Dispatcher) -> 
     answerer.died(other.incarnation)
     with pytest.raises(RuntimeError, match="CancelledError"):
         others.wait()
+
+
+class Ticking:
+    """A clock on which each look at it takes a while."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        self._now += self.step_s
+        return self._now
+
+
+def test_before_a_slow_function_the_thread_releases_what_it_holds(
+    answerer: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SR-3."""
+    clock = Ticking()
+    released: list[None] = []
+    monkeypatch.setattr(answerer, "_clock", clock)
+    add_by_name: Any = encode_function(add)  # as an agent sends it
+
+    def run() -> int:
+        before = push_release(lambda: released.append(None))
+        try:
+            return int(read(answerer.handle(CALLER, call(1, add_by_name, 1, 2), Later())))
+        finally:
+            pop_release(before)
+
+    assert [run(), run()] == [3, 3]
+    assert not released
+    clock.step_s = SLOW_S
+    assert run() == 3
+    assert not released  # it showed only then
+    assert run() == 3
+    assert len(released) == 1
+    clock.step_s = 0.0
+    while "add" in "".join(answerer._durations.slow):
+        assert run() == 3
+    released.clear()
+    assert run() == 3
+    assert not released
+
+
+def test_a_slow_function_is_refused_if_there_is_no_thread_for_the_calls_behind_it(
+    answerer: Dispatcher,
+) -> None:
+    """SR-3."""
+    name: Any = encode_function(add)
+    answerer._durations.record(name, 1.0)
+    before = push_release(lambda: False)
+    try:
+        with pytest.raises(Overloaded, match="1024 calls run at this worker, the most"):
+            read(answerer.handle(CALLER, call(1, name, 1, 2), Later()))
+    finally:
+        pop_release(before)
+    assert not ran
 
 
 def test_a_note_that_is_for_nobody_is_no_request(answerer: Dispatcher) -> None:
