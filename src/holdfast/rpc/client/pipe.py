@@ -64,8 +64,9 @@ from holdfast.rpc.client.blocking import (
 )
 from holdfast.rpc.client.replies import NOT_DELIVERED, Reply, fan_out
 from holdfast.rpc.client.unsent import exposed, take_back, take_back_views
-from holdfast.rpc.wire.connection import CORES, NEVER, Connection, views_of
+from holdfast.rpc.wire.connection import CORES, NEVER, Connection
 from holdfast.rpc.wire.messages import Buffer, Message
+from holdfast.rpc.wire.parts import views_of
 from holdfast.rpc.wire.spin import SPINS, AdaptiveSpin
 
 __all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply"]

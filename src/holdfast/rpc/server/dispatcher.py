@@ -218,7 +218,7 @@ class Dispatcher:
             if function is call_method:  # of a reference: its methods are told apart
                 name = args[1]
         if name in self._durations.slow and not before_block():
-            raise Overloaded(f"{name}: {THREADS_MAX} calls run at this worker, the most")
+            raise Overloaded(f"{name}: {THREADS_MAX} calls block at this worker, the most")
         begun = self._clock.monotonic()
         try:
             value = function(*args, **kwargs) if kwargs else function(*args)

@@ -8,8 +8,8 @@ Guarantees
           another user at a Unix socket nothing at all.
     SR-2  Every request that is read is answered once, unless the connection is gone.
     SR-3  A call that blocks delays the calls behind it on its pipe by at most two ticks, and not at
-          all if its function was slow the last time. At most THREADS_MAX calls run at once; a slow
-          one that would be one more is refused with Overloaded.
+          all if its function was slow the last time. While THREADS_MAX threads are busy, a slow one
+          is refused with Overloaded.
     SR-4  Strangers, however many, keep nobody out: the oldest one of the address that holds the
           most makes room for the next.
     SR-5  When a connection of a caller ends and no pipe of it is left, `left` hears so: whatever it

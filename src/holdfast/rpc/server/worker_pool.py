@@ -7,8 +7,9 @@ start a thread each.
 Guarantees
     WP-1  A job begins at once, on an idle thread or a new one, or `run` says that it will not:
           jobs never wait for each other, so jobs that wait for each other finish.
-    WP-2  At most `threads_max` threads run jobs, and RESERVE more of those that read connections:
-          there is always a thread to answer that there are too many calls.
+    WP-2  A job that takes over a pipe is refused while `threads_max` threads are busy. One that
+          reads a connection is not: connections are bounded by their callers, and there is always
+          a thread to answer that there are too many calls.
     WP-3  An idle thread keeps nothing of its last job, and ends after IDLE_S, or with `close`.
 """
 
@@ -19,10 +20,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["IDLE_S", "RESERVE", "THREADS_MAX", "WorkerPool", "try_start"]
+__all__ = ["IDLE_S", "THREADS_MAX", "WorkerPool", "try_start"]
 
 THREADS_MAX = 1024
-RESERVE = 64
 IDLE_S = 5.0
 
 _log = logging.getLogger("holdfast.rpc")
@@ -56,12 +56,11 @@ class WorkerPool:
     def run(self, job: Callable[[], object], *, reads: bool = False) -> bool:
         """Run a job on a thread of its own; False if there is none, and the job will not run.
 
-        A job that reads a connection may use the reserve.
+        A job that reads a connection is not counted against the bound (WP-2).
         """
         if self._closed:
             return False
-        limit = self._threads_max + (RESERVE if reads else 0)
-        if len(self._workers) - len(self._idle) >= limit:
+        if not reads and len(self._workers) - len(self._idle) >= self._threads_max:
             return False
         try:
             worker = self._idle.pop()

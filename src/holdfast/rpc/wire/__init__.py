@@ -9,5 +9,6 @@ Layout, in reading order (◦ = pure)
     hello.py ◦            the first messages of a connection
     spin.py ◦             when to poll for a moment before sleeping
     peer_memory.py        large buffers between two processes of one machine, in one copy
+    parts.py              messages as parts that are sent together
     connection.py         one connection
 """

@@ -36,17 +36,17 @@ from holdfast.rpc.wire.codec import (
     encode_head,
 )
 from holdfast.rpc.wire.messages import Buffer, Kind, Message
+from holdfast.rpc.wire.parts import JOIN_BYTES, parts_of, take_off, views_of
 from holdfast.rpc.wire.peer_memory import BIG_BYTES, PLACE_BYTES, PeerMemory, memory
 from holdfast.rpc.wire.spin import SPINS, AdaptiveSpin
 
-__all__ = ["CORES", "NEVER", "Connection", "ConnectionClosed", "parts_of", "views_of"]
+__all__ = ["CORES", "NEVER", "Connection", "ConnectionClosed"]
 
 NEVER = float("inf")
 CORES = os.cpu_count() or 1
 
 _READ_BYTES = 64 * 1024
 _SMALL_BYTES = _READ_BYTES // 2  # what is smaller is read with what follows it
-_JOIN_BYTES = 4 * 1024  # copying so little costs less than a vector of two
 _VECTOR_MAX = 512  # Linux takes 1,024 pieces in one call
 _TIMEVAL, _TIMEVAL_MAX_S = struct.Struct("@ll"), 1e9
 _CLOSE_ENOUGH_S = 0.002
@@ -168,7 +168,7 @@ class Connection:
     def send(self, message: Message) -> None:
         """Send one message. Blocks until the system has taken all of it."""
         body = message.body
-        if message.buffers or len(body) > _JOIN_BYTES:
+        if message.buffers or len(body) > JOIN_BYTES:
             self.send_all([message])
             return
         data = encode_head(message) + body
@@ -191,7 +191,7 @@ class Connection:
     def put(self, message: Message, parts: list[Buffer]) -> None:
         """Add a message to what is to be sent; the peer may fetch its buffers from now on."""
         body = message.body
-        if not message.buffers and len(body) <= _JOIN_BYTES:
+        if not message.buffers and len(body) <= JOIN_BYTES:
             parts.append(encode_head(message) + body)  # nearly all: as below, without the detour
             return
         reach = self._peer_memory
@@ -201,7 +201,7 @@ class Connection:
         """Send what the system takes at once, and take it off the list; say whether all went."""
         try:
             while views:
-                _take_off(views, self._sock.sendmsg(views[:_VECTOR_MAX], (), socket.MSG_DONTWAIT))
+                take_off(views, self._sock.sendmsg(views[:_VECTOR_MAX], (), socket.MSG_DONTWAIT))
         except BlockingIOError:
             return False
         except OSError as error:
@@ -449,51 +449,6 @@ class Connection:
         value = _TIMEVAL.pack(*divmod(micros, 1_000_000))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         self._limit_s = wanted
-
-
-def parts_of(message: Message, parts: list[Buffer], reach: PeerMemory | None = None) -> None:
-    """Add a message to what is to be sent.
-
-    Of large buffers the places are sent only, if there is a reach to hold them.
-    """
-    head, body = encode_head(message, BIG_BYTES if reach else 0), message.body
-    if len(body) <= _JOIN_BYTES:
-        parts.append(head + body)
-    else:
-        parts.append(head)
-        parts.append(body)
-    if message.buffers:
-        parts += message.buffers if reach is None else reach.places_of(message)
-
-
-def views_of(parts: Sequence[Buffer]) -> list[memoryview]:
-    """Return the bytes of what is to be sent, small parts that follow each other as one."""
-    views: list[memoryview] = []
-    small: list[bytes] = []
-    for part in parts:
-        if type(part) is bytes and len(part) <= _JOIN_BYTES + HEADER_BYTES:
-            small.append(part)
-            continue
-        if small:
-            views.append(memoryview(b"".join(small)))
-            small = []
-        view = memoryview(part).cast("B")
-        if view.nbytes:
-            views.append(view)
-    if small:
-        views.append(memoryview(b"".join(small)))
-    return views
-
-
-def _take_off(views: list[memoryview], sent: int) -> None:
-    """Take off what has been sent."""
-    done = 0
-    while done < len(views) and sent >= views[done].nbytes:
-        sent -= views[done].nbytes
-        done += 1
-    del views[:done]
-    if sent:
-        views[0] = views[0][sent:]
 
 
 def _closed(error: OSError) -> OSError:

@@ -11,8 +11,8 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import PeerLost
 from holdfast.rpc.client.pipe import NEVER
 from holdfast.rpc.client.unsent import exposed, take_back, take_back_views
-from holdfast.rpc.wire.connection import parts_of, views_of
 from holdfast.rpc.wire.messages import Buffer, Kind, Message
+from holdfast.rpc.wire.parts import parts_of, views_of
 from tests.unit.rpc.pipe_world import SOON, Heard, World, beside, reply, request
 
 SIZES = (20_000, 0, 30_000)

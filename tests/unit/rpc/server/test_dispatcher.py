@@ -342,7 +342,7 @@ def test_a_slow_function_is_refused_if_there_is_no_thread_for_the_calls_behind_i
     answerer._durations.record(name, 1.0)
     before = push_release(lambda: False)
     try:
-        with pytest.raises(Overloaded, match="1024 calls run at this worker, the most"):
+        with pytest.raises(Overloaded, match="1024 calls block at this worker, the most"):
             read(answerer.handle(CALLER, call(1, name, 1, 2), Later()))
     finally:
         pop_release(before)

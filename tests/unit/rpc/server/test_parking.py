@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.clock import Deadline
 from holdfast.rpc.server.parking import Parking
-from holdfast.rpc.server.worker_pool import RESERVE, WorkerPool
+from holdfast.rpc.server.worker_pool import WorkerPool
 from holdfast.rpc.wire.connection import Connection
 
 SOON = 20.0
@@ -92,16 +92,23 @@ def test_pk2_many_connections_cost_one_thread(world: World) -> None:
     until(lambda: sorted(resumed) == list(range(50)))
 
 
-def test_a_connection_for_which_there_is_no_thread_waits_for_one(world: World) -> None:
-    gate, resumed = threading.Event(), threading.Event()
-    while world.pool.run(lambda: gate.wait(SOON), reads=True):
-        pass
-    assert len(world.pool) == 1 + RESERVE
+def test_a_connection_for_which_there_is_no_thread_waits_for_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed, asked = threading.Event(), threading.Semaphore(0)
+
+    def none(job: object, reads: bool) -> bool:
+        asked.release()
+        return False
+
     connection, other = world.pair()
-    assert world.parking.park(connection, resumed.set)
-    other.send(b"x")
-    assert not resumed.wait(0.05)
-    gate.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.pool, "run", none)
+        assert world.parking.park(connection, resumed.set)
+        other.send(b"x")
+        assert asked.acquire(timeout=SOON)
+        assert asked.acquire(timeout=SOON)
+        assert not resumed.is_set()
     assert resumed.wait(SOON)
 
 

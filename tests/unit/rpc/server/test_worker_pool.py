@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.clock import Deadline
-from holdfast.rpc.server.worker_pool import RESERVE, WorkerPool
+from holdfast.rpc.server.worker_pool import WorkerPool
 
 SOON = 20.0
 
@@ -40,12 +40,13 @@ def test_wp1_jobs_that_wait_for_each_other_finish(pool: WorkerPool) -> None:
     together.wait(SOON)
 
 
-def test_wp2_there_are_no_more_threads_than_the_bound_and_the_reserve(pool: WorkerPool) -> None:
-    gate, jobs = threading.Event(), []
-    for reads in (False, True):
-        while pool.run(lambda: gate.wait(SOON), reads=reads):
-            jobs.append(reads)
-    assert jobs == [False] * 3 + [True] * RESERVE
+def test_wp2_a_pipe_is_taken_over_up_to_the_bound_and_connections_are_read_beyond_it(
+    pool: WorkerPool,
+) -> None:
+    gate = threading.Event()
+    assert [pool.run(lambda: gate.wait(SOON)) for _ in range(4)] == [True] * 3 + [False]
+    assert [pool.run(lambda: gate.wait(SOON), reads=True) for _ in range(4)] == [True] * 4
+    assert not pool.run(lambda: gate.wait(SOON))
     gate.set()
     until(lambda: busy(pool) == 0)
     assert pool.run(gate.clear)

@@ -14,8 +14,9 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import PeerViolation, UsageError
 from holdfast.rpc.wire.codec import BUFFERS_MAX, HEADER, encode_head
-from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionClosed, parts_of, views_of
+from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionClosed
 from holdfast.rpc.wire.messages import Buffer, Kind, Message
+from holdfast.rpc.wire.parts import parts_of, views_of
 
 SOON = 20.0
 

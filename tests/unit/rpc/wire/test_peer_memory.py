@@ -20,8 +20,9 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import PeerViolation
 from holdfast.rpc.wire import peer_memory
-from holdfast.rpc.wire.connection import Connection, parts_of, views_of
+from holdfast.rpc.wire.connection import Connection
 from holdfast.rpc.wire.messages import Buffer, Kind, Message
+from holdfast.rpc.wire.parts import parts_of, views_of
 from holdfast.rpc.wire.peer_memory import (
     BIG_BYTES,
     PLACE_BYTES,
