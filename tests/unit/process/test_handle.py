@@ -206,7 +206,15 @@ def test_where_the_system_does_not_tell_nobody_is_ending(monkeypatch: pytest.Mon
     ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -SEGV $$", -signal.SIGSEGV)]
 )
 def test_how_a_process_ended_that_its_parent_has_not_reaped(script: str, code: int) -> None:
-    process = start("/bin/sh", "-c", f"read line; {script}")
+    process = start("/bin/sh", "-c", script)
+    assert readable(process.fileno(), TIMEOUT_S)
+    assert exit_of(process.pid) == Exit(code)
+    assert process.reap() == Exit(code)
+    process.close()
+
+
+def test_a_process_that_is_stopped_has_not_ended() -> None:
+    process = start("sleep", "1000")
     with process_stopped(process.pid):
         assert is_stopped(process.pid)
         assert exit_of(process.pid) is None
@@ -214,11 +222,6 @@ def test_how_a_process_ended_that_its_parent_has_not_reaped(script: str, code: i
     end(process)
     assert exit_of(process.pid) is None  # it is not there any more
     assert not is_stopped(process.pid)
-    process = start("/bin/sh", "-c", script)
-    assert readable(process.fileno(), TIMEOUT_S)
-    assert exit_of(process.pid) == Exit(code)
-    assert process.reap() == Exit(code)
-    process.close()
 
 
 @contextmanager
