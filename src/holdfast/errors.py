@@ -8,6 +8,7 @@
     │   └── CallTimedOut (RuntimeError)   a call was not answered in time; .deadline_of
     ├── Unavailable (ConnectionError)     the environment failed; retrying may help
     │   ├── StoreUnavailable              .maybe_applied: whether a write may have happened
+    │   │   ├── StoreFull                 it takes no more writes until somebody makes room
     │   │   └── RendezvousLost            the store of the run is lost, and the run with it
     │   ├── LeaseLost                     the lease expired or was revoked: take a new one
     │   ├── RendezvousClosed              the run is over for every node
@@ -57,6 +58,7 @@ __all__ = [
     "Signalled",
     "Step",
     "StoreBusy",
+    "StoreFull",
     "StoreUnavailable",
     "TimeoutExpired",
     "Unavailable",
@@ -154,6 +156,10 @@ class StoreUnavailable(Unavailable):
     ) -> None:
         super().__init__(message, step=step, address=address)
         self.maybe_applied = maybe_applied
+
+
+class StoreFull(StoreUnavailable):
+    """The store takes no more writes until somebody makes room in it; retrying does not help."""
 
 
 class LeaseLost(Unavailable):

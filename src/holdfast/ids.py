@@ -12,6 +12,7 @@ from typing import NewType
 from holdfast.errors import UsageError
 
 __all__ = [
+    "UNNAMED_RUN",
     "CauseId",
     "LeaseId",
     "NodeId",
@@ -36,6 +37,9 @@ RunId = NewType("RunId", str)
 
 SessionId = NewType("SessionId", int)
 """One client of a store server, over all its connections. 63 random bits."""
+
+UNNAMED_RUN = "none"
+"""The name of a job that was given none, as torchrun calls it: no name of the job's own."""
 
 RUN_ID_MAX = 128
 _RUN_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._-")

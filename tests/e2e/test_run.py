@@ -540,6 +540,32 @@ def test_a_terminal_shows_the_node_below_and_is_given_back(
     assert "running  round 1  ranks 0-1 of 2" in terminal.said
 
 
+def test_nodes_at_a_standalone_store_are_asked_for_an_id(
+    variables: dict[str, str], script: str
+) -> None:
+    with subprocess.Popen(
+        [*HOLDFAST, "store", "serve", "tcp://127.0.0.1:0"],
+        env=variables,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            endpoint = server.stdout.readline().strip().removeprefix("export HOLDFAST_STORE=tcp://")
+            meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+            code, line = troubled(variables, "--nnodes=2", *meet, script)
+            for _ in range(2):  # one node has an id of its own each time
+                done = run(variables, *meet, script)
+                assert (done.returncode, done.stdout) == (0, "rank 0 of 1\n"), done.stderr
+        finally:
+            server.terminate()
+    assert code == 2
+    assert line == (
+        f"holdfast: run id 'none': the store at {endpoint} outlives the job, so another is needed "
+        "(--rdzv-id): give an id of its own to each job, the same on all its nodes"
+    )
+
+
 def test_a_run_that_has_ended_refuses_newcomers(tmp_path: Path) -> None:
     meet = ["--rdzv-backend", "file", "--rdzv-endpoint", str(tmp_path / "store")]
     command = [sys.executable, "-m", "holdfast", "run", *meet]

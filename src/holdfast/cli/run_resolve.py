@@ -24,6 +24,7 @@ from holdfast.agent.environment import limits_threads
 from holdfast.agent.policy import RestartBudget, parse_restarts
 from holdfast.cli.run_flags import Text, unknown_variables
 from holdfast.errors import UsageError
+from holdfast.ids import UNNAMED_RUN
 from holdfast.launch.config import EVENT_LOG_HANDLERS, NUMA_BINDINGS, LaunchConfig
 from holdfast.launch.devices import count_workers
 from holdfast.net.address import is_loopback, parse_address
@@ -173,12 +174,14 @@ def _run_id(
 ) -> str:
     """Return the job's id; "" for one of its own, where the default would be found used up.
 
-    A store that outlives the job remembers the ids of the jobs that have ended.
+    A store that outlives the job remembers the ids of the jobs that have ended. Whether a store at
+    the endpoint of c10d does shows when the node has reached it: the rendezvous asks then.
     """
     kept = backend in ("etcd", "etcd-v2", "file") or config.get("store_type") == "file"
     served = backend == "c10d" and most == 1 and bool(endpoint) and not endpoint.endswith(":0")
-    if flags.is_given("rdzv_id") or not (kept or served):
-        return flags.text("rdzv_id")
+    given = flags.text("rdzv_id")
+    if given != UNNAMED_RUN or not (kept or served):
+        return given
     if most > 1:
         raise UsageError(
             f"argument --rdzv-id: needed, since the store ({backend} at {endpoint}) outlives the "

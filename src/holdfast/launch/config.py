@@ -16,6 +16,7 @@ from typing import Any
 from holdfast.agent.policy import RestartBudget
 from holdfast.agent.roles import ROLE_MAX, WORKERS_MAX
 from holdfast.errors import UsageError
+from holdfast.ids import UNNAMED_RUN
 from holdfast.net.address import parse_address
 from holdfast.process.escalation import KILL_WAIT_S
 from holdfast.process.spec import StartMethod
@@ -29,7 +30,6 @@ EVENT_LOG_HANDLERS = ("null", "console")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
 _UNCATCHABLE = {"SIGKILL", "SIGSTOP"}
-_UNSET_RUN_ID = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class LaunchConfig:
             if getattr(self, name) is not None:
                 _check_type(name, getattr(self, name), Path)
         # What others judge: they are asked once, here, and then again when they are needed.
-        _ = (self.signals, self.budget, self.rendezvous(self.run_id or _UNSET_RUN_ID))
+        _ = (self.signals, self.budget, self.rendezvous(self.run_id or UNNAMED_RUN))
         self._check_meeting()
         # Ours from now on: whoever gave it may go on and change his own.
         object.__setattr__(self, "rdzv_configs", dict(self.rdzv_configs))

@@ -26,11 +26,12 @@ from holdfast.process.containment import Containment
 from holdfast.process.errorfile import read_stack
 from holdfast.process.escalation import KILL_WAIT_S, Abandon, Ask, Effect, Escalation, Kill, Send
 from holdfast.process.failure import Failure, WorkerExited, clip
-from holdfast.process.handle import is_ending, readable, still_running
+from holdfast.process.handle import exit_of, is_ending, readable, still_running
 from holdfast.process.orphans import reap_orphans
 from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import Exit, GroupEnded, Launch
 from holdfast.process.stacks import STACK_SIGNAL, writes_stacks
+from holdfast.process.zygote import StartGivenUp
 from holdfast.records import dataclass
 
 __all__ = ["LOOK_EVERY_S", "Streams", "WorkerGroup"]
@@ -39,6 +40,9 @@ SIGNALLED_TOGETHER_S = 0.5
 """How much later than a worker its agent may hear a signal that was sent to both."""
 LOOK_EVERY_S = 0.5
 """How often to look who is on its way out: well within NOTICED_LATE_S, and cheap enough to idle."""
+
+UNTOLD_S = 2.0
+"""How long the end of a worker may stay untold by the forkserver, before the system is asked."""
 
 _ENDING_SIGNALS = (SIGTERM, SIGINT, SIGHUP, SIGQUIT)
 _TOLD_CHARS_MAX = 8 * 1024
@@ -111,6 +115,8 @@ class WorkerGroup:
         self._asked_at: float | None = None  # on the clock of the error files
         self._asked_by: set[int] = set()
         self._ending_at: dict[int, float] = {}  # by pid: who ended by no word of ours, and when
+        self._ending: set[int] = set()  # the pids that are on their way out, or have ended
+        self._untold_since: dict[int, float] = {}
         self._hung: set[int] = set()  # the pids that were asked for their stacks
         self._started = False
         self._waiter: threading.Thread | None = None
@@ -123,19 +129,18 @@ class WorkerGroup:
         """Start all workers and return their pids by local rank, of those that end at once too.
 
         If one cannot be started, none is left and the reason is raised; but after a `stop` the end
-        is reported, and there are no pids.
+        is reported, and there are no pids. Nor are there any if one fails while a forkserver does
+        not start the next: the rest is not started then.
         """
         if self._started:
             raise UsageError("this WorkerGroup has been started already")
         self._started = True
         with self._lock:
-            self._starter.begin()
+            self._starter.begin(self._has_failed)
             if self._early:
                 self._starter.interrupt()
         try:
-            for launch in self._launches:
-                self._start_one(launch)
-            pids = self.pids()  # before any of them is reaped
+            pids = self._start_all()
             self._start_waiter()
         except BaseException as error:
             self._undo_start()
@@ -194,6 +199,20 @@ class WorkerGroup:
             os.close(fd)
 
     # Starting.
+
+    def _start_all(self) -> dict[int, int]:
+        try:
+            for launch in self._launches:
+                self._start_one(launch)
+        except StartGivenUp:
+            return {}
+        return self.pids()  # before any of them is reaped
+
+    def _has_failed(self) -> bool:
+        """Say whether a worker has failed, while others are still being started."""
+        with self._lock:
+            ends = [exit_of(pid) for pid in self._workers]
+        return any(not exit_.ok for exit_ in ends if exit_ is not None)
 
     def _start_one(self, launch: Launch) -> None:
         stdout, stderr = self._logs.descriptors(launch.local_rank)
@@ -271,6 +290,9 @@ class WorkerGroup:
                         os.read(key.fd, 4096)
                     elif self._take_end(key.data):
                         selector.unregister(key.fileobj)
+                for worker in self._find_untold():
+                    if self._take_end(worker):
+                        selector.unregister(worker.process)
                 # Only now: a worker whose end had not been noticed must not be given up.
                 with self._lock:
                     self._perform(self._escalation.tick(self._clock.monotonic()))
@@ -285,8 +307,24 @@ class WorkerGroup:
         for pid, worker in self._workers.items():
             if readable(worker.process.fileno(), 0) or is_ending(pid):
                 self._escalation.ending(pid)
+                self._ending.add(pid)
                 if self._asked_at is None:
                     self._ending_at.setdefault(pid, now)
+
+    def _find_untold(self) -> list[_Worker]:
+        """Return the workers that have ended, by what the system says, and whose end was not told.
+
+        A forkserver that is stopped tells nothing.
+        """
+        now = self._clock.monotonic()
+        with self._lock:
+            ended = {
+                pid: worker
+                for pid, worker in self._workers.items()
+                if pid in self._ending and exit_of(pid) is not None
+            }
+            self._untold_since = {pid: self._untold_since.get(pid, now) for pid in ended}
+            return [ended[pid] for pid, at in self._untold_since.items() if now >= at + UNTOLD_S]
 
     def _timeout(self) -> float:
         with self._lock:

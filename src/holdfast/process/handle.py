@@ -21,7 +21,9 @@ from holdfast.process.spec import Exit
 __all__ = [
     "WorkerProcess",
     "end",
+    "exit_of",
     "is_ending",
+    "is_stopped",
     "open_process",
     "readable",
     "still_running",
@@ -120,15 +122,48 @@ def is_ending(pid: int) -> bool:
 def _is_marked(thread: str, *, gone: bool) -> bool:
     """Say whether a thread is ending; `gone` is the answer if it is not there any more."""
     try:
-        file = os.open(f"{thread}/stat", os.O_RDONLY | os.O_CLOEXEC)  # the cheapest way: an idle
-        try:  # agent does little else
-            stat = os.read(file, _STAT_BYTES_MAX)
-        finally:
-            os.close(file)
+        state, *numbers = _read_stat(thread).split(maxsplit=7)
     except (FileNotFoundError, ProcessLookupError):
         return gone
-    state, *numbers = stat[stat.rindex(b")") + 1 :].split(maxsplit=7)  # a name may hold anything
     return state in (b"Z", b"X") or bool(int(numbers[5]) & _PF_EXITING)
+
+
+def _read_stat(task: str) -> bytes:
+    """Return what the system tells of a process or a thread, from its state on."""
+    file = os.open(f"{task}/stat", os.O_RDONLY | os.O_CLOEXEC)  # the cheapest way: an idle agent
+    try:  # does little else
+        stat = os.read(file, _STAT_BYTES_MAX)
+    finally:
+        os.close(file)
+    return stat[stat.rindex(b")") + 1 :]  # a name may hold anything
+
+
+def is_stopped(pid: int) -> bool:
+    """Say whether a process is stopped, by SIGSTOP or by a debugger; False if that is not known."""
+    try:
+        return _read_stat(f"/proc/{pid}").split(maxsplit=1)[0] in (b"T", b"t")
+    except OSError:
+        return False
+
+
+def exit_of(pid: int) -> Exit | None:
+    """Return how a process ended that its parent has not reaped yet; None if it has not ended.
+
+    For a process that is not our child. It is taken for failed where the system hides how it ended.
+    None where the system does not tell of processes.
+    """
+    process = f"/proc/{pid}"
+    try:
+        state, *numbers = _read_stat(process).split()
+        if state != b"Z" or len(os.listdir(f"{process}/task")) > 1:
+            return None
+    except OSError:
+        return None
+    try:
+        os.readlink(f"{process}/ns/user")
+    except OSError:  # without this right the system shows every status as 0
+        return Exit(os.waitstatus_to_exitcode(_LOST))
+    return Exit(os.waitstatus_to_exitcode(int(numbers[-1])))
 
 
 def still_running(

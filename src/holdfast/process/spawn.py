@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import logging
 import os
 import shutil
 import socket
@@ -43,6 +44,8 @@ from holdfast.process.zygote import Zygote, serve
 
 __all__ = ["Starter", "WorkerProcess", "check_entrypoint"]
 
+_log = logging.getLogger("holdfast.process")
+
 # Errors of the system that say that what we were asked to run is wrong.
 _WRONG = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.E2BIG)
 # What a package's code has in it that changes where its modules are found.
@@ -74,12 +77,20 @@ class Starter:
         self._standbys = standbys
         self._lock = threading.Lock()
         self._zygote: Zygote | None = None
+        self._is_needless: Callable[[], bool] = lambda: False
         self._interrupted = False
+        self._begun = False
 
-    def begin(self) -> None:
-        """Forget an `interrupt` that was meant for earlier workers."""
+    def begin(self, is_needless: Callable[[], bool] = lambda: False) -> None:
+        """Begin with another group of workers: forget an `interrupt` of earlier ones.
+
+        `is_needless` says whether the rest of the group need not be started any more; it is asked
+        while a start waits for a forkserver.
+        """
         with self._lock:
+            self._is_needless = is_needless
             self._interrupted = False
+            self._begun = True
 
     def interrupt(self) -> None:
         """Let no start wait for a forkserver any longer: it fails. From any thread."""
@@ -92,6 +103,7 @@ class Starter:
         """Start a worker that writes to these descriptors, or to ours where there is none.
 
         UsageError if what it should run is not there; Unavailable if the system has no room.
+        StartGivenUp if a forkserver kept it waiting until it was needless.
         """
         try:
             return self._start(launch, stdout, stderr)
@@ -227,8 +239,7 @@ class Starter:
     ) -> WorkerProcess:
         with tempfile.TemporaryFile(dir=launch.folder) as payload:
             inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
-            if self._zygote is not None and not self._zygote.alive():
-                self._close_zygote()
+            self._drop_unusable_zygote()
             zygote = self._zygote or Zygote(partial(self._start_zygote, function, launch))
             with self._lock:
                 self._zygote = zygote
@@ -240,10 +251,25 @@ class Starter:
                     launch.environment,
                     _streams(stdout, stderr),
                     (payload.fileno(), *inherited),
+                    self._is_needless,
                 )
             except Unavailable:  # it hangs, or cannot fork: another one may do better
                 self._close_zygote()
                 raise
+
+    def _drop_unusable_zygote(self) -> None:
+        """Let go of a zygote that has died, or is stopped before the first start of a group.
+
+        The workers that it has forked end with it: later it is the group's own that would.
+        """
+        first, self._begun = self._begun, False
+        if self._zygote is None:
+            return
+        if first and self._zygote.stopped():
+            _log.warning("the forkserver is stopped, and is replaced by another one")
+            self._close_zygote()
+        elif not self._zygote.alive():
+            self._close_zygote()
 
     def _start_zygote(
         self, function: Function, launch: Launch, orders: socket.socket

@@ -4,7 +4,9 @@ It has imported what the workers need, and nothing of the agent is in it: no thr
 connection. The agent sends it orders over a socket, with the descriptors of the worker and the
 writing end of a pipe. The worker writes its number into the pipe as soon as it is a process group;
 the zygote writes the exit code when the worker has ended, and takes the dead worker away only
-when the agent has closed the pipe: until then its number cannot become somebody else's.
+when the agent has closed the pipe: until then its number cannot become somebody else's. Should the
+zygote be stopped, the agent asks the system how a worker ended, and starts the next attempt with
+another zygote.
 
 When the agent closes the socket, or dies, the zygote ends, and its workers with it.
 """
@@ -23,31 +25,46 @@ from contextlib import suppress
 from functools import partial
 from typing import Self
 
+from holdfast.clock import Deadline
 from holdfast.errors import Unavailable
 from holdfast.process import child
 from holdfast.process.forked import run_forked
-from holdfast.process.handle import WorkerProcess, end, readable
+from holdfast.process.handle import WorkerProcess, end, exit_of, is_stopped, readable
 from holdfast.process.orders import send_order
 from holdfast.process.spec import Exit
 
-__all__ = ["Forked", "Zygote", "serve"]
+__all__ = ["Forked", "StartGivenUp", "Zygote", "serve"]
 
 # The zygote answers when it has imported what its workers need, which may be much.
 START_LIMIT_S = 300.0
+_ASK_EVERY_S = 0.5
 _NUMBER = 11  # characters in which a process's number is told
 _KILLED = Exit(-signal.SIGKILL)
+
+
+class StartGivenUp(Exception):
+    """A worker is not waited for any more: another one has failed meanwhile."""
 
 
 class Forked:
     """A worker that the zygote forked, by the pipe that tells of it."""
 
-    def __init__(self, pipe: int) -> None:
-        """Take over the pipe; Unavailable if no worker comes."""
+    def __init__(self, pipe: int, is_needless: Callable[[], bool] = lambda: False) -> None:
+        """Take over the pipe; Unavailable if no worker comes.
+
+        StartGivenUp as soon as `is_needless`, which is asked now and then while nothing comes.
+        """
         self._pipe = pipe
         self._exit: Exit | None = None
+        deadline = Deadline.after(START_LIMIT_S)
         try:
-            if not readable(pipe, START_LIMIT_S):
-                raise Unavailable(f"the forkserver started no worker within {START_LIMIT_S:.0f} s")
+            while not readable(pipe, deadline.sooner(_ASK_EVERY_S).remaining() or 0.0):
+                if is_needless():
+                    raise StartGivenUp
+                if deadline.passed():
+                    raise Unavailable(
+                        f"the forkserver started no worker within {START_LIMIT_S:.0f} s"
+                    )
             number = os.read(pipe, _NUMBER)
             if len(number) < _NUMBER:  # its end, if anything: it never came to tell its number
                 raise Unavailable("the forkserver could not start the worker: see its stderr")
@@ -60,9 +77,12 @@ class Forked:
         return self._pipe
 
     def reap(self) -> Exit | None:
-        if self._exit is None and readable(self._pipe, 0):
-            code = os.read(self._pipe, _NUMBER)
-            self._exit = Exit(int(code)) if code else _KILLED  # the zygote died, so they all did
+        if self._exit is None:
+            seen = exit_of(self.pid)
+            if readable(self._pipe, 0):  # else the zygote lives, and the number is the worker's
+                code = os.read(self._pipe, _NUMBER)
+                seen = Exit(int(code)) if code else _KILLED  # the zygote died, so they all did
+            self._exit = seen
         return self._exit
 
     def close(self) -> None:
@@ -88,9 +108,14 @@ class Zygote:
                 raise
 
     def alive(self) -> bool:
-        """Say whether it can start workers."""
+        """Say whether it has not ended."""
         with self._lock:
             return self._process.reap() is None
+
+    def stopped(self) -> bool:
+        """Say whether it can start no workers, since it is stopped."""
+        with self._lock:
+            return self._process.reap() is None and is_stopped(self._process.pid)
 
     def interrupt(self) -> None:
         """Kill it, so that a `start` which waits for it fails at once. From any thread."""
@@ -104,8 +129,9 @@ class Zygote:
         environment: Mapping[str, str],
         streams: tuple[int, int],
         payload: Sequence[int],
+        is_needless: Callable[[], bool] = lambda: False,
     ) -> Forked:
-        """Have a worker forked; Unavailable if that fails."""
+        """Have a worker forked; Unavailable if that fails, StartGivenUp if it is needless."""
         reading, writing = os.pipe()
         try:
             send_order(self._orders, order, environment, [*streams, writing, *payload])
@@ -114,7 +140,7 @@ class Zygote:
             raise Unavailable(f"the forkserver is gone: {error.strerror}") from error
         finally:
             os.close(writing)
-        return Forked(reading)
+        return Forked(reading, is_needless)
 
     def close(self) -> None:
         """End the zygote, and whatever it has forked with it."""

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, StoreUnavailable, TimeoutExpired, UsageError
-from holdfast.ids import NodeId, new_token
+from holdfast.ids import UNNAMED_RUN, NodeId, new_token
 from holdfast.net.address import Address, is_loopback, parse_address
 from holdfast.net.towards import address_towards
 from holdfast.records import dataclass
@@ -49,7 +49,7 @@ C10D_PORT = 29400
 MASTER_PORT = 29500
 ETCD_PORT = 2379
 RUN_KEY = "run"
-"""Where a store that a node hosts says whose it is: it serves one run."""
+"""Where a store that a node hosts says which run it serves; no other store has this key."""
 TELL_AFTER_S = 5.0
 """How long a store is waited for in silence; then twice as long, and so on."""
 
@@ -169,7 +169,8 @@ def _built_in(
     secret = None if given is None else read_secret_file(given)
     if is_host is not False:
         try:
-            server = serve_store(f"tcp://{address}", secret=secret)
+            values = {RUN_KEY: run.encode()}  # set before other nodes can connect
+            server = serve_store(f"tcp://{address}", secret=secret, values=values)
         except UsageError as error:
             if is_host or address.port == 0:
                 raise UsageError(
@@ -195,19 +196,24 @@ def _built_in(
             raise StoreUnavailable(text, step=error.step, address=error.address) from None
 
     store = undo.enter_context(_insist(connect, parameters))
-    _check_run(store, address, parameters, claim=server is not None)
+    if server is None:
+        _check_run(store, address, parameters)
     return _Place(store, address, server)
 
 
-def _check_run(
-    store: Store, address: Address, parameters: RendezvousParameters, *, claim: bool
-) -> None:
-    """Refuse a store that a node of another run hosts; one that nobody claimed is for everyone."""
+def _check_run(store: Store, address: Address, parameters: RendezvousParameters) -> None:
+    """Refuse a store that a node of another run hosts.
+
+    A store that no node hosts serves any run, and outlives it: several nodes need an id of their
+    own there, as the default id is found used up by the second job.
+    """
     run = parameters.run_id
-    if claim:
-        store.set(RUN_KEY, run.encode(), timeout=parameters.read_s)
-        return
     found = store.get(RUN_KEY, timeout=parameters.read_s)
+    if found is None and run == UNNAMED_RUN and parameters.max_nodes > 1:
+        raise UsageError(
+            f"run id {run!r}: the store at {address} outlives the job, so another is needed "
+            "(--rdzv-id): give an id of its own to each job, the same on all its nodes"
+        )
     if found is not None and found != run.encode():
         raise UsageError(
             f"rendezvous endpoint {address}: serves run {found.decode(errors='replace')!r:.80}, "

@@ -341,8 +341,8 @@ class StoreRendezvous(Rendezvous):
         try:
             session.request(self._node.leave)
             left = session.wait(lambda: session.left or session.lost is not None, deadline)
-            if left:
-                session.stop()
+            if left and session.stop():
+                session.release(deadline)
         except BaseException:  # an interrupt: nobody is waited for, but nothing of ours stays
             self._shut = False
             self._release(self._keys, Deadline.after(0, self._clock))

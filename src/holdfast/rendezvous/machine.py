@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, StoreBusy, UsageError
+from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, UsageError
 from holdfast.ids import LeaseId, NodeId
 from holdfast.rendezvous.control import Control
 from holdfast.rendezvous.decide import Rules
@@ -61,7 +61,7 @@ from holdfast.rendezvous.model import (
     Status,
 )
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
-from holdfast.rendezvous.trouble import Trouble
+from holdfast.rendezvous.trouble import Trouble, borne_s
 from holdfast.store.ops import (
     AnyOp,
     Change,
@@ -210,8 +210,7 @@ class Node:
             case _ if isinstance(op, LeaseRevoke) and self._me.phase is Phase.LEFT:
                 self._stop(Left())  # all is said: the host waits for no more, and may be gone
             case _:
-                # A store that another process holds up is not lost: that process may go on.
-                bear_s = self._rules.join_s if isinstance(error, StoreBusy) else None
+                bear_s = borne_s(error, self._rules.join_s)
                 if self._trouble.failed(self._busy_at, now, isinstance(op, LeaseKeep), bear_s):
                     self._stop(StoreLost(f"the store cannot be used: {error}"))
         self._pump(now)

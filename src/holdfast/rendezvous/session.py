@@ -10,10 +10,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import assert_never
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import HoldfastError, StoreBusy, UsageError
+from holdfast.errors import HoldfastError, StoreBusy, StoreFull, UsageError
 from holdfast.ids import CauseId, RunId
 from holdfast.observe.events import Event, RoundAwaited, RoundEnded, RoundFormed, RunEnded
 from holdfast.observe.sinks import LogSink, Sink
@@ -33,7 +34,7 @@ from holdfast.rendezvous.effects import (
 )
 from holdfast.rendezvous.machine import Node
 from holdfast.rendezvous.model import Progress
-from holdfast.store.ops import AnyOp, Change, LeaseKeep
+from holdfast.store.ops import AnyOp, Change, Lease, LeaseKeep, LeaseRevoke
 from holdfast.store.store import Store, Watch
 from holdfast.threads import start_thread
 
@@ -90,6 +91,8 @@ class NodeSession:
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._stopping = False
         self._held_up = False  # by another process, as has been said
+        self._lease: Lease | None = None
+        self._full = False
 
     def start(self) -> None:
         """Start the thread; it takes part in the run from now on."""
@@ -131,6 +134,17 @@ class NodeSession:
         self._thread.join(STOP_WITHIN_S)
         return not self._thread.is_alive()
 
+    def release(self, deadline: Deadline) -> None:
+        """End the lease of a node that cannot say that it leaves, since the store is full.
+
+        Call it after `stop`. The others hear at once that the node is gone.
+        """
+        if self._full and self._lease is not None:
+            with suppress(HoldfastError):  # else it ends by itself
+                self._store._perform(
+                    LeaseRevoke(self._lease.id), deadline.sooner(self._heartbeat_s)
+                )
+
     # On the machine's thread.
 
     def _run(self) -> None:
@@ -170,9 +184,12 @@ class NodeSession:
             if isinstance(error, StoreBusy) and not self._held_up:
                 self._held_up = True
                 _log.warning("run %s: waiting: %s", self._run_id, error)
+            self._full = isinstance(error, StoreFull)
             self._node.failed(error, self._now())
         else:
             self._held_up = False
+            if isinstance(result, Lease):
+                self._lease = result
             self._node.done(result, self._now())
 
     def _take_events(self) -> None:

@@ -5,9 +5,22 @@ Pure, as `machine.py` of which it is a part.
 
 from __future__ import annotations
 
-__all__ = ["RETRY_MAX_S", "Trouble"]
+from holdfast.errors import HoldfastError, StoreBusy, StoreFull
+
+__all__ = ["RETRY_MAX_S", "Trouble", "borne_s"]
 
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
+
+
+def borne_s(error: HoldfastError, join_s: float) -> float | None:
+    """Return for how long a store that fails so is borne with; None for the usual time."""
+    match error:
+        case StoreBusy():
+            return join_s  # the process that holds it up may go on
+        case StoreFull():
+            return 0.0  # it stays full until somebody makes room
+        case _:
+            return None
 
 
 class Trouble:

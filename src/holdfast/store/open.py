@@ -17,7 +17,7 @@ Only the module of the scheme that is used gets imported.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,9 +66,11 @@ def serve_store(
     *,
     secret: Secret | None = None,
     environment: env.Environment | None = None,
+    values: Mapping[str, bytes] | None = None,
 ) -> StoreServer:
     """Start a server of `tcp://` stores; port 0 picks a free one. Close it when done.
 
+    `values` are in the store before the first client connects.
     An address that other hosts can reach needs a secret that was given: UsageError otherwise.
     """
     from holdfast.store.server import StoreServer
@@ -77,7 +79,8 @@ def serve_store(
     if where.scheme != "tcp" or len(where.addresses) != 1 or where.path or where.options:
         raise UsageError(f"endpoint {endpoint!r:.200}: to serve, write tcp://host:port")
     address = where.addresses[0]
-    server = StoreServer(address, choose_secret(address, secret, environment or env.current()))
+    chosen = choose_secret(address, secret, environment or env.current())
+    server = StoreServer(address, chosen, values=values)
     server.start()
     return server
 

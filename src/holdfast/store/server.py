@@ -20,6 +20,7 @@ import math
 import os
 import random
 from collections import deque
+from collections.abc import Mapping
 from itertools import count
 from types import TracebackType
 from typing import Self
@@ -44,6 +45,7 @@ from holdfast.observe.events import (
 from holdfast.observe.metrics import Metric, Metrics
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.store.messages import KEY_CONTEXT
+from holdfast.store.ops import Set, check_key, check_value
 from holdfast.store.service import Hangup, Send, Service, Status
 
 __all__ = ["HANDSHAKE_WITHIN_S", "STRANGERS_MAX", "StoreServer"]
@@ -54,13 +56,17 @@ CONGESTED_BYTES = 1024 * 1024
 
 
 class StoreServer:
-    """Serve a keyspace on an address. `start()` binds; `close()` ends it, and its keys with it."""
+    """Serve a keyspace on an address. `start()` binds; `close()` ends it, and its keys with it.
+
+    `values` are in the store before the first client connects.
+    """
 
     def __init__(
         self,
         address: Address,
         secret: Secret,
         *,
+        values: Mapping[str, bytes] | None = None,
         sink: Sink | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -73,6 +79,9 @@ class StoreServer:
         rng = random.SystemRandom()
         self._cause = CauseId(f"server-{rng.getrandbits(32):08x}")
         self._service = Service(incarnation=new_session_id(rng))
+        for key, value in (values or {}).items():
+            self._service.keyspace.apply(Set(check_key(key), check_value(value)), self._now())
+        self._service.keyspace.take_changes()  # no client watches yet
         self._metrics = Metrics()
         self._opened, self._refused = (
             self._metrics.counter(

@@ -10,6 +10,7 @@ import torch.distributed.run
 
 from holdfast.cli.arguments import Parser
 from holdfast.cli.run_flags import Text, add_flags, flags, read_flags, unknown_variables
+from holdfast.ids import UNNAMED_RUN
 from tests.torch_versions import needs_newest
 
 OURS = {"secret_file", "warm", "restarts", "exit_barrier_timeout", "report"}
@@ -67,7 +68,7 @@ def test_arguments_beat_variables_which_beat_defaults() -> None:
     found = read_flags(parse("--role=x", "--nnodes", ""), variables)
     assert found["nnodes"] == Text("", "argument --nnodes")
     assert found["role"] == Text("x", "argument --role")
-    assert found["rdzv_id"] == Text("none")  # an empty variable counts as unset
+    assert found["rdzv_id"] == Text(UNNAMED_RUN)  # an empty variable counts as unset
     assert found["standalone"] == Text("")
     assert found["report"] == Text("")  # not one of torchrun's
     found = read_flags(parse(), variables)

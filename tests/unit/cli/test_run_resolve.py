@@ -80,6 +80,7 @@ def test_one_node_alone_needs_nobody(words: str) -> None:
 )
 def test_a_store_that_outlives_the_job_needs_an_id_for_each_job(words: str) -> None:
     assert config(*words.split()).run_id == ""  # the launcher makes one
+    assert config(*words.split(), "--rdzv-id", "none").run_id == ""  # torchrun's default
     assert config(*words.split(), "--rdzv-id", "mine").run_id == "mine"
 
 

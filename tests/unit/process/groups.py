@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -15,6 +16,7 @@ from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
 from holdfast.process.logs import AttemptLogs, Place, RunLogs
 from holdfast.process.spawn import Starter
 from holdfast.process.spec import Entrypoint, Exit, GroupEnded, Launch, Program
+from holdfast.process.streams import LogOptions
 
 # What a worker says goes to the pipe SAY; it lives for as long as nobody ends it.
 SAY = 'echo "$RANK $$" > $SAY; '
@@ -118,3 +120,15 @@ class Bench:
             group.close()
         self.starter.close()
         self._say.close()
+
+
+@contextmanager
+def bench_in(folder: Path) -> Iterator[Bench]:
+    """Give a bench, and end what it has started."""
+    logs = RunLogs(LogOptions(), "run")
+    logs.open()
+    with Containment() as containment:
+        bench = Bench(folder, containment, logs)
+        yield bench
+        bench.close()
+    logs.close()

@@ -22,11 +22,9 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Unavailable, UsageError
 from holdfast.process import group as group_module
 from holdfast.process import handle
-from holdfast.process.containment import Containment
 from holdfast.process.escalation import ENDING_WAIT_S
 from holdfast.process.failure import Failure
 from holdfast.process.handle import watch
-from holdfast.process.logs import RunLogs
 from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import (
     Exit,
@@ -36,23 +34,25 @@ from holdfast.process.spec import (
     Script,
     StartMethod,
 )
-from holdfast.process.streams import LogOptions
 from holdfast.process.warm import Standbys
 from holdfast.testing.clock import ManualClock
 from tests.patience import with_more_time
-from tests.unit.process.groups import FOREVER, POLITE, STUBBORN, Bench, examine, wait_for_end
+from tests.unit.process.groups import (
+    FOREVER,
+    POLITE,
+    STUBBORN,
+    Bench,
+    bench_in,
+    examine,
+    wait_for_end,
+)
 from tests.unit.process.workers import SlowToEnd, await_end, slow_to_end
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    logs = RunLogs(LogOptions(), "run")
-    logs.open()
-    with Containment() as containment:
-        bench = Bench(tmp_path, containment, logs)
+    with bench_in(tmp_path) as bench:
         yield bench
-        bench.close()
-    logs.close()
 
 
 def test_every_end_is_reported_and_the_groups_last(bench: Bench) -> None:

@@ -15,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from holdfast.process import handle
-from holdfast.process.handle import WorkerProcess, end, is_ending, open_process, readable
+from holdfast.process.handle import (
+    WorkerProcess,
+    end,
+    exit_of,
+    is_ending,
+    is_stopped,
+    open_process,
+    readable,
+)
 from holdfast.process.spawn import Starter
 from holdfast.process.spec import Exit, Function, StartMethod
 from holdfast.process.warm import Standbys
@@ -192,3 +200,68 @@ def test_where_the_system_does_not_tell_nobody_is_ending(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "listdir", refuse)
     assert not is_ending(process.pid)
     end(process)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -SEGV $$", -signal.SIGSEGV)]
+)
+def test_how_a_process_ended_that_its_parent_has_not_reaped(script: str, code: int) -> None:
+    process = start("/bin/sh", "-c", script)
+    assert readable(process.fileno(), TIMEOUT_S)
+    assert exit_of(process.pid) == Exit(code)
+    assert process.reap() == Exit(code)
+    process.close()
+
+
+def test_a_process_that_is_stopped_has_not_ended() -> None:
+    process = start("sleep", "1000")
+    with process_stopped(process.pid):
+        assert is_stopped(process.pid)
+        assert exit_of(process.pid) is None
+    assert not is_stopped(process.pid)
+    end(process)
+    assert exit_of(process.pid) is None  # it is not there any more
+    assert not is_stopped(process.pid)
+
+
+@contextmanager
+def process_stopped(pid: int) -> Iterator[None]:
+    """Stop a child, wait until it is, and let it go on."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    yield
+    os.kill(pid, signal.SIGCONT)
+    os.waitid(os.P_PID, pid, os.WCONTINUED)
+
+
+def test_a_process_that_lives_on_without_its_first_thread_has_not_ended() -> None:
+    code = (
+        "import ctypes, os, threading\n"
+        "def wait():\n"
+        "    os.write(1, b'x'); os.read(0, 1)\n"
+        "threading.Thread(target=wait, daemon=True).start()\n"
+        "ctypes.CDLL(None).syscall(60 if os.uname().machine == 'x86_64' else 93, 0)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"x"
+        stat = Path(f"/proc/{process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            pass  # its first thread is about to end
+        assert exit_of(process.pid) is None
+        process.kill()
+
+
+def test_an_exit_that_the_system_hides_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> str:
+        raise PermissionError(path)
+
+    process = start("true")
+    assert readable(process.fileno(), TIMEOUT_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "readlink", refuse)
+        assert exit_of(process.pid) == Exit(255)
+    assert process.reap() == Exit(0)
+    process.close()

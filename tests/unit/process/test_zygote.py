@@ -9,14 +9,16 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.process import zygote
 from holdfast.process.returns import read_return
-from holdfast.process.spawn import Starter
-from holdfast.process.spec import Exit, Function, StartMethod
+from holdfast.process.spawn import Starter, WorkerProcess
+from holdfast.process.spec import Exit, Function, GroupEnded, Launch, StartMethod
+from tests.unit.process.groups import Bench, bench_in
 from tests.unit.process.workers import TIMEOUT_S, Running, await_end, launch_of, run
 
 MODULE = """
@@ -180,3 +182,136 @@ def test_a_pipe_that_the_agent_closed_as_the_worker_ended_is_not_polled_any_more
         os.close(reading)
         nursery._tell_ends()
         assert nursery._poll.poll(0) == []
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def stop(pid: int) -> None:
+    """Stop a process and wait until it is."""
+    os.kill(pid, signal.SIGSTOP)
+    while state(pid) != "T":
+        pass
+
+
+def test_the_end_of_a_worker_is_known_though_the_zygote_is_stopped(
+    starter: Starter, tmp_path: Path
+) -> None:
+    worker = starter.start(launch_of(tmp_path, function("pause")), None, None)
+    stop(parent_of(worker.pid))
+    assert worker.reap() is None
+    os.killpg(worker.pid, signal.SIGTERM)
+    await_end(worker.pid)
+    for _ in range(2):
+        assert worker.reap() == Exit(-signal.SIGTERM)
+    worker.close()
+
+
+def test_a_stopped_zygote_is_replaced_before_the_first_start_of_a_group(
+    starter: Starter, tmp_path: Path
+) -> None:
+    worker = starter.start(launch_of(tmp_path, function("pause")), None, None)
+    zygote_pid = parent_of(worker.pid)
+    stop(zygote_pid)
+    starter.begin()
+    other = starter.start(launch_of(tmp_path, function("pause"), rank=1), None, None)
+    assert parent_of(other.pid) != zygote_pid
+    assert worker.reap() == Exit(-signal.SIGKILL)
+    for one in (worker, other):
+        one.close()
+
+
+def test_a_start_that_waits_for_a_stopped_zygote_is_given_up_once_needless(
+    starter: Starter, tmp_path: Path
+) -> None:
+    answers: list[bool] = []
+    starter.begin(lambda: bool(answers) and answers.pop())
+    worker = starter.start(launch_of(tmp_path, function("pause")), None, None)
+    answers += [True, False]
+    stop(parent_of(worker.pid))
+    with pytest.raises(zygote.StartGivenUp):
+        starter.start(launch_of(tmp_path, function("pause"), rank=1), None, None)
+    assert not answers
+    assert worker.reap() is None  # what runs goes on
+    worker.close()
+
+
+def test_a_worker_whose_start_was_given_up_ends_at_once(starter: Starter, tmp_path: Path) -> None:
+    needless: list[bool] = []
+    starter.begin(lambda: bool(needless))
+    worker = starter.start(launch_of(tmp_path, function("pause")), None, None)
+    parent = parent_of(worker.pid)
+    stop(parent)
+    needless.append(True)
+    with pytest.raises(zygote.StartGivenUp):
+        starter.start(launch_of(tmp_path, function("pause"), rank=1), None, None)
+    needless.clear()
+    os.kill(parent, signal.SIGCONT)
+    # The zygote forks in the order in which it is asked to.
+    ended = run(starter, launch_of(tmp_path, function("getpid", "os"), rank=2))
+    assert ended.exit.ok
+    mine = Path(f"/proc/{parent}/task/{parent}/children")
+    while len(mine.read_text().split()) > 1:
+        pass
+    assert mine.read_text().split() == [str(worker.pid)]
+    worker.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with bench_in(tmp_path) as bench:
+        yield bench
+
+
+class PatientStarter(Starter):
+    """Starts each worker when the one before has ended."""
+
+    before = 0
+
+    def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
+        if launch.local_rank:
+            await_end(self.before)
+        worker = super().start(launch, stdout, stderr)
+        if isinstance(worker, zygote.Forked):  # else it is the forkserver itself
+            self.before = worker.pid
+        return worker
+
+
+def stop_the_parent_and_exit(code: int) -> NoReturn:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    os._exit(code)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failure_is_heard_though_the_forkserver_is_stopped(bench: Bench, workers: int) -> None:
+    """Also while it does not start the next worker, which is not waited for."""
+    starter = PatientStarter()
+    call = Function(stop_the_parent_and_exit, (7,), StartMethod.FORKSERVER)
+    try:
+        group = bench.group(*[call] * workers, starter=starter)
+        assert list(group.start()) == ([0] if workers == 1 else [])
+        event = bench.next_exit()
+        assert (event.local_rank, event.exit, event.asked) == (0, Exit(7), False)
+        assert event.failure is not None
+        assert bench.next() == GroupEnded()
+        group.close()
+    finally:
+        starter.close()
+
+
+def test_an_end_is_heard_though_the_forkserver_is_stopped_after_a_stop(bench: Bench) -> None:
+    group = bench.group(Function(stop_the_parent_and_wait, (), StartMethod.FORKSERVER))
+    [pid] = group.start().values()
+    bench.hear(1)
+    group.stop(signal.SIGTERM, 1000.0)
+    event = bench.next_exit()
+    assert (event.pid, event.exit, event.asked) == (pid, Exit(-signal.SIGTERM), True)
+    assert bench.next() == GroupEnded()
+
+
+def stop_the_parent_and_wait() -> None:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    with open(os.environ["SAY"], "w") as say:
+        say.write(f"0 {os.getpid()}\n")
+    signal.pause()

@@ -25,11 +25,13 @@ from holdfast.errors import (
     StoreUnavailable,
     UsageError,
 )
+from holdfast.ids import UNNAMED_RUN
 from holdfast.net.address import Address
 from holdfast.rendezvous import backends
 from holdfast.rendezvous.handler import Round, StoreRendezvous
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
+from holdfast.store import open as store_open
 from holdfast.store.etcd.server import EtcdServer
 from holdfast.store.open import open_store, serve_store
 from holdfast.testing.clock import ManualClock
@@ -223,6 +225,37 @@ class TestC10d:
                 node = make("c10d", endpoint, 1, run=run, is_host="false")
                 assert node.next_round(timeout=SOON).world_size == 1
                 assert node.shutdown()
+
+    def test_a_store_that_outlives_the_job_needs_an_id_for_each_job(self, make: Make) -> None:
+        with serve_store("tcp://127.0.0.1:0") as server:
+            endpoint = server.endpoint.removeprefix("tcp://")
+            for config in ({}, {"is_host": "false"}):
+                assert refused(params("c10d", endpoint, 2, UNNAMED_RUN, **config)) == (
+                    f"run id 'none': the store at {endpoint} outlives the job, so another is "
+                    "needed (--rdzv-id): give an id of its own to each job, the same on all its "
+                    "nodes"
+                )
+            make("c10d", endpoint, 1, run=UNNAMED_RUN)  # one node is not asked
+
+    def test_a_store_that_a_node_hosts_needs_no_id(self, make: Make, port: int) -> None:
+        nodes = [make("c10d", f"127.0.0.1:{port}", run=UNNAMED_RUN) for _ in range(2)]
+        assert {here.world_size for here in together(*nodes)} == {2}
+
+    def test_a_hosted_store_says_its_run_before_other_nodes_can_connect(
+        self, make: Make, port: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a node that is quicker than the host would take the store for a standalone one."""
+        real = store_open.open_store
+        found = []
+
+        def open_store(endpoint: str, **rest: Any) -> Any:
+            store = real(endpoint, **rest)
+            found.append(store.get(backends.RUN_KEY))
+            return store
+
+        monkeypatch.setattr(store_open, "open_store", open_store)
+        make("c10d", f"127.0.0.1:{port}", run=UNNAMED_RUN)
+        assert found == [UNNAMED_RUN.encode()]
 
     def test_why_it_is_not_hosted_here_is_said(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", "holdfast.rendezvous")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.clock import Deadline
-from holdfast.errors import HoldfastError, StoreUnavailable, TimeoutExpired
+from holdfast.errors import HoldfastError, StoreFull, StoreUnavailable, TimeoutExpired
 from holdfast.ids import NodeId, RunId
 from holdfast.observe.events import RoundAwaited, RoundEnded, RoundFormed, RunEnded
 from holdfast.observe.sinks import MemorySink
@@ -20,7 +20,7 @@ from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
 from holdfast.rendezvous.session import NodeSession
 from holdfast.store.memory import MemoryStore
-from holdfast.store.ops import LeaseGrant, LeaseKeep, Op
+from holdfast.store.ops import LeaseGrant, LeaseKeep, Op, Set
 from holdfast.store.store import Watch
 
 RUN = RunId("job")
@@ -170,6 +170,36 @@ def test_a_store_that_fails_for_longer_than_a_lease_is_lost(start: Start, store:
     assert session.lost.reason == "the store cannot be used: too slow"
     session.stop()
     assert str(sink.events[-1]) == "run job: the store cannot be used: too slow"
+
+
+def test_who_leaves_a_full_store_ends_its_lease(start: Start, store: OddStore) -> None:
+    """It cannot say that it leaves, and the others need not wait until its lease ends."""
+    session = start("a", ALONE)
+    session.ask("", "first")
+    until(session, lambda: session.ready)
+    store.failing, store.failure = Set, StoreFull("no space")
+    session.request(session._node.finish)
+    until(session, lambda: session.lost)
+    assert session.lost is not None
+    assert session.lost.reason == "the store cannot be used: no space"
+    assert session.stop()
+    assert store.count(Keys(RUN).nodes) == 1
+    session.release(Deadline.after(SOON))
+    assert store.count(Keys(RUN).nodes) == 0
+    session.release(Deadline.after(SOON))  # it is gone, and that is no error
+
+
+def test_who_leaves_a_silent_store_does_not_ask_it_to_end_the_lease(
+    start: Start, store: OddStore
+) -> None:
+    session = start("a", Rules(min_nodes=1, max_nodes=1, keep_alive_s=0.02, lease_s=0.2))
+    session.ask("", "first")
+    until(session, lambda: session.ready)
+    store.failing, store.failure = LeaseKeep, StoreUnavailable("nobody there")
+    until(session, lambda: session.lost)
+    assert session.stop()
+    session.release(Deadline.after(SOON))
+    assert "LeaseRevoke" not in [name for name, _ in store.asked]
 
 
 def test_a_store_that_cannot_be_watched_is_lost(start: Start, store: OddStore) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.rendezvous.trouble import RETRY_MAX_S, RETRY_MIN_S, Trouble
+from holdfast.errors import StoreBusy, StoreFull, StoreUnavailable
+from holdfast.rendezvous.trouble import RETRY_MAX_S, RETRY_MIN_S, Trouble, borne_s
 
 
 def test_a_store_that_answers_is_no_trouble() -> None:
@@ -49,6 +50,19 @@ def test_a_store_that_is_held_up_is_borne_with_for_longer() -> None:
     assert not trouble.failed(began=0.0, now=5.0, bear_s=600.0, renewal=False)
     assert not trouble.failed(began=5.0, now=599.0, bear_s=600.0, renewal=False)
     assert trouble.failed(began=599.0, now=600.0, bear_s=600.0, renewal=False)
+
+
+def test_a_full_store_is_lost_at_the_second_try() -> None:
+    trouble = Trouble(lease_s=15.0)
+    assert not trouble.failed(began=0.0, now=0.1, bear_s=0.0, renewal=False)
+    assert trouble.retry_at == pytest.approx(0.1 + RETRY_MIN_S)
+    trouble.answered(renewal=True)
+    assert trouble.failed(began=0.15, now=0.16, bear_s=0.0, renewal=False)
+
+
+def test_how_long_a_store_is_borne_with_depends_on_how_it_fails() -> None:
+    errors = (StoreBusy("held up"), StoreFull("full"), StoreUnavailable("silent"))
+    assert [borne_s(error, 600.0) for error in errors] == [600.0, 0.0, None]
 
 
 def test_a_renewal_that_is_answered_does_not_end_other_trouble() -> None:

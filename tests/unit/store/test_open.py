@@ -162,6 +162,18 @@ def test_other_hosts_are_served_with_a_given_secret_only(host: str, user: Enviro
     assert untouched(user)
 
 
+def test_values_that_a_store_has_before_its_first_client(user: Environment) -> None:
+    with (
+        serve_store(environment=user, values={"a": b"1", "b": b""}) as server,
+        open_store(server.endpoint, environment=user) as store,
+        store.watch("", prefix=True) as watch,
+    ):
+        assert store.multi_get(["a", "b", "c"]) == [b"1", b"", None]
+        assert {watch.next(30.0).key for _ in range(2)} == {"a", "b"}
+    with pytest.raises(UsageError, match=r"^value 'text': must be bytes, not str"):
+        serve_store(environment=user, values={"a": "text"})  # type: ignore[dict-item]
+
+
 def test_a_busy_port(user: Environment) -> None:
     with serve_store(environment=user) as server:
         with pytest.raises(UsageError) as caught:

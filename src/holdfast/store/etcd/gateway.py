@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any, TypeAlias
 
 from holdfast.clock import Deadline
-from holdfast.errors import PeerViolation, Refused, StoreUnavailable, UsageError
+from holdfast.errors import PeerViolation, Refused, StoreFull, StoreUnavailable, UsageError
 from holdfast.net.address import Address
 from holdfast.records import dataclass
 from holdfast.store.etcd.client import EtcdClient, Lane, not_etcd
@@ -47,6 +47,7 @@ _API = "etcd's v3 API over JSON (etcd 3.4 or newer, with --enable-grpc-gateway)"
 # These have no codes of their own.
 _NO_USER = "user name is empty"
 _TOO_LONG = "larger than max"
+_NO_SPACE = "space exceeded"
 
 
 class Code(IntEnum):
@@ -242,8 +243,11 @@ def _judge(reply: Reply, address: Address, what: str, expect: Code | None) -> Me
     if code == expect:
         raise Rejected(said)
     match code:
+        case Code.EXHAUSTED if _NO_SPACE in said:
+            # etcd writes no more, though it renews and ends leases, until its alarm is disarmed.
+            raise StoreFull(f"{what}: {address} answers {said!r}", address=str(address))
         case Code.EXHAUSTED if _TOO_LONG not in said:
-            # Too busy, or out of space: nothing was performed, and that may change.
+            # Too busy: nothing was performed, and that may change.
             raise NotSent(f"{address} answers {said!r}", address=str(address))
         case Code.DENIED | Code.UNAUTHENTICATED:
             raise Refused(f"{what}: {address} answers {said!r}", address=str(address))
