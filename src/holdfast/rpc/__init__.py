@@ -41,6 +41,9 @@ Layout, in reading order (◦ = pure)
     holdings.py         the references of an agent
     reading.py          reads answers, and sees to what is not read
     answering.py        runs what others ask for
+    entry.py            where a worker is, as bytes
+    worldsize.py        how many workers a world has
+    refusals.py         words to workers of worlds of other sizes
     directory.py        who is where
     insight.py          what an agent is doing, in numbers and words
     insisting.py        requests that are sent until they are answered

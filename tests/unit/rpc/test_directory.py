@@ -21,7 +21,8 @@ from holdfast.errors import (
     Unavailable,
     UsageError,
 )
-from holdfast.rpc.directory import GRACE_S, Directory
+from holdfast.rpc.directory import GRACE_S, LOOK_EVERY_S, Directory
+from holdfast.rpc.entry import encode_entry
 from holdfast.rpc.names import WorkerInfo
 from holdfast.rpc.peers import Contact
 from holdfast.store.memory import MemoryStore
@@ -30,6 +31,7 @@ from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store, Watch
 
 SOON_S = 20.0
+MISMATCH = "world_size {}: {} has world_size {}; all workers of a job need the same"
 R = TypeVar("R")
 
 
@@ -202,22 +204,42 @@ class TestMeeting:
     def test_di7_who_waits_for_a_world_of_another_size_is_told(
         self, world: World, size: int, caplog: pytest.LogCaptureFixture
     ) -> None:
-        text = "world_size {}: {} has world_size {}; all workers of a job need the same"
-        to_first = text.format(2, WorkerInfo("b", 1), size)
-        to_second = text.format(size, WorkerInfo("a", 0), 2)
+        """Both at once, though the first has gone by the time that the second looks."""
+        to_first = MISMATCH.format(2, WorkerInfo("b", 1), size)
+        to_second = MISMATCH.format(size, WorkerInfo("a", 0), 2)
         world.store.set("worker/x", b"junk")
         first = world.join("a", 0, size=2)
         second = world.join("b", 1, size=size)
         until(lambda: len(first.everybody()) == len(second.everybody()) == 2)
         assert caplog.text.count(to_first) == caplog.text.count(to_second) == 1
         with pytest.raises(UsageError, match=re.escape(to_first)):
-            first.meet(contact("a", 0), 2, Deadline.after(SOON_S))
-        # The first may have ended without being forgotten yet, until it would be.
-        with pytest.raises(TimeoutExpired, match="came in time: a, b; a has world_size 2"):
-            second.wait_for(3, Deadline.after(0.0))
-        second._stale_until = Deadline.after(0.0)
+            first.meet(contact("a", 0, size=2), 2, Deadline.after(SOON_S))
+        first.close()
+        until(lambda: len(second.everybody()) == 1)
         with pytest.raises(UsageError, match=re.escape(to_second)):
-            second.meet(contact("b", 1), size, Deadline.after(SOON_S))
+            second.meet(contact("b", 1, size=size), size, Deadline.after(SOON_S))
+
+    def test_di7_one_that_never_saw_the_other_is_told_all_the_same(self, world: World) -> None:
+        """They came at once, and the other one saw this one first, and left."""
+        second = world.join("b", 1, size=3)
+        refusal = encode_entry(contact("a", 0, size=2))
+        for junk in (b"junk", refusal):
+            world.store.set("refused/b-life", junk)
+        with pytest.raises(UsageError, match=re.escape(MISMATCH.format(3, WorkerInfo("a", 0), 2))):
+            second.wait_for(3, Deadline.after(SOON_S))
+
+    def test_di7_one_that_is_silent_counts_after_its_lease(self, world: World) -> None:
+        """It may have ended without being forgotten yet, until it would be."""
+        silent = contact("a", 0, size=2)
+        world.store.set("worker/a", encode_entry(silent))
+        second = world.join("b", 1, size=3)
+        until(lambda: len(second.everybody()) == 2)
+        world.store.set("refused/b-life", b"junk")
+        with pytest.raises(TimeoutExpired, match="came in time: a, b; a has world_size 2"):
+            second.wait_for(3, Deadline.after(2 * LOOK_EVERY_S))
+        third = world.join("c", 2, size=3, keep_alive_s=3.0)
+        with pytest.raises(UsageError, match=re.escape(MISMATCH.format(3, silent.info, 2))):
+            third.meet(contact("c", 2, size=3), 3, Deadline.after(SOON_S))
 
     def test_a_store_that_is_closed_is_told(self, world: World) -> None:
         directory = world.join("a", 0)
@@ -564,7 +586,7 @@ class TestTheEnd:
         other.say_done(contact("b", 1), Deadline.after(SOON_S))
         other.close()
         world.join("b", 1, life="second")
-        directory.wait_for(2, Deadline.after(SOON_S))
+        until(lambda: directory.find("b").incarnation == "second")
         assert directory.finish(contact("a", 0), Deadline.after(0.05)) == ("b",)
 
     def test_waiting_for_the_others_to_leave(self, world: World) -> None:
