@@ -28,8 +28,8 @@ from holdfast.torch_compat.agents import current
 __all__ = ["REPR_MAX", "TEXT_MAX", "raise_again", "run"]
 
 REPR_MAX = 300
-TEXT_MAX = 1 << 17
-_GAP = "\n… the middle of this text, which is too long, is left out …\n"
+TEXT_MAX = 1 << 15
+_GAP = "\n(The middle of this text, which is too long, is left out.)\n"
 _ESCAPED = re.compile(r"\\([\\n'])")
 
 
@@ -76,9 +76,9 @@ def _short(error: Exception) -> str:
     try:
         text = repr(error)
     except Exception:  # whatever its own code does
-        text = f"{type(error).__name__}(…)"
+        text = f"{type(error).__name__}(...)"
     text = _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], text)
-    return text if len(text) <= REPR_MAX else f"{text[: REPR_MAX - 1]}…"
+    return text if len(text) <= REPR_MAX else f"{text[: REPR_MAX - 3]}..."
 
 
 def _cut(text: str) -> str:
