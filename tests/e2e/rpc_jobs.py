@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import threading
 from typing import Any
 
@@ -83,6 +84,11 @@ def nested(me: str, other: str, depth: int) -> int:
     if not depth:
         return 0
     return 1 + int(rpc_sync(other, nested, (other, me, depth - 1)))
+
+
+def memory_mib() -> int:
+    """Return how much memory this process has had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def nested_async(me: str, other: str, depth: int) -> int:

@@ -23,7 +23,7 @@ from holdfast.rpc import agent as agents
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.contact import Contact
-from holdfast.rpc.directory import KEEP_ALIVE_S, Directory
+from holdfast.rpc.membership.directory import KEEP_ALIVE_S, Directory
 from holdfast.rpc.wire import peer_memory
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.prefix import PrefixStore

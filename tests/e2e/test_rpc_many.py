@@ -1,12 +1,16 @@
-"""Many at once: sixty-four workers of one host, and ten thousand references over four of them."""
+"""Many at once: workers of one host, references over four of them, and calls within calls."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from typing import Any
 
+import pytest
+
 from holdfast.clock import Deadline
+from holdfast.errors import Overloaded
 from holdfast.rpc import current
 from holdfast.rpc.api import remote, rpc_async, rpc_sync
 from holdfast.rpc.client.future import wait_all
@@ -18,6 +22,10 @@ from tests.e2e.rpc_world import workers
 WORKERS = 64
 REFERENCES, OWNERS = 10_000, 4
 BATCH = 125
+TOO_DEEP = 1_500
+NESTED_MIB, AGAIN_MIB = 400, 50
+"""More than twice as much as it takes; it took 2,500 when errors doubled at each worker."""
+ERROR_MAX = 100_000
 WITHIN_S = 120.0
 PATIENT_S = 60.0
 """So many processes may leave one of them without a processor for many seconds."""
@@ -40,6 +48,26 @@ def test_sixty_four_workers_call_each_other_all_at_once() -> None:
                 assert wait_all(totals) == [each * WORKERS] * WORKERS
         finally:
             current.reset_agent()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted in other units there")
+def test_calls_that_nest_too_deeply_end_and_take_little_memory() -> None:
+    """PE-3, at its full size: 512 calls each way, each with its error on the way back."""
+    with workers(3, lease_s=PATIENT_S) as (agent, _):
+
+        def memory() -> list[int]:
+            return [agent.call(name, jobs.memory_mib) for name in ("w1", "w2")]
+
+        begun, taken = memory(), []
+        for _ in range(2):
+            with pytest.raises(Overloaded) as refused:
+                agent.call("w1", jobs.nested, ("w1", "w2", TOO_DEEP), timeout=WITHIN_S)
+            assert len("".join([str(refused.value), *refused.value.__notes__])) < ERROR_MAX
+            taken.append(memory())
+        assert agent.call("w1", jobs.nested, ("w1", "w2", 100)) == 100
+        for before, first, second in zip(begun, *taken, strict=True):
+            assert first - before < NESTED_MIB
+            assert second - first < AGAIN_MIB
 
 
 # References. Each worker makes its part of them all over the world and passes each to two others,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from holdfast.errors import PeerLost, UsageError
 from holdfast.launch.config import LaunchConfig
 from holdfast.rpc.api import init_rpc, remote, rpc_async, rpc_sync, shutdown
 from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.testing.rpcworld import run_workers
 from tests.unit.rpc.api_worker import stay, visit, visit_from, visited, who
 from tests.unit.rpc.api_world import Worker, free_port, workers
@@ -123,6 +126,26 @@ def test_a_worker_that_was_silent_too_long_is_lost_and_not_heard_again() -> None
         assert started[-1].hear() == "ready"
         started[-1].tell("w2")
         assert started[-1].hear() == 1
+
+
+@pytest.mark.parametrize("serves", [False, True])
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 0)])
+def test_workers_that_disagree_on_the_size_of_the_world_hear_so_at_once(
+    serves: bool, ranks: tuple[int, int], tmp_path: Path
+) -> None:
+    """DI-7: both, long before a lease ends or their time is up, also if the store is one's own."""
+    sizes = (2, 3)
+    with workers() as started, free_port() as port:
+        where = f"tcp://127.0.0.1:{port}" if serves else f"file://{tmp_path}/store"
+        for rank in ranks:
+            size = sizes[rank]
+            place: dict[str, Any] = {"rank": rank, "world_size": size, "init_method": where}
+            started.append(Worker(f"w{rank}", keep_alive=600.0, timeout=600.0, **place))
+        for rank, worker in zip(ranks, started, strict=True):
+            kind, text = worker.hear()
+            other = WorkerInfo(f"w{1 - rank}", 1 - rank)
+            expected = f"world_size {sizes[rank]}: {other} has world_size {sizes[1 - rank]}; "
+            assert (kind, text[: len(expected)]) == ("UsageError", expected)
 
 
 class TestTheEnd:

@@ -14,7 +14,7 @@ Layout, in reading order
     server/           the callee's side: accepts, runs, replies
     completion.py     completes a call's future from its reply
     metrics.py        what an agent is doing, in numbers and words
-    directory.py      which worker is where, and which is gone
+    membership/       which worker is where, and which is gone
     agent.py          one worker: everything above together
     backends.py       transports by name
     bootstrap.py      where the workers of a job meet

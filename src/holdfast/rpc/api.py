@@ -25,7 +25,7 @@ from holdfast.rpc.bootstrap import Bootstrap, bootstrap
 from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.client.future import ASYNC_MARK, Future
 from holdfast.rpc.client.retry_policy import RetryPolicy
-from holdfast.rpc.directory import GRACE_S, KEEP_ALIVE_S, Directory
+from holdfast.rpc.membership.directory import GRACE_S, KEEP_ALIVE_S, Directory
 from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.ops import check_ttl

@@ -19,6 +19,7 @@ Layout, in reading order
     futures.py          futures of torch for calls of ours
     places.py           who is where, by a store of torch
     agents.py           agents by torch's names
+    raised.py           what a Python function raised
     rrefs.py            references by torch's name
     serving.py          the callee's side of calls
     calls.py            calls, by the names of torch's binding

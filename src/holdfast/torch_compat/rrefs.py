@@ -15,6 +15,7 @@ from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.contexts import CONTEXTS
 from holdfast.torch_compat.futures import CallFuture, as_torch_error
 from holdfast.torch_compat.graph import stamp
+from holdfast.torch_compat.raised import raise_again
 from holdfast.torch_compat.theirs import TheirWorkerInfo
 from holdfast.torch_compat.wire import arrived, leave, unpack
 
@@ -27,7 +28,7 @@ def check_value(value: Any) -> None:
     """Raise what a Python function raised, if the value says that it did."""
     internal = sys.modules["torch.distributed.rpc.internal"]
     if type(value) is internal.RemoteException:
-        internal._handle_exception(value)
+        raise_again(value)
 
 
 class PyRRef:

@@ -2,7 +2,7 @@
 
 Callers name these functions. `run_…` return the value, which stays here, or goes back by the short
 path (`quick.py`); `answer_…` the parcel of it, which goes back; or futures of those. A Python
-function never fails for us: torch's Python makes a value of what it raised, which raises again when
+function never fails for us: what it raised becomes a value (`raised.py`), which raises again when
 somebody asks for it.
 """
 
@@ -12,7 +12,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -26,6 +26,7 @@ from holdfast.torch_compat.agents import current
 from holdfast.torch_compat.contexts import CONTEXTS, NO_CONTEXT
 from holdfast.torch_compat.futures import as_torch_error, follow
 from holdfast.torch_compat.graph import working
+from holdfast.torch_compat.raised import run
 from holdfast.torch_compat.rrefs import PyRRef
 from holdfast.torch_compat.wire import NOBODY, Parcel, pack, unpack
 
@@ -60,16 +61,25 @@ _here = _Here()
 
 def run_function(name: str, args: Any, kwargs: Any) -> Any:
     """Run a Python function that has this name; return its value."""
-    internal = sys.modules["torch.distributed.rpc.internal"]
     _wait_confirmed(_taken())
     try:
         function = resolve_function(name)
     except AttributeError:  # torch's words for it
         module, _, own = name.partition(":")
-        asked = internal.deserialize(f"c{module}\n{own}\n.".encode(), [])
-    else:
-        asked = internal.PythonUDF(function, args, kwargs or {})
-    return internal._run_function(asked)
+        internal = sys.modules["torch.distributed.rpc.internal"]
+        return _run(internal.deserialize(f"c{module}\n{own}\n.".encode(), []))
+    return run(function, args, kwargs or {})
+
+
+def _run(asked: Any) -> Any:
+    """Run what torch's pickler has read: a function with its arguments, or why there is none."""
+    if isinstance(asked, AttributeError):
+        return run(_raise, (asked,), {})
+    return run(*asked)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 @async_execution
@@ -124,11 +134,10 @@ def answer_udf(parcel: Parcel, is_async: bool) -> Any:
 
 
 def _run_udf(parcel: Parcel, is_async: bool, finish: Callable[[Any], Any]) -> Any:
-    internal = sys.modules["torch.distributed.rpc.internal"]
     with working(parcel[3]):
-        function = unpack(parcel)
+        asked = unpack(parcel)
         _wait_confirmed(_forks(parcel))
-        value = internal._run_function(function)
+        value = _run(asked)
     return _promised(value, finish) if is_async else finish(value)
 
 

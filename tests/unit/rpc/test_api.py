@@ -24,7 +24,7 @@ from holdfast.rpc.api import (
 )
 from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.client.future import Future
-from holdfast.rpc.directory import GRACE_S, Directory
+from holdfast.rpc.membership.directory import GRACE_S, Directory
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store, serve_store

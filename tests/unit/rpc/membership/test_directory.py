@@ -22,7 +22,8 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.rpc.client.contact import Contact
-from holdfast.rpc.directory import GRACE_S, Directory
+from holdfast.rpc.membership.directory import GRACE_S, LOOK_EVERY_S, Directory
+from holdfast.rpc.membership.entry import encode_entry
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.memory import MemoryStore
 from holdfast.store.ops import Get, ListPrefix, Op
@@ -30,6 +31,7 @@ from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store, Watch
 
 SOON_S = 20.0
+MISMATCH = "world_size {}: {} has world_size {}; all workers of a job need the same"
 R = TypeVar("R")
 
 
@@ -98,7 +100,7 @@ def test_who_is_not_there(world: World) -> None:
         directory.wait_for(3, Deadline.after(0.05))
 
 
-class Meeting:
+class Bootstrap:
     """Workers that wait for each other, each in a thread."""
 
     def __init__(self) -> None:
@@ -132,7 +134,7 @@ class TestMeeting:
         said = "all 2 workers came, but not all have seen the others in time: b"
         with pytest.raises(TimeoutExpired, match=said):
             a.meet(contact("a", 0), 2, Deadline.after(0.05))
-        meeting = Meeting()
+        meeting = Bootstrap()
         for directory, me in ((a, contact("a", 0)), (b, contact("b", 1))):
             meeting.begin(directory, me)
         meeting.end()
@@ -149,7 +151,7 @@ class TestMeeting:
 
         a = world.join("a", 0, store=PrefixStore(world.store, "x/"))
         b = world.join("b", 1, store=Late(world.store, "x/"))
-        meeting = Meeting()
+        meeting = Bootstrap()
 
         def leave() -> None:
             a.close()
@@ -180,7 +182,7 @@ class TestMeeting:
 
     def test_one_that_comes_again_needs_nobody_to_meet_again(self, world: World) -> None:
         a, b = world.join("a", 0), world.join("b", 1)
-        meeting = Meeting()
+        meeting = Bootstrap()
         meeting.begin(a, contact("a", 0))
         meeting.begin(b, contact("b", 1), b.close)
         meeting.end()
@@ -189,7 +191,7 @@ class TestMeeting:
 
     def test_what_an_earlier_life_said_does_not_count(self, world: World) -> None:
         a, b = world.join("a", 0), world.join("b", 1)
-        meeting = Meeting()
+        meeting = Bootstrap()
         meeting.begin(a, contact("a", 0))
         meeting.begin(b, contact("b", 1), b.close)
         meeting.end()
@@ -202,22 +204,42 @@ class TestMeeting:
     def test_di7_who_waits_for_a_world_of_another_size_is_told(
         self, world: World, size: int, caplog: pytest.LogCaptureFixture
     ) -> None:
-        text = "world_size {}: {} has world_size {}; all workers of a job need the same"
-        to_first = text.format(2, WorkerInfo("b", 1), size)
-        to_second = text.format(size, WorkerInfo("a", 0), 2)
+        """Both at once, though the first has gone by the time that the second looks."""
+        to_first = MISMATCH.format(2, WorkerInfo("b", 1), size)
+        to_second = MISMATCH.format(size, WorkerInfo("a", 0), 2)
         world.store.set("worker/x", b"junk")
         first = world.join("a", 0, size=2)
         second = world.join("b", 1, size=size)
         until(lambda: len(first.everybody()) == len(second.everybody()) == 2)
         assert caplog.text.count(to_first) == caplog.text.count(to_second) == 1
         with pytest.raises(UsageError, match=re.escape(to_first)):
-            first.meet(contact("a", 0), 2, Deadline.after(SOON_S))
-        # The first may have ended without being forgotten yet, until it would be.
-        with pytest.raises(TimeoutExpired, match="came in time: a, b; a has world_size 2"):
-            second.wait_for(3, Deadline.after(0.0))
-        second._stale_until = Deadline.after(0.0)
+            first.meet(contact("a", 0, size=2), 2, Deadline.after(SOON_S))
+        first.close()
+        until(lambda: len(second.everybody()) == 1)
         with pytest.raises(UsageError, match=re.escape(to_second)):
-            second.meet(contact("b", 1), size, Deadline.after(SOON_S))
+            second.meet(contact("b", 1, size=size), size, Deadline.after(SOON_S))
+
+    def test_di7_one_that_never_saw_the_other_is_told_all_the_same(self, world: World) -> None:
+        """They came at once, and the other one saw this one first, and left."""
+        second = world.join("b", 1, size=3)
+        refusal = encode_entry(contact("a", 0, size=2))
+        for junk in (b"junk", refusal):
+            world.store.set("refused/b-life", junk)
+        with pytest.raises(UsageError, match=re.escape(MISMATCH.format(3, WorkerInfo("a", 0), 2))):
+            second.wait_for(3, Deadline.after(SOON_S))
+
+    def test_di7_one_that_is_silent_counts_after_its_lease(self, world: World) -> None:
+        """It may have ended without being forgotten yet, until it would be."""
+        silent = contact("a", 0, size=2)
+        world.store.set("worker/a", encode_entry(silent))
+        second = world.join("b", 1, size=3)
+        until(lambda: len(second.everybody()) == 2)
+        world.store.set("refused/b-life", b"junk")
+        with pytest.raises(TimeoutExpired, match="came in time: a, b; a has world_size 2"):
+            second.wait_for(3, Deadline.after(2 * LOOK_EVERY_S))
+        third = world.join("c", 2, size=3, keep_alive_s=3.0)
+        with pytest.raises(UsageError, match=re.escape(MISMATCH.format(3, silent.info, 2))):
+            third.meet(contact("c", 2, size=3), 3, Deadline.after(SOON_S))
 
     def test_a_store_that_is_closed_is_told(self, world: World) -> None:
         directory = world.join("a", 0)
@@ -302,7 +324,7 @@ class TestWhoIsNotKnownYet:
     def test_lives_that_are_over_do_not_pile_up(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("holdfast.rpc.directory.OVER_MAX", 2)
+        monkeypatch.setattr("holdfast.rpc.membership.directory.OVER_MAX", 2)
         directory = world.join("a", 0)
         for number in range(5):
             with pytest.raises(PeerLost):
@@ -312,7 +334,7 @@ class TestWhoIsNotKnownYet:
     def test_who_does_not_become_known_in_time(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("holdfast.rpc.directory.LOOK_WITHIN_S", 0.05)
+        monkeypatch.setattr("holdfast.rpc.membership.directory.LOOK_WITHIN_S", 0.05)
         store = Slow(world.store)
         world.join("b", 1, store=PrefixStore(world.store, "x/"))
         directory = world.join("a", 0, store=store)
@@ -466,7 +488,7 @@ def test_without_a_thread_to_be_had_a_loss_is_told_all_the_same(
 def test_di6_only_the_latest_of_very_many_that_are_gone_are_known(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.rpc.directory.OVER_MAX", 2)
+    monkeypatch.setattr("holdfast.rpc.membership.directory.OVER_MAX", 2)
     stays = world.join("a", 0)
     for number, name in enumerate(("b", "c", "d"), 1):
         leaves = world.join(name, number)
@@ -564,7 +586,7 @@ class TestTheEnd:
         other.say_done(contact("b", 1), Deadline.after(SOON_S))
         other.close()
         world.join("b", 1, life="second")
-        directory.wait_for(2, Deadline.after(SOON_S))
+        until(lambda: directory.find("b").incarnation == "second")
         assert directory.finish(contact("a", 0), Deadline.after(0.05)) == ("b",)
 
     def test_waiting_for_the_others_to_leave(self, world: World) -> None:

@@ -5,6 +5,7 @@
     next          the number that was given last, where numbers are given by us
     ready/NAME    the incarnation that knows all workers of a fixed world
     done/NAME     the incarnation that wants to end, and waits for the others to
+    refused/LIFE  see `refusals.py`
 
 A worker's entries vanish with it: `LINGER_S` after its process ends where the store can tell, else
 when its lease does. One that comes again under its old name is another *incarnation*: what was
@@ -22,19 +23,18 @@ Guarantees
           whatever the store does.
     DI-6  Who was known here and is gone is told by PeerLost, until another one has his name; of
           very many, the latest OVER_MAX.
-    DI-7  A worker that waits for a world is told when a worker of a world of another size comes: by
-          UsageError. One that was there from the beginning may be gone, and not forgotten yet: of
-          that one a warning tells at once, and UsageError if it is still there after its lease.
+    DI-7  A worker that waits for a world of another size than another worker hears so at once: by
+          UsageError. A worker that was there before, and says nothing, may be gone and not
+          forgotten yet: a warning tells of it, and UsageError if it is still there after its lease.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -47,6 +47,9 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.membership.entry import decode_entry, encode_entry
+from holdfast.rpc.membership.refusals import Refusals
+from holdfast.rpc.membership.world_size import WorldSize
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.lease import LeaseKeeper
 from holdfast.store.ops import Lease
@@ -57,9 +60,11 @@ __all__ = ["KEEP_ALIVE_S", "Directory"]
 KEEP_ALIVE_S = 10.0
 LINGER_S = 0.5
 LOOK_EVERY_S = 0.2
+LOOK_SELDOM_S = 1.0
 LOOK_WITHIN_S = 2.0
 GRACE_S = 1.0
 LEAVE_WITHIN_S = 2.0
+HEARD_WITHIN_S = 3.0
 OVER_MAX = 4096
 _WORKERS = "worker/"
 
@@ -99,11 +104,9 @@ class Directory:
         # Guards what follows, and tells when any of it changes.
         self._changed = threading.Condition()
         self._over: dict[str, None] = {}  # lives that are over: the latest ones
-        # A worker that was there before us may be dead until its lease must have ended.
-        self._before: set[str] = set()
-        self._size = 0
-        self._sizes: dict[str, int] = {}  # of workers of other worlds, by name
-        self._stale_until = Deadline(None, clock)
+        self._size: WorldSize | None = None  # where the world has one
+        self._refusals = Refusals(store)
+        self._looked_at = clock.monotonic()  # for a refusal
         self._failure: HoldfastError | None = None
 
     def next_id(self, first: int, deadline: Deadline) -> int:
@@ -126,19 +129,17 @@ class Directory:
             on_lost=lambda loss: _log.warning("%s was given up: %s", contact.info, loss),
         )
         self._keeper.open(deadline.remaining())
-        self._size = contact.world_size
-        if self._size:
-            for entry in self._store.list_prefix(_WORKERS, timeout=deadline.remaining()):
-                with suppress(PeerViolation):
-                    self._before.add(_decode(entry.value).incarnation)
-            self._stale_until = Deadline.after(self._keep_alive_s, self._clock)
+        if contact.world_size:
+            before = {each.incarnation for each in self._entries(deadline)}
+            stale_until = self._clock.monotonic() + self._keep_alive_s
+            self._size = WorldSize(contact, before, stale_until)
         lease, info = self._keeper.lease, contact.info
-        value = json.dumps(asdict(contact)).encode()
+        value = encode_entry(contact)
         self._claim(f"id/{info.id}", info.name.encode(), lease, f"number {info.id}", deadline)
 
         def check(entry: bytes | None) -> None:
             if fixed and entry is not None:
-                _check_holder(info, _decode(entry).info)
+                _check_holder(info, decode_entry(entry).info)
 
         self._claim(f"{_WORKERS}{info.name}", value, lease, f"name {info.name!r}", deadline, check)
         self._watch = self._store.watch(_WORKERS, prefix=True, timeout=deadline.remaining())
@@ -149,21 +150,20 @@ class Directory:
 
     def wait_for(self, world_size: int, deadline: Deadline) -> tuple[Contact, ...]:
         """Wait until so many workers are there; TimeoutExpired says how many were."""
-        with self._changed:
-            while len(self._names) < world_size:
+        while True:
+            self._check_size()
+            with self._changed:
+                if len(self._names) >= world_size:
+                    return self.everybody()
                 if self._failure is not None:
                     raise self._failure
-                self._check_sizes()
                 if deadline.passed():
                     here = ", ".join(sorted(self._names)) or "nobody"
-                    here += "".join(
-                        f"; {name} has world_size {size}" for name, size in self._sizes.items()
-                    )
+                    here += self._size.others(self.everybody()) if self._size else ""
                     raise TimeoutExpired(
                         f"{len(self._names)} of {world_size} workers came in time: {here}"
                     )
-                self._changed.wait(deadline.sooner(1.0).remaining())
-            return self.everybody()
+                self._changed.wait(deadline.sooner(self._look_every_s).remaining())
 
     def meet(self, me: Contact, world_size: int, deadline: Deadline) -> None:
         """Wait until so many workers are there, and each of them has seen as many."""
@@ -171,30 +171,47 @@ class Directory:
 
         def all_of_them() -> tuple[Contact, ...]:
             nonlocal world
-            self._check_sizes()
+            self._check_size()
             if len(self._names) >= world_size:  # else somebody was quick, and has left already
                 world = self.everybody()
             return world
 
         missing = self._gather("ready", me, all_of_them, deadline)
+        self._check_size(last=True)
         if missing:
             raise TimeoutExpired(
                 f"all {world_size} workers came, but not all have seen the others in time: "
                 f"{', '.join(sorted(missing)[:20])}"
             )
 
-    def _check_sizes(self) -> None:
+    def _check_size(self, last: bool = False) -> None:
         """Refuse to wait with workers that wait for more others, or for fewer (DI-7)."""
-        for other in self._names.values():
-            stale = other.incarnation in self._before and not self._stale_until.passed()
-            if other.info.name in self._sizes and not stale:
-                raise UsageError(self._mismatch(other))
+        size, now = self._size, self._clock.monotonic()
+        if size is None:
+            return
+        other = size.other(self._names.values(), now)
+        if other is not None:
+            if size.comes(other):
+                self._refuse(other, size.me)
+        elif (last and size.in_doubt) or now - self._looked_at >= self._look_every_s:
+            self._looked_at = now
+            other = self._refusals.heard(size.me)
+        if other is not None:
+            raise UsageError(size.mismatch(other))
 
-    def _mismatch(self, other: Contact) -> str:
-        return (
-            f"world_size {self._size}: {other.info} has world_size {other.world_size}; "
-            "all workers of a job need the same"
-        )
+    @property
+    def _look_every_s(self) -> float:
+        return LOOK_EVERY_S if self._size and self._size.in_doubt else LOOK_SELDOM_S
+
+    def _refuse(self, other: Contact, me: Contact) -> None:
+        """Tell a worker of another world so, and let it hear that: the store may be ours."""
+        self._refusals.tell(other, me)
+        deadline = Deadline.after(HEARD_WITHIN_S, self._clock)
+        while other.incarnation in self._lives and not deadline.passed():
+            if self._refusals.heard(me) is not None:
+                break  # the other one knows as well
+            with self._changed:
+                self._changed.wait(deadline.sooner(LOOK_EVERY_S).remaining())
 
     def find(self, target: str | int | WorkerInfo) -> Contact:
         """Return where a worker is now.
@@ -305,17 +322,21 @@ class Directory:
         if self._watch is None:
             return None
         deadline = Deadline.after(LOOK_WITHIN_S, self._clock)
-        for entry in self._store.list_prefix(_WORKERS, timeout=deadline.remaining()):
-            with suppress(PeerViolation):
-                if _decode(entry.value).incarnation == incarnation:
-                    self._wait_until(
-                        lambda: incarnation in self._lives or incarnation in self._over, deadline
-                    )
-                    return self._lives.get(incarnation)
+        if any(each.incarnation == incarnation for each in self._entries(deadline)):
+            self._wait_until(
+                lambda: incarnation in self._lives or incarnation in self._over, deadline
+            )
+            return self._lives.get(incarnation)
         # Who is not there any more will not be again: a life is entered before it is heard of.
         with self._changed:
             self._note_over(incarnation)
         return None
+
+    def _entries(self, deadline: Deadline) -> Iterator[Contact]:
+        """Return the workers that the store has now."""
+        for entry in self._store.list_prefix(_WORKERS, timeout=deadline.remaining()):
+            with suppress(PeerViolation):
+                yield decode_entry(entry.value)
 
     def _wait_until(self, known: Callable[[], bool], deadline: Deadline) -> None:
         """Wait for what the store has, so that only the reader enters, and in order (DI-2)."""
@@ -388,7 +409,7 @@ class Directory:
             for change in watch:
                 name = change.key.removeprefix(_WORKERS)
                 try:
-                    contact = None if change.value is None else _decode(change.value)
+                    contact = None if change.value is None else decode_entry(change.value)
                 except PeerViolation as error:
                     _log.warning("%s", error)  # whoever wrote it, the others are still there
                 else:
@@ -410,11 +431,11 @@ class Directory:
             gone[name] = old
             _trim(gone)
         lost = old is not None and (contact is None or contact.incarnation != old.incarnation)
-        if contact is not None and self._size:
-            self._sizes.pop(name, None)
-            if contact.world_size not in (0, self._size):
-                self._sizes[name] = contact.world_size
-                _log.warning("%s", self._mismatch(contact))
+        size = self._size
+        if contact is not None and size is not None and size.differs(contact):
+            _log.warning("%s", size.mismatch(contact))
+            if size.comes(contact):
+                self._do_beside(partial(self._refusals.tell, contact, size.me))
         with self._changed:
             self._names, self._gone = names, gone
             self._ids = {other.info.id: other for other in names.values()}
@@ -477,12 +498,3 @@ def _check_holder(me: WorkerInfo, other: WorkerInfo) -> None:
             f"RPC worker name {me.name} is not unique. "
             f"Workers {first} and {second} share the same name."
         )
-
-
-def _decode(data: bytes) -> Contact:
-    try:
-        plain = json.loads(data)
-        info = WorkerInfo(**plain.pop("info"))
-        return Contact(info=info, **plain)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise PeerViolation(f"entry of a worker: {data[:60]!r} is none") from None

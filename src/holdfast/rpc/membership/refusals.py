@@ -1,0 +1,45 @@
+"""Words to workers that wait for a world of another size, by a store that all share.
+
+    refused/LIFE   the entry of the worker that tells it, for REFUSED_S
+
+A worker that waits for a world leaves when it hears of another size, and its own entry goes with
+it. So the other worker, which may be about to look, could not learn of it from the entry alone.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from holdfast.errors import HoldfastError, PeerViolation, TimeoutExpired, Unavailable
+from holdfast.rpc.client.contact import Contact
+from holdfast.rpc.membership.entry import decode_entry, encode_entry
+from holdfast.store.store import Store
+
+__all__ = ["Refusals"]
+
+REFUSED_S = 60.0
+WITHIN_S = 2.0
+
+
+class Refusals:
+    """What workers of one job tell each other so."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def tell(self, other: Contact, me: Contact) -> None:
+        """Tell a worker that this one waits for a world of another size, if the store can."""
+        with suppress(HoldfastError):
+            lease = self._store.grant_lease(REFUSED_S, timeout=WITHIN_S)
+            self._store.set(_key(other), encode_entry(me), lease=lease, timeout=WITHIN_S)
+
+    def heard(self, me: Contact) -> Contact | None:
+        """Return a worker that has told this one so; None if none has, or the store is silent."""
+        with suppress(TimeoutExpired, Unavailable, PeerViolation):
+            told = self._store.get(_key(me), timeout=WITHIN_S)
+            return None if told is None else decode_entry(told)
+        return None
+
+
+def _key(worker: Contact) -> str:
+    return f"refused/{worker.incarnation}"
