@@ -228,7 +228,9 @@ class AgentJudge(Judge):
             self._left_behind.update(self.announced)
         self._left_behind -= members
         just_gone = self._clock() < self._gone_at + LATE_S  # who leads may not have heard of it
-        if just_gone or any(one not in members for one in self.announced):
+        # A leader that was cut off for longer may count on a member that is gone: the round ends by
+        # that, though an earlier round used the event up.
+        if just_gone or members != self.announced.keys():
             self._knocked.add(record.number)
 
     def _ended(self, old: Record, new: Record) -> None:

@@ -56,7 +56,6 @@ def reason(leader: Leadership, now: float = 0.0) -> str:
 
 def test_a_blind_leader_decides_and_tells_nothing() -> None:
     leader = Leadership(5, PROOF, KEYS, RULES, sticky_ranks)
-    leader.see(change("a", 9))
     assert leader.next_op(None, None, LEASE, 0.0) == ListPrefix(KEYS.root)
     assert leader.decide(None, 0.0) is None
     assert (leader.news(), leader.next_wake()) == (None, None)
@@ -70,6 +69,19 @@ def test_changes_after_the_list_are_taken_and_older_ones_are_not() -> None:
     assert reason(leader).startswith("have 1 of 2")
     leader.see(change("b", 4))  # before this leadership: the list would have it
     assert reason(leader).startswith("have 1 of 2")
+def test_a_change_that_is_heard_before_an_older_list_is_taken_with_it() -> None:
+    """What a leader waits for and what it watches come on two ways."""
+    leader = Leadership(5, PROOF, KEYS, RULES, sticky_ranks)
+    leader.see(change("a", 6))
+    leader.see(change("b", 7))
+    leader.see(change("b", 9, gone=True))
+    assert leader.decide(None, 0.0) is None
+    leader.see_all((entry("b", 7), entry("c", 8)))
+    assert reason(leader) == "have 2, enough: last call for up to 3"
+    leader.see_all((entry("b", 10),))
+    assert reason(leader).startswith("have 1 of 2")
+
+
     leader.see(change("b", 8))
     assert reason(leader) == "have 2, enough: last call for up to 3"
     leader.see(change("b", 9, gone=True))

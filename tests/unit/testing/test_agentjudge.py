@@ -104,6 +104,16 @@ def test_a_failure_a_departure_and_a_newcomer_are_events(court: Court) -> None:
     assert court.blamed == []
 
 
+def test_a_round_that_begins_with_a_member_that_is_gone_ends_by_that(court: Court) -> None:
+    """Its leader was cut off; an earlier round has used the event up."""
+    court.set(KEYS.node(B), None)
+    court.over(1)
+    court.now += LATE_S
+    court.round(2)
+    court.over(2)
+    assert court.blamed == []
+
+
 def test_a_failure_is_told_after_it_was_counted(court: Court) -> None:
     court.report(1, final=True)
     court.count(1)
