@@ -252,7 +252,7 @@ class RendezvousStory:
                 self._say(node, f"is told: RoundOver {number}: {reason}")
             case Explained(progress):
                 self._say(node, f"knows: {progress.reason}")
-            case Counted(failures):
+            case Counted(_, failures):
                 times = ", ".join(f"{at:.2f}" for at in failures.times)
                 when = f", at {times}" if times else ""
                 self._say(node, f"is told: failures so far: {failures.count}{when}")

@@ -156,10 +156,14 @@ class Node:
             self._me = replace(self._me, phase=Phase.FINISHED)
         self._pump(now)
 
-    def count_failure(self, now: float, wall: float) -> None:
-        """Count a failure of the round that this node works in (ND-4); `wall` is since 1970."""
+    def count_failure(self, now: float, wall: float) -> int:
+        """Count a failure of the round that this node works in (ND-4), and return its number.
+
+        `Counted` with this number is the answer; `wall` is since 1970.
+        """
         self._report = (self._me.round, wall)
         self._pump(now)
+        return self._me.round
 
     def close(self, reason: str, failed: bool, now: float, wall: float = 0.0) -> None:
         """End the run for everyone; `failed` says whether the job has, `wall` is since 1970."""
@@ -322,14 +326,11 @@ class Node:
         raw = self._control.value(self._keys.failures)
         known = Failures() if raw is None else Failures.decode(raw)
         if known.round >= number:
-            self._counted(known)
+            self._report = None
+            self._tell(Counted(number, known))
             return None
         op = CompareSet(self._keys.failures, raw, known.plus(number, wall).encode())
         return Guarded(self._keys.round, self._round_raw, op)
-
-    def _counted(self, failures: Failures) -> None:
-        self._report = None
-        self._tell(Counted(failures))
 
     def _lead_op(self, lease: Lease, now: float) -> AnyOp | None:
         leadership, value = self._leadership, self._control.value
@@ -370,8 +371,9 @@ class Node:
                 if self._leadership is not None:
                     self._leadership.read_failures(known.count)
                 # A leader reads them too: that is no answer to a report that is still to count.
-                if self._report is not None and isinstance(self._count_op(), Get):
-                    self._counted(known)
+                if (report := self._report) is not None and isinstance(self._count_op(), Get):
+                    self._report = None
+                    self._tell(Counted(report[0], known))
             case ListPrefix(), tuple():
                 if self._leadership is not None:
                     self._leadership.see_all(result)

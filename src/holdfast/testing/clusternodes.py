@@ -132,7 +132,7 @@ class NodeProgram(ClientProgram):
         self._started = False
         self._effects: deque[Effect] = deque()
         # What waits for the machine; while `_busy`, an operation or a new watch, it must wait.
-        self._events: deque[Callable[[float], None] | Change] = deque()
+        self._events: deque[Callable[[float], object] | Change] = deque()
         self._busy = False
         self._watch: WatchRecord | None = None
         self._advancing = False
@@ -160,7 +160,7 @@ class NodeProgram(ClientProgram):
 
     # The shell of the machine.
 
-    def request(self, act: Callable[[float], None]) -> None:
+    def request(self, act: Callable[[float], object]) -> None:
         """Let the machine do something, at `now` by its clock, when it is its turn."""
         self._events.append(act)
         self._advance()
@@ -366,8 +366,8 @@ class Agent:
                 self._later(self._rng.uniform(0.0, self._manners.stop_s), self._ask, "it is over")
             case Explained(progress):
                 self._progress = progress
-            case Counted():
-                self._reported = True
+            case Counted(number):
+                self._reported = self._round is not None and self._round.number == number
             case TimedOut(reason):
                 self.last_reason = reason
                 if self.patient:

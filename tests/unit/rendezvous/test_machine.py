@@ -171,7 +171,7 @@ class TestFailures:
         for each in (a, b, a):
             each.node.count_failure(world.now, WALL)
             world.settle()
-            assert each.the(Counted) == Counted(Failures(1, 1, (WALL,)))
+            assert each.the(Counted) == Counted(1, Failures(1, 1, (WALL,)))
 
     def test_two_at_once_count_once(self) -> None:
         """ND-4: the second one loses the race in the store."""
@@ -184,7 +184,7 @@ class TestFailures:
         b.inbox = []
         b.let_go()
         world.settle()
-        assert a.the(Counted) == b.the(Counted) == Counted(Failures(1, 1, (WALL,)))
+        assert a.the(Counted) == b.the(Counted) == Counted(1, Failures(1, 1, (WALL,)))
 
     def test_the_next_round_counts_again(self) -> None:
         world, a, b = pair()
@@ -195,7 +195,7 @@ class TestFailures:
         world.settle()
         b.node.count_failure(world.now, WALL)
         world.settle()
-        assert b.the(Counted) == Counted(Failures(2, 2, (WALL, WALL)))
+        assert b.the(Counted) == Counted(2, Failures(2, 2, (WALL, WALL)))
         entry = world.entry(KEYS.failures)
         assert entry is not None
         assert Failures.decode(entry.value) == Failures(2, 2, (WALL, WALL))
@@ -210,7 +210,7 @@ class TestFailures:
         world.settle()
         b.let_go()
         world.settle()
-        assert b.the(Counted) == Counted(Failures())
+        assert b.the(Counted) == Counted(1, Failures())
         assert world.entry(KEYS.failures) is None
 
     def test_a_late_report_is_not_charged_to_a_later_round(self) -> None:
@@ -219,7 +219,7 @@ class TestFailures:
         b.hold = Set
         for each in (a, b):
             each.node.ask("a failure", world.now)
-        b.node.count_failure(world.now, WALL)
+        assert b.node.count_failure(world.now, WALL) == 1
         world.settle()
         assert b.held is not None
         announced = world.apply(b.held)
@@ -228,7 +228,7 @@ class TestFailures:
         b.hold = None
         b.node.done(announced, world.now)
         world.settle()
-        assert b.the(Counted) == Counted(Failures())
+        assert b.the(Counted) == Counted(1, Failures())
         assert world.entry(KEYS.failures) is None
 
     def test_members_of_a_round_agree_on_the_failures_before_it(self) -> None:
@@ -271,14 +271,14 @@ class TestFailures:
         a.node.count_failure(world.now, WALL)
         a.let_go()
         world.settle()
-        assert a.the(Counted) == Counted(Failures(1, 2, (WALL,)))
+        assert a.the(Counted) == Counted(2, Failures(1, 2, (WALL,)))
 
     def test_outside_a_round_nothing_is_counted(self) -> None:
         world = World(RULES)
         a = world.add("a")
         a.node.count_failure(world.now, WALL)
         world.settle()
-        assert a.the(Counted) == Counted(Failures())
+        assert a.the(Counted) == Counted(0, Failures())
 
 
 class TestFinish:
