@@ -156,8 +156,8 @@ class Leadership:
         new = self.decision.progress
         return None if new == self._told else new
 
-    def told(self, progress: Progress, now: float) -> None:
-        """Hear that the others can read this progress now."""
+    def told(self, progress: Progress | None, now: float) -> None:
+        """Hear that the others can read this progress now, be it an older one that came late."""
         self._told = progress
         self._tell_at = now + PROGRESS_EVERY_S
 

@@ -30,7 +30,7 @@ from holdfast.agent.outcome import Ending, Outcome
 from holdfast.errors import RendezvousClosed
 from holdfast.ids import LeaseId, NodeId
 from holdfast.rendezvous.model import Record, Status
-from holdfast.store.ops import AnyOp, Change, LeaseKeep, Set
+from holdfast.store.ops import AnyOp, Change, CompareSet, LeaseKeep
 from holdfast.testing.clusterjudge import Judge
 
 __all__ = ["NOT_IN_TIME", "AgentJudge"]
@@ -189,7 +189,7 @@ class AgentJudge(Judge):
     def performed(self, op: AnyOp) -> None:
         super().performed(op)
         match op:
-            case Set(key, _, lease) if lease is not None and key.startswith(self.keys.nodes):
+            case CompareSet(key, _, _, lease) if lease and key.startswith(self.keys.nodes):
                 self._holders[lease] = NodeId(key.removeprefix(self.keys.nodes))
             case LeaseKeep(lease) if lease in self._holders:
                 self._cut_at.pop(self._holders[lease], None)

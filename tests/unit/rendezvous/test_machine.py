@@ -28,7 +28,6 @@ from holdfast.store.ops import (
     Guarded,
     LeaseKeep,
     LeaseRevoke,
-    Set,
 )
 from tests.unit.rendezvous.by_hand import (
     KEYS,
@@ -214,9 +213,12 @@ class TestFailures:
         assert world.entry(KEYS.failures) is None
 
     def test_a_late_report_is_not_charged_to_a_later_round(self) -> None:
-        """ND-4: the next round begins before an operation could be performed for it."""
+        """ND-4: the next round begins before an operation could be performed for it.
+
+        The answer names the round: it says nothing of a failure of the later one.
+        """
         world, a, b = pair()
-        b.hold = Set
+        b.hold = CompareSet
         for each in (a, b):
             each.node.ask("a failure", world.now)
         assert b.node.count_failure(world.now, WALL) == 1
@@ -367,7 +369,7 @@ class TestFinish:
         world.settle()
         b.node.leave(world.now)
         world.settle()
-        assert [type(op) for op in b.ops[before:]] == [Set, Set, LeaseRevoke]
+        assert [type(op) for op in b.ops[before:]] == [CompareSet, CompareSet, LeaseRevoke]
 
 
 class TestEnds:
@@ -537,7 +539,7 @@ class TestTrouble:
     def test_a_store_that_takes_no_writes_is_lost_though_it_renews_leases(self) -> None:
         """ND-6, HL-2: such as etcd over its quota. No write keeps the lease from being renewed."""
         world, _a, b = pair()
-        b.hold = Set
+        b.hold = CompareSet
         b.node.finish(world.now)
         b.step()
         began = world.now

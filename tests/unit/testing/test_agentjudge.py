@@ -21,7 +21,7 @@ from holdfast.rendezvous.model import (
     Record,
     Status,
 )
-from holdfast.store.ops import Change, LeaseKeep, Set
+from holdfast.store.ops import Change, CompareSet, LeaseKeep
 from holdfast.testing.agentjudge import LATE_S, NOT_IN_TIME, AgentJudge
 from tests.unit.agent.stories import failure
 
@@ -197,7 +197,7 @@ def test_a_node_whose_lease_the_network_ends_may_work_until_it_can_know(court: C
     judge, lease = court.judge, LeaseId(7)
     judge.curtailed(lease)  # of something that is no node
     assert not judge.may_work_on(B)
-    judge.performed(Set(KEYS.node(B), b"", lease))
+    judge.performed(CompareSet(KEYS.node(B), None, b"", lease))
     judge.curtailed(lease)
     assert judge.may_work_on(B)
     assert not judge.may_work_on(A)
@@ -207,7 +207,7 @@ def test_a_node_whose_lease_the_network_ends_may_work_until_it_can_know(court: C
 
 def test_a_node_that_came_back_in_time_keeps_its_lease(court: Court) -> None:
     judge, lease = court.judge, LeaseId(7)
-    judge.performed(Set(KEYS.node(B), b"", lease))
+    judge.performed(CompareSet(KEYS.node(B), None, b"", lease))
     judge.curtailed(lease)
     judge.performed(LeaseKeep(LeaseId(8)))
     assert judge.may_work_on(B)
