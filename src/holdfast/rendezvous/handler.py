@@ -112,7 +112,8 @@ class Rendezvous(ABC):
         """Return until when this node's place in its round is its own; None if that never ends.
 
         Moves on with every renewal of the node's lease, and each move is told to subscribers. Work
-        that goes on for longer may run beside that of the next round.
+        that goes on for longer may run beside that of the next round. A lease that is taken after
+        the last one was lost counts from the next wish for a round.
         """
         return None
 

@@ -132,8 +132,8 @@ class Node:
             self._tell_closed(self._record)
             return
         self._active = True
-        wish = self._me.wish + 1
-        self._me = replace(self._me, phase=Phase.WAITING, why=why[:200], wish=wish)
+        self._effects += self._holding.asked()
+        self._me = replace(self._me, phase=Phase.WAITING, why=why[:200], wish=self._me.wish + 1)
         self._round_raw = None
         if self._record is None:
             self._join_by = now + self._rules.join_s
@@ -346,9 +346,9 @@ class Node:
         inner = op.op if isinstance(op, Guarded) else op
         match inner, result:
             case LeaseGrant(), Lease():
-                self._tell(self._holding.granted(result, self._busy_at, now))
+                self._effects += self._holding.granted(result, self._busy_at, now)
             case LeaseKeep(), _:
-                self._tell(self._holding.renewed(self._busy_at, now))
+                self._effects += self._holding.renewed(self._busy_at, now)
             case LeaseRevoke(), _ if self._leaving:
                 self._stop(Left())
             case LeaseRevoke(), _:
@@ -376,7 +376,7 @@ class Node:
 
     def _begin_anew(self, why: str) -> None:
         """Take another lease, since the last one is gone with all that it held (ND-3)."""
-        self._holding.lost()
+        self._holding.lost(in_round=self._me.phase is not Phase.WAITING)
         self._presence.lost()
         self._step_down()
         self._over(why)

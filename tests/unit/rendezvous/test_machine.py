@@ -26,6 +26,7 @@ from holdfast.store.ops import (
     CompareSet,
     Get,
     Guarded,
+    LeaseGrant,
     LeaseKeep,
     LeaseRevoke,
 )
@@ -140,6 +141,21 @@ class TestSilence:
         world.run(RULES.keep_alive_s)
         assert any(isinstance(op, LeaseKeep) for op in b.ops)
         assert b.the(RoundOver).reason == "this node was silent for longer than its lease"
+
+    def test_a_new_lease_gives_no_time_to_the_old_round(self) -> None:
+        """HL-3: its workers were to be gone before the old lease could end."""
+        world, _a, b = pair()
+        b.take(Held)
+        b.stopped = True
+        world.run(RULES.lease_s + 1)
+        b.stopped = False
+        world.run(2 * RULES.keep_alive_s)
+        assert b.take(RoundOver)
+        assert [type(op) for op in b.ops].count(LeaseGrant) == 2
+        assert b.take(Held) == []
+        b.node.ask("", world.now)
+        world.settle()
+        assert b.the(Held).kill_at > world.now
 
     def test_its_end_is_told_once(self) -> None:
         world, _a, b = pair()
