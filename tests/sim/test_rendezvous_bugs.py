@@ -342,11 +342,13 @@ def the_store_ignores_guards(patch: pytest.MonkeyPatch) -> None:  # ND-2, S3
 
 @bug("ND-3", 400)
 def a_node_that_was_silent_works_on(patch: pytest.MonkeyPatch) -> None:  # ND-3
-    def lease_lost(self: Node) -> None:
-        self._holding.lease = self._said = None
-        self._step_down()
+    real = Node._over
 
-    patch.setattr(Node, "_lease_lost", lease_lost)
+    def over(self: Node, reason: str) -> None:
+        if "silent" not in reason:
+            real(self, reason)
+
+    patch.setattr(Node, "_over", over)
 
 
 @bug("L2", 60)
@@ -386,9 +388,9 @@ def is_slow(seed: int) -> bool:
     return slow and plan.manners.failures > 0.5 and plan.manners.stop_s == 1.0
 
 
-# Chosen by searching: no such seed below 20,000 finds this bug any more, 28,836 does. So this
+# Chosen by searching: no such seed below 47,898 finds this bug any more, that one does. So this
 # shows that the judge can tell it, not how soon a fresh run would.
-@bug("L1", 29_000, only=lambda seed: seed > 28_700 and is_slow(seed))
+@bug("L1", 48_000, only=lambda seed: seed > 47_700 and is_slow(seed))
 def a_node_that_asks_ignores_a_round_that_names_it(patch: pytest.MonkeyPatch) -> None:
     asking: set[Node] = set()
     real, real_ask = Node._wait_or_work, Node.ask

@@ -252,7 +252,7 @@ class RendezvousStory:
                 self._say(node, f"is told: RoundOver {number}: {reason}")
             case Explained(progress):
                 self._say(node, f"knows: {progress.reason}")
-            case Counted(failures):
+            case Counted(_, failures):
                 times = ", ".join(f"{at:.2f}" for at in failures.times)
                 when = f", at {times}" if times else ""
                 self._say(node, f"is told: failures so far: {failures.count}{when}")
@@ -294,12 +294,6 @@ def describe(op: ops.AnyOp, outcome: object) -> str:
     match inner, outcome:
         case ops.Set(KEYS.progress, value), _:
             return f"tells all: {Progress.decode(value).reason}"
-        case ops.Set(_, value), _:
-            said = Announcement.decode(value)
-            if said.phase in (Phase.FINISHED, Phase.LEFT):
-                return f"announces that it has {said.phase} round {said.round}"
-            why = f", because {said.why}" if said.why else ""
-            return f"announces that it is {said.phase}, after round {said.round}{why}"
         case ops.CompareSet(KEYS.leader), ops.Swap(ok):
             return "is elected" if ok else "is not elected"
         case ops.CompareSet(KEYS.round, _, bytes() as desired), ops.Swap(ok):
@@ -309,6 +303,12 @@ def describe(op: ops.AnyOp, outcome: object) -> str:
             return f"publishes round {record.number} {record.status} [{names}]{late}"
         case ops.CompareSet(KEYS.failures, _, bytes() as desired), _:
             return f"counts failure {Failures.decode(desired).count}"
+        case ops.CompareSet(_, _, bytes() as desired), _:
+            said = Announcement.decode(desired)
+            if said.phase in (Phase.FINISHED, Phase.LEFT):
+                return f"announces that it has {said.phase} round {said.round}"
+            why = f", because {said.why}" if said.why else ""
+            return f"announces that it is {said.phase}, after round {said.round}{why}"
         case ops.ListPrefix(), tuple() as entries:
             nodes = [entry.key for entry in entries if entry.key.startswith(KEYS.nodes)]
             return f"lists the nodes: {' '.join(key.removeprefix(KEYS.nodes) for key in nodes)}"

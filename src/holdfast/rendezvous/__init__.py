@@ -8,6 +8,7 @@ Layout, in reading order (◦ = pure)
     effects.py ◦     what a node wants done, and what it tells
     trouble.py ◦     a store that does not answer
     holding.py ◦     a node's lease: when to renew it, and until when it is surely held
+    presence.py ◦    a node's announcement, which no late write undoes
     control.py ◦     the newest values of the keys that control the run
     machine.py ◦     one node: announces itself, leads or follows
     session.py       a node at work: the machine's thread over a store

@@ -65,8 +65,12 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The failure that this node reported is counted, or another one of its round was."""
+    """The failure of this round that this node reported is counted, or another one of it was.
 
+    Or the round was over before that: it counts no more.
+    """
+
+    number: int
     failures: Failures
 
 

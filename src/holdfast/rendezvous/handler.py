@@ -29,7 +29,7 @@ from holdfast.net.address import Address
 from holdfast.observe.sinks import Sink
 from holdfast.records import dataclass
 from holdfast.rendezvous.decide import Rules
-from holdfast.rendezvous.effects import Closed, Held, RoundReady
+from holdfast.rendezvous.effects import Closed, Counted, Held, RoundReady
 from holdfast.rendezvous.machine import Node
 from holdfast.rendezvous.model import Announcement, Failures, Keys, Member, Progress
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
@@ -112,7 +112,8 @@ class Rendezvous(ABC):
         """Return until when this node's place in its round is its own; None if that never ends.
 
         Moves on with every renewal of the node's lease, and each move is told to subscribers. Work
-        that goes on for longer may run beside that of the next round.
+        that goes on for longer may run beside that of the next round. A lease that is taken after
+        the last one was lost counts from the next wish for a round.
         """
         return None
 
@@ -290,13 +291,23 @@ class StoreRendezvous(Rendezvous):
         session = self._session
         deadline = Deadline.after(check_timeout(timeout), self._clock)
         self._check_in()
-        with session.told:
-            session.counted = None
         wall = self._clock.wall()
-        session.request(lambda now: self._node.count_failure(now, wall))
-        session.wait(lambda: session.counted is not None or self._ended(), deadline)
-        if session.counted is not None:
-            return session.counted.failures
+        number: int | None = None  # of the round, once the machine has heard of its failure
+
+        def count(now: float) -> None:
+            nonlocal number
+            with session.told:
+                session.counted = None
+            number = self._node.count_failure(now, wall)
+
+        def answer() -> Counted | None:
+            counted = session.counted
+            return counted if counted is not None and counted.number == number else None
+
+        session.request(count)
+        session.wait(lambda: answer() is not None or self._ended(), deadline)
+        if (counted := answer()) is not None:
+            return counted.failures
         self._check_ended()
         raise RendezvousTimedOut(f"run {self.run_id}: the failure could not be counted in time")
 

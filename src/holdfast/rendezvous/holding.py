@@ -12,6 +12,8 @@ Guarantees
           the same. The margin covers a clock that runs slower than the store's, and the time that
           a killed process takes to end.
     HL-2  No other operation keeps a node from renewing its lease for longer than ROOM_MIN_S.
+    HL-3  A lease that was taken after the last one was lost gives no more time to a round that the
+          node was in: `Held` is not told anew before the node asks for the next round.
 """
 
 from __future__ import annotations
@@ -34,20 +36,29 @@ class Holding:
     def __init__(self, keep_alive_s: float) -> None:
         self._keep_alive_s = keep_alive_s
         self._ttl = 0.0
+        self._newest: Held | None = None
+        self._forfeited = False  # the place in a round, with the lease before this one
         self.lease: Lease | None = None
         self.keep_at = 0.0
         """When to renew the lease."""
 
-    def granted(self, lease: Lease, sent_at: float, now: float) -> Held:
-        """Hear that the lease was granted, by a request that was sent then."""
+    def granted(self, lease: Lease, sent_at: float, now: float) -> list[Held]:
+        """Hear that the lease was granted, by a request that was sent then; return what to tell."""
         self.lease, self._ttl = lease, lease.ttl
         return self.renewed(sent_at, now)
 
-    def renewed(self, sent_at: float, now: float) -> Held:
-        """Hear that the lease was renewed, by a request that was sent then."""
+    def renewed(self, sent_at: float, now: float) -> list[Held]:
+        """Hear that the lease was renewed, by a request that was sent then; return what to tell."""
         self.keep_at = now + self._keep_alive_s
         stop_at = sent_at + self._ttl * (1 - 2 * MARGIN)
-        return Held(stop_at, kill_at=sent_at + self._ttl * (1 - MARGIN))
+        held = self._newest = Held(stop_at, kill_at=sent_at + self._ttl * (1 - MARGIN))
+        return [] if self._forfeited else [held]
+
+    def asked(self) -> list[Held]:
+        """Hear that the node asks for a round; return what was kept back (HL-3)."""
+        kept_back = self._newest if self._forfeited else None
+        self._forfeited = False
+        return [] if kept_back is None else [kept_back]
 
     def room_s(self, op: AnyOp | None, now: float) -> float:
         """Return how long an operation may take: it ends before a renewal is due."""
@@ -55,6 +66,7 @@ class Holding:
             return math.inf
         return max(ROOM_MIN_S, self.keep_at - now)
 
-    def lost(self) -> None:
-        """Hear that the store does not know the lease any more."""
-        self.lease = None
+    def lost(self, in_round: bool) -> None:
+        """Hear that the store does not know the lease any more, and whether it held a place."""
+        self.lease = self._newest = None
+        self._forfeited = self._forfeited or in_round

@@ -44,6 +44,7 @@ class Leadership:
         self._rank = rank
         # Every announced node with its revision; None until the first list is there.
         self._nodes: dict[NodeId, tuple[int, Announcement]] | None = None
+        self._early: list[Change] = []  # heard before that list, which may be older
         # Since when this leader sees the current round being formed, and with enough nodes.
         self._forming: tuple[int, float] = (0, 0.0)
         self._enough_since: float | None = None
@@ -62,11 +63,15 @@ class Leadership:
             if entry.key.startswith(self._keys.nodes):
                 self._see(entry.key, entry.value, entry.revision)
         self.decision = None
+        early, self._early = self._early, []
+        for change in early:
+            self.see(change)
 
     def see(self, change: Change) -> None:
         """Take a change of an announcement, unless the list has overtaken it."""
         if self._nodes is None:
-            return  # the list that is on its way has it
+            self._early.append(change)
+            return
         node = NodeId(change.key.removeprefix(self._keys.nodes))
         known = self._nodes[node][0] if node in self._nodes else self._since
         if change.revision <= known:
@@ -151,8 +156,8 @@ class Leadership:
         new = self.decision.progress
         return None if new == self._told else new
 
-    def told(self, progress: Progress, now: float) -> None:
-        """Hear that the others can read this progress now."""
+    def told(self, progress: Progress | None, now: float) -> None:
+        """Hear that the others can read this progress now, be it an older one that came late."""
         self._told = progress
         self._tell_at = now + PROGRESS_EVERY_S
 

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, UsageError
-from holdfast.ids import LeaseId, NodeId
+from holdfast.ids import NodeId
 from holdfast.rendezvous.control import Control
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import (
@@ -60,13 +60,13 @@ from holdfast.rendezvous.model import (
     Record,
     Status,
 )
+from holdfast.rendezvous.presence import Presence
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
 from holdfast.rendezvous.trouble import Trouble, borne_s
 from holdfast.store.ops import (
     AnyOp,
     Change,
     CompareSet,
-    Delete,
     Entry,
     Get,
     Guarded,
@@ -100,8 +100,7 @@ class Node:
         # This node: what it would announce, what is announced, and under which lease.
         self._me = me
         self._active = False
-        self._said: Announcement | None = None
-        self._came = 0  # the store's revision at which it was announced first
+        self._presence = Presence(keys.node(me.node))
         self._holding = Holding(rules.keep_alive_s)
         self._leaving = False
         self._stopped = False
@@ -133,7 +132,8 @@ class Node:
             self._tell_closed(self._record)
             return
         self._active = True
-        self._me = replace(self._me, phase=Phase.WAITING, why=why[:200])
+        self._effects += self._holding.asked()
+        self._me = replace(self._me, phase=Phase.WAITING, why=why[:200], wish=self._me.wish + 1)
         self._round_raw = None
         if self._record is None:
             self._join_by = now + self._rules.join_s
@@ -156,10 +156,14 @@ class Node:
             self._me = replace(self._me, phase=Phase.FINISHED)
         self._pump(now)
 
-    def count_failure(self, now: float, wall: float) -> None:
-        """Count a failure of the round that this node works in (ND-4); `wall` is since 1970."""
+    def count_failure(self, now: float, wall: float) -> int:
+        """Count a failure of the round that this node works in (ND-4), and return its number.
+
+        `Counted` with this number is the answer; `wall` is since 1970.
+        """
         self._report = (self._me.round, wall)
         self._pump(now)
+        return self._me.round
 
     def close(self, reason: str, failed: bool, now: float, wall: float = 0.0) -> None:
         """End the run for everyone; `failed` says whether the job has, `wall` is since 1970."""
@@ -201,7 +205,7 @@ class Node:
         match error:
             case LeaseLost():
                 self._trouble.answered(renewal=False)
-                self._lease_lost()
+                self._begin_anew("this node was silent for longer than its lease")
             case Fenced() if isinstance(op, Guarded):
                 self._trouble.answered(renewal=False)
                 self._fenced(op)
@@ -210,6 +214,8 @@ class Node:
             case _ if isinstance(op, LeaseRevoke) and self._me.phase is Phase.LEFT:
                 self._stop(Left())  # all is said: the host waits for no more, and may be gone
             case _:
+                if isinstance(op, CompareSet) and op.key == self._presence.key:
+                    self._presence.unanswered(op)
                 bear_s = borne_s(error, self._rules.join_s)
                 if self._trouble.failed(self._busy_at, now, isinstance(op, LeaseKeep), bear_s):
                     self._stop(StoreLost(f"the store cannot be used: {error}"))
@@ -291,18 +297,13 @@ class Node:
             return LeaseGrant(self._rules.lease_s, self._rules.linger_s)
         if self._closing is not None and (op := self._close_op(self._closing)) is not None:
             return op
+        announce = self._presence.next_op(self._me if self._active else None, lease.id)
         if self._leaving:
-            last = self._me.phase is Phase.LEFT and self._said != self._me
-            return self._announce_op(None) if last else LeaseRevoke(lease.id)
+            last = announce if self._me.phase is Phase.LEFT else None
+            return last or LeaseRevoke(lease.id)
         if now >= self._holding.keep_at:
             return LeaseKeep(lease.id)
-        return self._announce_op(lease.id) or self._count_op() or self._lead_op(lease, now)
-
-    def _announce_op(self, lease: LeaseId | None) -> AnyOp | None:
-        key = self._keys.node(self._me.node)
-        if not self._active:
-            return Delete(key) if self._said is not None else None
-        return Set(key, self._me.encode(), lease) if self._said != self._me else None
+        return announce or self._count_op() or self._lead_op(lease, now)
 
     def _close_op(self, wish: Closed) -> AnyOp | None:
         if self._record is not None and self._record.status is Status.CLOSED:
@@ -321,14 +322,11 @@ class Node:
         raw = self._control.value(self._keys.failures)
         known = Failures() if raw is None else Failures.decode(raw)
         if known.round >= number:
-            self._counted(known)
+            self._report = None
+            self._tell(Counted(number, known))
             return None
         op = CompareSet(self._keys.failures, raw, known.plus(number, wall).encode())
         return Guarded(self._keys.round, self._round_raw, op)
-
-    def _counted(self, failures: Failures) -> None:
-        self._report = None
-        self._tell(Counted(failures))
 
     def _lead_op(self, lease: Lease, now: float) -> AnyOp | None:
         leadership, value = self._leadership, self._control.value
@@ -347,20 +345,17 @@ class Node:
         inner = op.op if isinstance(op, Guarded) else op
         match inner, result:
             case LeaseGrant(), Lease():
-                self._tell(self._holding.granted(result, self._busy_at, now))
+                self._effects += self._holding.granted(result, self._busy_at, now)
             case LeaseKeep(), _:
-                self._tell(self._holding.renewed(self._busy_at, now))
-            case LeaseRevoke(), _:
+                self._effects += self._holding.renewed(self._busy_at, now)
+            case LeaseRevoke(), _ if self._leaving:
                 self._stop(Left())
-            case Set(key), int():
-                if key == self._keys.progress:
-                    if self._leadership is not None:
-                        self._leadership.told(Progress.decode(inner.value), now)
-                else:
-                    self._said = Announcement.decode(inner.value)
-                    self._came = self._came or result
-            case Delete(), _:
-                self._said = None
+            case LeaseRevoke(), _:
+                self._begin_anew("this node gave its lease back, to take a new one")
+            case Set(key, value), int():
+                self._control_changed(key, value, result, now)
+            case CompareSet(self._presence.key), Swap():
+                self._presence.answered(inner, result)
             case CompareSet(key), Swap():
                 self._looked = self._looked or key == self._keys.leader
                 self._control_changed(key, result.value, result.revision, now)
@@ -369,20 +364,21 @@ class Node:
                 if self._leadership is not None:
                     self._leadership.read_failures(known.count)
                 # A leader reads them too: that is no answer to a report that is still to count.
-                if self._report is not None and isinstance(self._count_op(), Get):
-                    self._counted(known)
+                if (report := self._report) is not None and isinstance(self._count_op(), Get):
+                    self._report = None
+                    self._tell(Counted(report[0], known))
             case ListPrefix(), tuple():
                 if self._leadership is not None:
                     self._leadership.see_all(result)
             case _:
                 raise UsageError(f"{result!r:.80} is no result of {op!r:.80}")
 
-    def _lease_lost(self) -> None:
-        """Begin anew after a silence that was longer than the lease (ND-3)."""
-        self._holding.lost()
-        self._said = None
+    def _begin_anew(self, why: str) -> None:
+        """Take another lease, since the last one is gone with all that it held (ND-3)."""
+        self._holding.lost(in_round=self._me.phase is not Phase.WAITING)
+        self._presence.lost()
         self._step_down()
-        self._over("this node was silent for longer than its lease")
+        self._over(why)
 
     def _fenced(self, op: Guarded[object]) -> None:
         if op.key == self._keys.leader:
@@ -398,8 +394,12 @@ class Node:
         try:
             if key == self._keys.round and value is not None:
                 self._record_changed(Record.decode(value), now)
-            elif key == self._keys.progress and value is not None and self._leadership is None:
-                self._explain(Progress.decode(value))
+            elif key == self._keys.progress:
+                progress = None if value is None else Progress.decode(value)
+                if self._leadership is not None:
+                    self._leadership.told(progress, now)
+                elif progress is not None:
+                    self._explain(progress)
             elif key == self._keys.leader:
                 self._leader_changed(value, revision)
             elif key == self._keys.failures and value is not None:
@@ -437,7 +437,7 @@ class Node:
     def _tell_closed(self, record: Record) -> None:
         """Tell of the end, and whether it was there before this node: revisions say so."""
         revision = self._control.revision(self._keys.round)
-        late = self._closing is None and (not self._came or self._came > revision)
+        late = self._closing is None and not 0 < self._presence.came <= revision
         self._tell(Closed(record.reason, record.failed, record.ended_at, late))
 
     def _wait_or_work(self, record: Record, now: float) -> None:

@@ -122,7 +122,7 @@ class Announcement(_Value):
     """What a node says of itself.
 
     `round` is the last round that it was in, 0 for none; `slot` the rank that it insists on, or
-    None; `why` says what made it ask for a new round.
+    None; `why` says what made it ask for a new round; `wish` counts how often it has asked.
     """
 
     node: NodeId
@@ -133,6 +133,7 @@ class Announcement(_Value):
     round: int
     slot: int | None
     why: str
+    wish: int = 0
 
     def member(self) -> Member:
         """Return the node as a member of a round."""

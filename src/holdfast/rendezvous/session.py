@@ -150,7 +150,7 @@ class NodeSession:
     def _run(self) -> None:
         try:
             self._node.start(self._now())
-            while not self._stopping and self.lost is None:
+            while not self._is_over():
                 self._perform()
                 self._take_events()
         except HoldfastError as error:
@@ -160,13 +160,17 @@ class NodeSession:
         finally:
             self._follow(None)
 
+    def _is_over(self) -> bool:
+        return self._stopping or self.lost is not None
+
     def _now(self) -> float:
         return self._clock.monotonic()
 
     def _perform(self) -> None:
         """Do what the machine wants until it wants nothing more for now."""
         while effects := self._node.take_effects():
-            for effect in effects:
+            # The operation last: what comes meanwhile is newer than all that is told here.
+            for effect in sorted(effects, key=lambda effect: isinstance(effect, Perform)):
                 match effect:
                     case Perform(op):
                         self._perform_op(op)
@@ -181,12 +185,14 @@ class NodeSession:
         try:
             result = self._store._perform(op, Deadline.after(timeout, self._clock))
         except HoldfastError as error:
+            self._pass_on()
             if isinstance(error, StoreBusy) and not self._held_up:
                 self._held_up = True
                 _log.warning("run %s: waiting: %s", self._run_id, error)
             self._full = isinstance(error, StoreFull)
             self._node.failed(error, self._now())
         else:
+            self._pass_on()
             self._held_up = False
             if isinstance(result, Lease):
                 self._lease = result
@@ -196,9 +202,21 @@ class NodeSession:
         """Wait for events, or until the machine wants to look again, and pass them on."""
         wake_at = self._node.next_wake()
         patience = None if wake_at is None else max(0.0, wake_at - self._now())
+        first = None
+        try:
+            # Whoever ends it says so first, and then wakes us: that may have been passed on.
+            if not self._is_over():
+                first = self._events.get(timeout=patience)
+        except queue.Empty:
+            pass
+        self._pass_on(first)
+        self._node.tick(self._now())
+
+    def _pass_on(self, first: _Request | Change | None = None) -> None:
+        """Pass on an event and all that wait: the machine decides by the newest that is known."""
         changes: list[Change] = []
         try:
-            event = self._events.get(timeout=patience)
+            event = first
             while True:
                 if callable(event):
                     event(self._now())
@@ -209,8 +227,6 @@ class NodeSession:
             pass
         if changes:
             self._node.changed(changes, self._now())
-        else:
-            self._node.tick(self._now())
 
     def _follow(self, prefix: str | None) -> None:
         """Replace the watch and its reader."""

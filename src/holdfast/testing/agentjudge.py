@@ -30,7 +30,7 @@ from holdfast.agent.outcome import Ending, Outcome
 from holdfast.errors import RendezvousClosed
 from holdfast.ids import LeaseId, NodeId
 from holdfast.rendezvous.model import Record, Status
-from holdfast.store.ops import AnyOp, Change, LeaseKeep, Set
+from holdfast.store.ops import AnyOp, Change, CompareSet, LeaseKeep
 from holdfast.testing.clusterjudge import Judge
 
 __all__ = ["NOT_IN_TIME", "AgentJudge"]
@@ -189,7 +189,7 @@ class AgentJudge(Judge):
     def performed(self, op: AnyOp) -> None:
         super().performed(op)
         match op:
-            case Set(key, _, lease) if lease is not None and key.startswith(self.keys.nodes):
+            case CompareSet(key, _, _, lease) if lease and key.startswith(self.keys.nodes):
                 self._holders[lease] = NodeId(key.removeprefix(self.keys.nodes))
             case LeaseKeep(lease) if lease in self._holders:
                 self._cut_at.pop(self._holders[lease], None)
@@ -228,7 +228,9 @@ class AgentJudge(Judge):
             self._left_behind.update(self.announced)
         self._left_behind -= members
         just_gone = self._clock() < self._gone_at + LATE_S  # who leads may not have heard of it
-        if just_gone or any(one not in members for one in self.announced):
+        # A leader that was cut off for longer may count on a member that is gone: the round ends by
+        # that, though an earlier round used the event up.
+        if just_gone or members != self.announced.keys():
             self._knocked.add(record.number)
 
     def _ended(self, old: Record, new: Record) -> None:

@@ -221,7 +221,7 @@ class AgentUser(Agent):
             case Explained(progress):
                 self._progress = progress
                 self.turn(lambda: None)
-            case Counted(failures):
+            case Counted(number, failures) if number == self._here().number:
                 self._answer_count(
                     lambda: self.machine.counted(
                         failures.count, failures.times, self.wall(), self.local()

@@ -259,8 +259,8 @@ class Judge:
             case Closed():
                 if self.record is None or self.record.status is not Status.CLOSED:
                     self._fail(f"{node} takes the run for closed: {self.record}")
-            case Counted():
-                self._told_counted(node)
+            case Counted(number):
+                self._told_counted(node, number)
             case Left():
                 # One that has said so need not hear that its lease is revoked: it ends by itself.
                 leads = self.leader == node and node not in self._left
@@ -290,10 +290,10 @@ class Judge:
             self._fail(f"ND-1: {node} works in {working}, is told of {record.number}")
         self._working[node] = self._newest[node] = record.number
 
-    def _told_counted(self, node: NodeId) -> None:
-        number, record = self._working.get(node), self.record
+    def _told_counted(self, node: NodeId, number: int) -> None:
+        record = self.record
         lasts = record is not None and (record.status, record.number) == (Status.COMPLETE, number)
-        if lasts and number not in self._counted:
+        if lasts and self._working.get(node) == number and number not in self._counted:
             self._fail(f"S6: the failure of round {number} at {node} is not counted")
 
     # What is true now.

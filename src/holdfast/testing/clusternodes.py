@@ -132,7 +132,7 @@ class NodeProgram(ClientProgram):
         self._started = False
         self._effects: deque[Effect] = deque()
         # What waits for the machine; while `_busy`, an operation or a new watch, it must wait.
-        self._events: deque[Callable[[float], None] | Change] = deque()
+        self._events: deque[Callable[[float], object] | Change] = deque()
         self._busy = False
         self._watch: WatchRecord | None = None
         self._advancing = False
@@ -160,7 +160,7 @@ class NodeProgram(ClientProgram):
 
     # The shell of the machine.
 
-    def request(self, act: Callable[[float], None]) -> None:
+    def request(self, act: Callable[[float], object]) -> None:
         """Let the machine do something, at `now` by its clock, when it is its turn."""
         self._events.append(act)
         self._advance()
@@ -190,18 +190,19 @@ class NodeProgram(ClientProgram):
         """Do the next thing; False if there is nothing to do now."""
         if self._busy:
             return False
-        self._effects.extend(self.node.take_effects())
+        self._take_effects()
         if self._effects:
             self._do(self._effects.popleft())
             return True
         if self._events:
             self._take_events()
+            self.node.tick(self.local())
             return True
         wake_at = self.node.next_wake()
         if wake_at is None or wake_at > self.local():
             return False
         self.node.tick(self.local())
-        self._effects.extend(self.node.take_effects())
+        self._take_effects()
         again = self.node.next_wake()
         if not self._effects and again is not None and again <= self.local():
             self._journal.fail(f"{self.id} would spin: it asks to be woken, and does nothing")
@@ -218,8 +219,11 @@ class NodeProgram(ClientProgram):
                 event(self.local())
         if changes:
             self.node.changed(changes, self.local())
-        else:
-            self.node.tick(self.local())
+
+    def _take_effects(self) -> None:
+        """Put the operation last, as the product does."""
+        effects = self.node.take_effects()
+        self._effects.extend(sorted(effects, key=lambda effect: isinstance(effect, Perform)))
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -234,12 +238,13 @@ class NodeProgram(ClientProgram):
                 self.tell(effect)
 
     def _performed(self, result: object) -> None:
+        self._take_events()
         self._busy = False
         match result:
             case LeaseLost():
                 self.judge.counts["leases lost"] += 1
                 self.node.failed(result, self.local())
-                self._effects.extend(self.node.take_effects())
+                self._take_effects()
                 self.judge.lost_lease(self.id, self._effects)
             case HoldfastError():
                 self.node.failed(result, self.local())
@@ -361,8 +366,8 @@ class Agent:
                 self._later(self._rng.uniform(0.0, self._manners.stop_s), self._ask, "it is over")
             case Explained(progress):
                 self._progress = progress
-            case Counted():
-                self._reported = True
+            case Counted(number):
+                self._reported = self._round is not None and self._round.number == number
             case TimedOut(reason):
                 self.last_reason = reason
                 if self.patient:

@@ -25,8 +25,9 @@ from holdfast.net.secret import new_secret
 from holdfast.observe.events import RoundAwaited
 from holdfast.observe.sinks import MemorySink
 from holdfast.rendezvous.decide import Rules
+from holdfast.rendezvous.effects import Counted
 from holdfast.rendezvous.handler import Ending, Round, StoreRendezvous
-from holdfast.rendezvous.model import Announcement, Keys, Phase
+from holdfast.rendezvous.model import Announcement, Failures, Keys, Phase
 from holdfast.store import client
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store, serve_store
@@ -226,6 +227,22 @@ def test_a_failure_counts_once_for_all_nodes(party: Party) -> None:
     assert before - 1.0 < second.times[-1] < SYSTEM_CLOCK.wall() + 1.0
     assert a.count_failure() == second
     assert party.add("c").count_failure() == second  # not in a round: it only learns of them
+
+
+def test_the_answer_to_an_earlier_report_is_not_taken_for_this_one(
+    memory: Party, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ND-4: such as one of an earlier round that took too long."""
+    a, b = memory.add("a"), memory.add("b")
+    together(a, b)
+    real = a._node.count_failure
+
+    def count(now: float, wall: float) -> int:
+        a._session._tell(Counted(0, Failures()))
+        return real(now, wall)
+
+    monkeypatch.setattr(a._node, "count_failure", count)
+    assert a.count_failure(timeout=SOON).count == 1
 
 
 def test_members_of_a_round_agree_on_the_failures_before_it(party: Party) -> None:

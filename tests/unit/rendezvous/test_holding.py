@@ -13,7 +13,7 @@ from holdfast.store.ops import Get, Lease, LeaseKeep
 
 def test_hl1_a_lease_is_counted_from_the_sending_of_its_grant() -> None:
     holding = Holding(keep_alive_s=5.0)
-    held = holding.granted(Lease(LeaseId(1), 15.0), sent_at=100.0, now=103.0)
+    (held,) = holding.granted(Lease(LeaseId(1), 15.0), sent_at=100.0, now=103.0)
     assert held.kill_at == pytest.approx(100.0 + 15.0 * (1 - MARGIN))
     assert held.stop_at == pytest.approx(100.0 + 15.0 * (1 - 2 * MARGIN))
     assert holding.keep_at == 108.0
@@ -21,15 +21,15 @@ def test_hl1_a_lease_is_counted_from_the_sending_of_its_grant() -> None:
 
 def test_hl1_a_renewal_moves_both_moments_by_its_own_sending() -> None:
     holding = Holding(keep_alive_s=5.0)
-    first = holding.granted(Lease(LeaseId(1), 15.0), sent_at=100.0, now=100.0)
-    second = holding.renewed(sent_at=105.0, now=109.0)
+    (first,) = holding.granted(Lease(LeaseId(1), 15.0), sent_at=100.0, now=100.0)
+    (second,) = holding.renewed(sent_at=105.0, now=109.0)
     assert second.kill_at - first.kill_at == pytest.approx(5.0)
     assert second.stop_at - first.stop_at == pytest.approx(5.0)
     assert holding.keep_at == 114.0
 
 
 def test_a_store_that_grants_more_is_believed() -> None:
-    held = Holding(0.5).granted(Lease(LeaseId(1), 2.0), sent_at=0.0, now=0.0)
+    (held,) = Holding(0.5).granted(Lease(LeaseId(1), 2.0), sent_at=0.0, now=0.0)
     assert held.kill_at == pytest.approx(1.8)
 
 
@@ -37,8 +37,31 @@ def test_a_lost_lease_is_none() -> None:
     holding = Holding(5.0)
     holding.granted(Lease(LeaseId(1), 15.0), 0.0, 0.0)
     assert holding.lease == Lease(LeaseId(1), 15.0)
-    holding.lost()
+    holding.lost(in_round=False)
     assert holding.lease is None
+    assert len(holding.granted(Lease(LeaseId(2), 15.0), 20.0, 20.0)) == 1
+    assert holding.asked() == []  # nothing was kept back
+
+
+def test_hl3_a_new_lease_gives_no_time_to_the_round_before_it() -> None:
+    holding = Holding(keep_alive_s=5.0)
+    holding.granted(Lease(LeaseId(1), 15.0), sent_at=0.0, now=0.0)
+    holding.lost(in_round=True)
+    assert holding.granted(Lease(LeaseId(2), 10.0), sent_at=20.0, now=20.0) == []
+    assert holding.renewed(sent_at=25.0, now=25.0) == []
+    (kept_back,) = holding.asked()
+    assert kept_back.kill_at == pytest.approx(34.0)
+    assert holding.asked() == []
+    (held,) = holding.renewed(sent_at=30.0, now=30.0)
+    assert held.kill_at == pytest.approx(39.0)
+
+
+def test_hl3_a_node_that_asks_before_it_has_a_new_lease_hears_of_that_one() -> None:
+    holding = Holding(keep_alive_s=5.0)
+    holding.granted(Lease(LeaseId(1), 15.0), sent_at=0.0, now=0.0)
+    holding.lost(in_round=True)
+    assert holding.asked() == []
+    assert len(holding.granted(Lease(LeaseId(2), 10.0), sent_at=20.0, now=20.0)) == 1
 
 
 def test_hl2_an_operation_ends_before_a_renewal_is_due() -> None:

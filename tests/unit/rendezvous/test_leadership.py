@@ -8,7 +8,7 @@ from holdfast.ids import LeaseId, NodeId, RunId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import RoundOver, RoundReady
 from holdfast.rendezvous.leadership import PROGRESS_EVERY_S, Leadership
-from holdfast.rendezvous.model import Announcement, Keys, Leader, Phase, Record, Status
+from holdfast.rendezvous.model import Announcement, Keys, Leader, Phase, Progress, Record, Status
 from holdfast.rendezvous.ranks import sticky_ranks
 from holdfast.store.ops import (
     AnyOp,
@@ -48,6 +48,12 @@ def leadership(*entries: Entry, since: int = 5) -> Leadership:
     return leader
 
 
+def told(world: World) -> Progress:
+    found = world.entry(KEYS.progress)
+    assert found is not None
+    return Progress.decode(found.value)
+
+
 def reason(leader: Leadership, now: float = 0.0) -> str:
     decision = leader.decide(None, now)
     assert decision is not None
@@ -56,12 +62,24 @@ def reason(leader: Leadership, now: float = 0.0) -> str:
 
 def test_a_blind_leader_decides_and_tells_nothing() -> None:
     leader = Leadership(5, PROOF, KEYS, RULES, sticky_ranks)
-    leader.see(change("a", 9))
     assert leader.next_op(None, None, LEASE, 0.0) == ListPrefix(KEYS.root)
     assert leader.decide(None, 0.0) is None
     assert (leader.news(), leader.next_wake()) == (None, None)
     leader.see_all(())
     assert reason(leader) == "have 0 of 2: waiting for 2 more"
+
+
+def test_a_change_that_is_heard_before_an_older_list_is_taken_with_it() -> None:
+    """What a leader waits for and what it watches come on two ways."""
+    leader = Leadership(5, PROOF, KEYS, RULES, sticky_ranks)
+    leader.see(change("a", 6))
+    leader.see(change("b", 7))
+    leader.see(change("b", 9, gone=True))
+    assert leader.decide(None, 0.0) is None
+    leader.see_all((entry("b", 7), entry("c", 8)))
+    assert reason(leader) == "have 2, enough: last call for up to 3"
+    leader.see_all((entry("b", 10),))
+    assert reason(leader).startswith("have 1 of 2")
 
 
 def test_changes_after_the_list_are_taken_and_older_ones_are_not() -> None:
@@ -208,6 +226,19 @@ def test_a_leader_reads_publishes_and_tells_under_its_guard() -> None:
 
 
 class TestANodeThatLeads:
+    def test_progress_that_comes_late_is_told_anew(self) -> None:
+        """Members go by it: who waits beside a round is let in."""
+        world, a, _b = pair(replace(PAIR_RULES, max_nodes=3, last_call_s=0))
+        world.run(PROGRESS_EVERY_S)
+        (old,) = [op for op in a.ops if isinstance(op, Guarded) and isinstance(op.op, Set)][-1:]
+        world.add("c")
+        world.run(PROGRESS_EVERY_S)
+        assert told(world).waiting == 1
+        world.apply(old)
+        assert told(world).waiting == 0
+        world.run(PROGRESS_EVERY_S)
+        assert told(world).waiting == 1
+
     def test_the_leader_dies_and_another_takes_over(self) -> None:
         world, a, b = pair()
         world.kill(a)

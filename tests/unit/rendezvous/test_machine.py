@@ -26,9 +26,9 @@ from holdfast.store.ops import (
     CompareSet,
     Get,
     Guarded,
+    LeaseGrant,
     LeaseKeep,
     LeaseRevoke,
-    Set,
 )
 from tests.unit.rendezvous.by_hand import (
     KEYS,
@@ -142,6 +142,21 @@ class TestSilence:
         assert any(isinstance(op, LeaseKeep) for op in b.ops)
         assert b.the(RoundOver).reason == "this node was silent for longer than its lease"
 
+    def test_a_new_lease_gives_no_time_to_the_old_round(self) -> None:
+        """HL-3: its workers were to be gone before the old lease could end."""
+        world, _a, b = pair()
+        b.take(Held)
+        b.stopped = True
+        world.run(RULES.lease_s + 1)
+        b.stopped = False
+        world.run(2 * RULES.keep_alive_s)
+        assert b.take(RoundOver)
+        assert [type(op) for op in b.ops].count(LeaseGrant) == 2
+        assert b.take(Held) == []
+        b.node.ask("", world.now)
+        world.settle()
+        assert b.the(Held).kill_at > world.now
+
     def test_its_end_is_told_once(self) -> None:
         world, _a, b = pair()
         b.stopped = True
@@ -171,7 +186,7 @@ class TestFailures:
         for each in (a, b, a):
             each.node.count_failure(world.now, WALL)
             world.settle()
-            assert each.the(Counted) == Counted(Failures(1, 1, (WALL,)))
+            assert each.the(Counted) == Counted(1, Failures(1, 1, (WALL,)))
 
     def test_two_at_once_count_once(self) -> None:
         """ND-4: the second one loses the race in the store."""
@@ -184,7 +199,7 @@ class TestFailures:
         b.inbox = []
         b.let_go()
         world.settle()
-        assert a.the(Counted) == b.the(Counted) == Counted(Failures(1, 1, (WALL,)))
+        assert a.the(Counted) == b.the(Counted) == Counted(1, Failures(1, 1, (WALL,)))
 
     def test_the_next_round_counts_again(self) -> None:
         world, a, b = pair()
@@ -195,7 +210,7 @@ class TestFailures:
         world.settle()
         b.node.count_failure(world.now, WALL)
         world.settle()
-        assert b.the(Counted) == Counted(Failures(2, 2, (WALL, WALL)))
+        assert b.the(Counted) == Counted(2, Failures(2, 2, (WALL, WALL)))
         entry = world.entry(KEYS.failures)
         assert entry is not None
         assert Failures.decode(entry.value) == Failures(2, 2, (WALL, WALL))
@@ -210,16 +225,19 @@ class TestFailures:
         world.settle()
         b.let_go()
         world.settle()
-        assert b.the(Counted) == Counted(Failures())
+        assert b.the(Counted) == Counted(1, Failures())
         assert world.entry(KEYS.failures) is None
 
     def test_a_late_report_is_not_charged_to_a_later_round(self) -> None:
-        """ND-4: the next round begins before an operation could be performed for it."""
+        """ND-4: the next round begins before an operation could be performed for it.
+
+        The answer names the round: it says nothing of a failure of the later one.
+        """
         world, a, b = pair()
-        b.hold = Set
+        b.hold = CompareSet
         for each in (a, b):
             each.node.ask("a failure", world.now)
-        b.node.count_failure(world.now, WALL)
+        assert b.node.count_failure(world.now, WALL) == 1
         world.settle()
         assert b.held is not None
         announced = world.apply(b.held)
@@ -228,7 +246,7 @@ class TestFailures:
         b.hold = None
         b.node.done(announced, world.now)
         world.settle()
-        assert b.the(Counted) == Counted(Failures())
+        assert b.the(Counted) == Counted(1, Failures())
         assert world.entry(KEYS.failures) is None
 
     def test_members_of_a_round_agree_on_the_failures_before_it(self) -> None:
@@ -271,14 +289,14 @@ class TestFailures:
         a.node.count_failure(world.now, WALL)
         a.let_go()
         world.settle()
-        assert a.the(Counted) == Counted(Failures(1, 2, (WALL,)))
+        assert a.the(Counted) == Counted(2, Failures(1, 2, (WALL,)))
 
     def test_outside_a_round_nothing_is_counted(self) -> None:
         world = World(RULES)
         a = world.add("a")
         a.node.count_failure(world.now, WALL)
         world.settle()
-        assert a.the(Counted) == Counted(Failures())
+        assert a.the(Counted) == Counted(0, Failures())
 
 
 class TestFinish:
@@ -367,7 +385,7 @@ class TestFinish:
         world.settle()
         b.node.leave(world.now)
         world.settle()
-        assert [type(op) for op in b.ops[before:]] == [Set, Set, LeaseRevoke]
+        assert [type(op) for op in b.ops[before:]] == [CompareSet, CompareSet, LeaseRevoke]
 
 
 class TestEnds:
@@ -537,7 +555,7 @@ class TestTrouble:
     def test_a_store_that_takes_no_writes_is_lost_though_it_renews_leases(self) -> None:
         """ND-6, HL-2: such as etcd over its quota. No write keeps the lease from being renewed."""
         world, _a, b = pair()
-        b.hold = Set
+        b.hold = CompareSet
         b.node.finish(world.now)
         b.step()
         began = world.now

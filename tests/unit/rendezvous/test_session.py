@@ -38,6 +38,7 @@ class OddStore(MemoryStore):
         self.asked: list[tuple[str, float | None]] = []
         self.kept = threading.Event()
         self.no_watch: HoldfastError | None = None
+        self.during: Callable[[], None] | None = None  # called within the next operation
 
     def _perform(self, op: Op, deadline: Deadline):  # type: ignore[type-arg, no-untyped-def]
         self.asked.append((type(op).__name__, deadline.remaining()))
@@ -45,6 +46,9 @@ class OddStore(MemoryStore):
             self.kept.set()
         if self.failure is not None and (self.failing is None or isinstance(op, self.failing)):
             raise self.failure
+        if self.during is not None:
+            during, self.during = self.during, None
+            during()
         return super()._perform(op, deadline)
 
     def _open_watch(self, key: str, prefix: bool, deadline: Deadline) -> Watch:
@@ -130,6 +134,25 @@ def test_an_answer_belongs_to_the_newest_wish(start: Start) -> None:
     until(session, lambda: session.wish == "second" and session.ready)
     assert session.ready is not None
     assert session.ready.record.number == 2
+
+
+def test_what_comes_within_an_operation_is_heard_before_the_next_one(
+    start: Start, store: OddStore
+) -> None:
+    """A leader that is busy must not count on a node though it could know that this is gone."""
+    started = threading.Event()
+    heard: list[int] = []
+
+    def during() -> None:
+        assert started.wait(SOON)
+        session.ask("", "first")
+        session.request(lambda now: heard.append(len(store.asked)))
+
+    store.during = during
+    session = start("a", ALONE)
+    started.set()
+    until(session, lambda: session.ready)
+    assert heard == [1]
 
 
 def test_waiting_ends_at_the_deadline(start: Start) -> None:

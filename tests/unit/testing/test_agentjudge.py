@@ -21,7 +21,7 @@ from holdfast.rendezvous.model import (
     Record,
     Status,
 )
-from holdfast.store.ops import Change, LeaseKeep, Set
+from holdfast.store.ops import Change, CompareSet, LeaseKeep
 from holdfast.testing.agentjudge import LATE_S, NOT_IN_TIME, AgentJudge
 from tests.unit.agent.stories import failure
 
@@ -101,6 +101,16 @@ def test_a_failure_a_departure_and_a_newcomer_are_events(court: Court) -> None:
         KEYS.node(NodeId("c")), Announcement(NodeId("c"), "c", "c", 1, Phase.WAITING, 0, None, "")
     )
     court.over(3)
+    assert court.blamed == []
+
+
+def test_a_round_that_begins_with_a_member_that_is_gone_ends_by_that(court: Court) -> None:
+    """Its leader was cut off; an earlier round has used the event up."""
+    court.set(KEYS.node(B), None)
+    court.over(1)
+    court.now += LATE_S
+    court.round(2)
+    court.over(2)
     assert court.blamed == []
 
 
@@ -187,7 +197,7 @@ def test_a_node_whose_lease_the_network_ends_may_work_until_it_can_know(court: C
     judge, lease = court.judge, LeaseId(7)
     judge.curtailed(lease)  # of something that is no node
     assert not judge.may_work_on(B)
-    judge.performed(Set(KEYS.node(B), b"", lease))
+    judge.performed(CompareSet(KEYS.node(B), None, b"", lease))
     judge.curtailed(lease)
     assert judge.may_work_on(B)
     assert not judge.may_work_on(A)
@@ -197,7 +207,7 @@ def test_a_node_whose_lease_the_network_ends_may_work_until_it_can_know(court: C
 
 def test_a_node_that_came_back_in_time_keeps_its_lease(court: Court) -> None:
     judge, lease = court.judge, LeaseId(7)
-    judge.performed(Set(KEYS.node(B), b"", lease))
+    judge.performed(CompareSet(KEYS.node(B), None, b"", lease))
     judge.curtailed(lease)
     judge.performed(LeaseKeep(LeaseId(8)))
     assert judge.may_work_on(B)

@@ -76,7 +76,7 @@ def test_a_good_run_is_not_blamed(court: Court) -> None:
     assert court.judge.all_in([A, B])
     court.judge.performed(Guarded(KEYS.round, record.encode(), Add(KEYS.of_round(1) + "x", 1)))
     court.set(KEYS.failures, Failures(1, 1, (5.0,)).encode())
-    court.judge.told(A, Counted(Failures(1, 1, (5.0,))))
+    court.judge.told(A, Counted(1, Failures(1, 1, (5.0,))))
     court.judge.asks(A, 1)
     court.judge.rests(A)
     court.publish(2, Status.FORMING, A, B)
@@ -214,8 +214,14 @@ def test_a_round_that_does_not_know_of_a_failure_is_blamed(court: Court) -> None
 
 def test_a_count_that_did_not_happen_is_blamed(court: Court) -> None:
     court.meet(A)
-    court.judge.told(A, Counted(Failures()))
+    court.judge.told(A, Counted(1, Failures()))
     assert "S6: the failure of round 1 at a is not counted" in court.text()
+
+
+def test_an_answer_to_a_report_of_an_earlier_round_says_nothing_of_this_one(court: Court) -> None:
+    court.meet(A)
+    court.judge.told(A, Counted(0, Failures()))
+    assert court.blamed == []
 
 
 def test_who_is_told_of_a_round_is_in_it_and_in_no_other(court: Court) -> None:
