@@ -20,7 +20,7 @@ from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
 from holdfast.rendezvous.session import NodeSession
 from holdfast.store.memory import MemoryStore
-from holdfast.store.ops import LeaseGrant, LeaseKeep, Op, Set
+from holdfast.store.ops import CompareSet, LeaseGrant, LeaseKeep, Op
 from holdfast.store.store import Watch
 
 RUN = RunId("job")
@@ -200,7 +200,7 @@ def test_who_leaves_a_full_store_ends_its_lease(start: Start, store: OddStore) -
     session = start("a", ALONE)
     session.ask("", "first")
     until(session, lambda: session.ready)
-    store.failing, store.failure = Set, StoreFull("no space")
+    store.failing, store.failure = CompareSet, StoreFull("no space")
     session.request(session._node.finish)
     until(session, lambda: session.lost)
     assert session.lost is not None
