@@ -76,6 +76,11 @@ class Rules:
                 raise UsageError(f"{name} {getattr(self, name)}: must not be negative")
 
     @property
+    def nodes(self) -> str:
+        """How many nodes a round has, as nodes compare it: MIN:MAX."""
+        return f"{self.min_nodes}:{self.max_nodes}"
+
+    @property
     def grace_s(self) -> float:
         """How long a new round that has its minimum waits for living members of the last one.
 

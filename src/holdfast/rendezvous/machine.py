@@ -90,7 +90,7 @@ class Node:
     ) -> None:
         self._keys = keys
         self._rules = rules
-        self._nodes = f"{rules.min_nodes}:{rules.max_nodes}"
+        self._nodes = rules.nodes
         self._rank = rank
         self._effects: list[Effect] = []
         # The operation that is being performed, and how the store bears with them.
@@ -98,7 +98,7 @@ class Node:
         self._busy_at = 0.0
         self._trouble = Trouble(rules.lease_s)
         # This node: what it would announce, what is announced, and under which lease.
-        self._me = me
+        self._me = replace(me, nodes=rules.nodes)
         self._active = False
         self._presence = Presence(keys.node(me.node))
         self._holding = Holding(rules.keep_alive_s)

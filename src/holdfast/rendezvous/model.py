@@ -122,7 +122,8 @@ class Announcement(_Value):
     """What a node says of itself.
 
     `round` is the last round that it was in, 0 for none; `slot` the rank that it insists on, or
-    None; `why` says what made it ask for a new round; `wish` counts how often it has asked.
+    None; `why` says what made it ask for a new round; `wish` counts how often it has asked; `nodes`
+    is how many nodes it was told to expect: MIN:MAX, or "" for any number.
     """
 
     node: NodeId
@@ -134,6 +135,7 @@ class Announcement(_Value):
     slot: int | None
     why: str
     wish: int = 0
+    nodes: str = ""
 
     def member(self) -> Member:
         """Return the node as a member of a round."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from holdfast.ids import LeaseId, NodeId, RunId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import RoundOver, RoundReady
@@ -101,6 +103,16 @@ def test_what_is_no_announcement_is_no_node() -> None:
     junk = Entry(KEYS.node(NodeId("y")), b"junk", 7)
     control = Entry(KEYS.leader, b"", 7)
     assert reason(leadership(other, junk, control)).startswith("have 0 of 2")
+
+
+@pytest.mark.parametrize(("nodes", "have"), [("", 1), ("2:3", 1), ("3:3", 0)])
+def test_nd7_a_node_that_expects_other_numbers_of_nodes_is_not_counted(
+    nodes: str, have: int
+) -> None:
+    """It has not seen the leader yet, and ends when it does: no round is to begin or end by it."""
+    odd = replace(node("a"), nodes=nodes)
+    leader = leadership(Entry(KEYS.node(odd.node), odd.encode(), 7))
+    assert reason(leader).startswith(f"have {have} of 2")
 
 
 def test_nodes_count_by_their_arrival() -> None:

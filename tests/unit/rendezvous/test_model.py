@@ -39,6 +39,8 @@ ANNOUNCEMENT = st.builds(
     COUNT,
     st.none() | COUNT,
     TEXT,
+    COUNT,
+    TEXT,
 )
 LEADER = st.builds(Leader, NODE_ID, COUNT)
 MEMBERS = st.lists(MEMBER, max_size=5, unique_by=lambda member: member.node).map(tuple)
