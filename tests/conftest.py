@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError
 from holdfast.store.etcd import server
-from holdfast.testing.heeding import heed_signals
+from tests.inherited_signals import restore_signals
 from tests.unit.net.certificates import Certificates, make_certificates
 
 # Leak checks on every test, the `transcript` fixture, and the options of simulations.
@@ -31,7 +31,7 @@ settings.load_profile("holdfast")
 # A shell ignores some in what it runs in the background, nohup another one; all that tests start
 # would inherit it.
 if threading.current_thread() is threading.main_thread():
-    heed_signals()
+    restore_signals()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,7 +20,7 @@ from holdfast.rpc.rref_protocol import (
     Send,
     Ticket,
 )
-from holdfast.testing.rrefjudge import inconsistencies
+from tests.sim.rref.judge import inconsistencies
 
 B, A, C = "owner", "a", "c"
 NOTHING = {"owners": 0, "forks": 0, "held": 0, "pending_users": 0, "pending_children": 0}
