@@ -18,8 +18,8 @@ from pathlib import Path
 
 from bench.subjects import ROOT, available
 from bench.table import number, render
-from holdfast.process.logs import Place, RunLogs
-from holdfast.process.streams import LogOptions, Std
+from holdfast.process.output.logs import Place, RunLogs
+from holdfast.process.output.streams import LogOptions, Std
 
 __all__ = ["tee"]
 

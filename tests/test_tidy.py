@@ -36,19 +36,25 @@ ACTS_THROUGH_OTHERS: dict[str, str] = {
     "store/prefix.py": "acts through the store that it wraps",
     "store/gather.py": "acts through the store that it is given",
     "net/transport.py": "a protocol: it says what others do",
-    "process/memory.py": "reads files, by their paths",
-    "process/worker.py": "runs child.py",
+    "process/outcome/memory.py": "reads files, by their paths",
+    "process/start/worker.py": "runs child.py",
     "rpc/callables.py": "looks for functions in the modules that are loaded, and loads them",
     "torch_compat/after.py": "changes how a module is imported",
 }
 
-# Banned names: what to use instead, and the files that may. process/child.py and forked.py run in a
-# worker: they set the environment there, and nothing of holdfast is there to be used instead.
+# Banned names: what to use instead, and the files that may. process/start/child.py and forked.py
+# run in a worker: they set the environment, and nothing of holdfast is there to be used instead.
 
 BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "time": ("use holdfast.clock", ("clock.py", "process/child.py", "process/fence_main.py")),
+    "time": (
+        "use holdfast.clock",
+        ("clock.py", "process/start/child.py", "process/stop/fence_main.py"),
+    ),
     "datetime.datetime.now": ("use holdfast.clock", ()),
-    "os.environ": ("use holdfast.env", ("env.py", "process/child.py", "process/forked.py")),
+    "os.environ": (
+        "use holdfast.env",
+        ("env.py", "process/start/child.py", "process/start/forked.py"),
+    ),
     "os.getenv": ("use holdfast.env", ()),
     "os.putenv": ("give the child its environment", ()),
     "os.system": ("use subprocess, without a shell", ()),
@@ -56,12 +62,12 @@ BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "input": ("take it as an argument", ("cli/",)),
     "eval": ("parse it", ()),
     # A worker's script is there to be run; a record's __init__ is made of the names of its fields.
-    "exec": ("import it", ("process/child.py", "process/worker.py", "records.py")),
+    "exec": ("import it", ("process/start/child.py", "process/start/worker.py", "records.py")),
     # A worker calls the user's function and tells what it returned, as multiprocessing does; so do
     # calls between workers, which have proved to each other that they are of one job.
     "pickle": (
         "use store.wire, or JSON",
-        ("process/child.py", "process/returns.py", "rpc/raised.py", "rpc/serialize.py"),
+        ("process/start/child.py", "process/start/returns.py", "rpc/raised.py", "rpc/serialize.py"),
     ),
     "marshal": ("use store.wire, or JSON", ()),
     "shelve": ("use store.wire, or JSON", ()),
@@ -81,8 +87,8 @@ VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc",
 
 SCRIPTS: dict[str, str] = {
     "store/etcd/guard.py": "watches over one command; it must start within milliseconds",
-    "process/child.py": "what runs in a worker before anything of holdfast can be imported",
-    "process/worker.py": "the first lines of a worker: they run child.py",
+    "process/start/child.py": "what runs in a worker before anything of holdfast can be imported",
+    "process/start/worker.py": "the first lines of a worker: they run child.py",
     "torch_compat/site/sitecustomize.py": "is run by an interpreter that starts; changes imports",
 }
 
@@ -91,7 +97,7 @@ SCRIPTS: dict[str, str] = {
 # Modules that another test file tests, because alone they do nothing that is worth a test.
 TESTED_BY: dict[str, str] = {
     "__main__.py": "tests/unit/cli/test_main.py",
-    "process/worker.py": "tests/unit/process/test_child.py",
+    "process/start/worker.py": "tests/unit/process/start/test_child.py",
     "torch_compat/__main__.py": "tests/unit/torch_compat/test_binding.py",
     "torch_compat/site/sitecustomize.py": "tests/unit/torch_compat/test_binding.py",
 }

@@ -26,8 +26,8 @@ from holdfast.errors import HoldfastError, Signalled, WorkersFailed
 from holdfast.launch import launcher
 from holdfast.launch.config import LaunchConfig
 from holdfast.observe.events import Event
-from holdfast.process.spawn import Starter, WorkerProcess
 from holdfast.process.spec import Launch, Script
+from holdfast.process.start.spawn import Starter, WorkerProcess
 from holdfast.rendezvous import session
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.rendezvous.parameters import RendezvousParameters

@@ -20,7 +20,7 @@ from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
 from holdfast.launch.launcher import run_job
 from holdfast.observe.events import Event
-from holdfast.process.streams import LogOptions, Std
+from holdfast.process.output.streams import LogOptions, Std
 from holdfast.rendezvous import session
 from holdfast.testing.leaks import find_leaks, take_snapshot
 from tests.e2e import entrypoints

@@ -24,7 +24,7 @@ from holdfast.agent.effects import (
 from holdfast.agent.machine import Agent, State, Terms
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import RendezvousClosed, UsageError
-from holdfast.process.failure import Failure, WorkerExited
+from holdfast.process.outcome.failure import Failure, WorkerExited
 from holdfast.process.spec import Exit
 from holdfast.testing.transcript import Command
 

@@ -57,8 +57,8 @@ from holdfast.errors import (
 )
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import LogSink, Sink
-from holdfast.process.failure import WorkerExited
-from holdfast.process.logs import RunLogs
+from holdfast.process.outcome.failure import WorkerExited
+from holdfast.process.output.logs import RunLogs
 from holdfast.process.signals import SignalEvents, hear_of_children
 from holdfast.process.spec import GroupEnded, forks
 from holdfast.records import dataclass

@@ -11,11 +11,11 @@ from holdfast.agent.door import master_of
 from holdfast.agent.environment import RoundFacts, worker_environment
 from holdfast.agent.job import Job
 from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
-from holdfast.process.failure import WorkerExited
-from holdfast.process.logs import AttemptLogs, Place, RunLogs
 from holdfast.process.numa import cpus_for
-from holdfast.process.returns import read_return
+from holdfast.process.outcome.failure import WorkerExited
+from holdfast.process.output.logs import AttemptLogs, Place, RunLogs
 from holdfast.process.spec import Function, GroupEnded, Launch, for_local_rank
+from holdfast.process.start.returns import read_return
 from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Round
 

@@ -6,7 +6,7 @@ from signal import Signals
 from typing import TypeAlias
 
 from holdfast.agent.outcome import Outcome
-from holdfast.process.failure import Failure
+from holdfast.process.outcome.failure import Failure
 from holdfast.records import dataclass
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Any
 from holdfast.agent.roles import NodeInfo, decode_node
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import Fenced, PeerViolation, StoreUnavailable, TimeoutExpired
-from holdfast.process.failure import Failure, dump_json, first_cause, load_json
+from holdfast.process.outcome.failure import Failure, dump_json, first_cause, load_json
 from holdfast.rendezvous.handler import Round
 from holdfast.store.store import Watch
 

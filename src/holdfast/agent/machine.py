@@ -61,7 +61,7 @@ from holdfast.agent.effects import (
 from holdfast.agent.outcome import Ending, Outcome, gist
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import HoldfastError, InternalError, RendezvousClosed, RunOver, WorkersStuck
-from holdfast.process.failure import Failure, WorkerExited, first_cause
+from holdfast.process.outcome.failure import Failure, WorkerExited, first_cause
 from holdfast.records import dataclass
 from holdfast.rendezvous.effects import Held
 

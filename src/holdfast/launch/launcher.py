@@ -46,16 +46,16 @@ from holdfast.launch.entrypoints import make_entrypoint
 from holdfast.net.descriptors import many_descriptors
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import LogSink, Sink
-from holdfast.process.containment import Containment
-from holdfast.process.errorfile import examine, replace_file, write_reply_file
-from holdfast.process.failure import Failure
 from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
-from holdfast.process.logs import AttemptLogs, RunLogs
-from holdfast.process.memory import MemoryWatch
+from holdfast.process.outcome.errorfile import examine, replace_file, write_reply_file
+from holdfast.process.outcome.failure import Failure
+from holdfast.process.outcome.memory import MemoryWatch
+from holdfast.process.output.logs import AttemptLogs, RunLogs
 from holdfast.process.signals import HeldSignals
-from holdfast.process.spawn import Starter, check_entrypoint
 from holdfast.process.spec import Entrypoint, Exit, Launch, Program, entrypoint_name
-from holdfast.process.warm import Standbys
+from holdfast.process.start.spawn import Starter, check_entrypoint
+from holdfast.process.start.warm import Standbys
+from holdfast.process.stop.containment import Containment
 from holdfast.rendezvous.handler import Rendezvous
 from holdfast.rendezvous.registry import create_rendezvous
 

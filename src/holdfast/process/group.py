@@ -22,15 +22,23 @@ from typing import Protocol, TypeAlias, assert_never
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, Unavailable, UsageError
-from holdfast.process.containment import Containment
-from holdfast.process.errorfile import read_stack
-from holdfast.process.escalation import KILL_WAIT_S, Abandon, Ask, Effect, Escalation, Kill, Send
-from holdfast.process.failure import Failure, WorkerExited, clip
-from holdfast.process.handle import is_ending, readable, still_running
-from holdfast.process.orphans import reap_orphans
-from holdfast.process.spawn import Starter, WorkerProcess
+from holdfast.process.outcome.errorfile import read_stack
+from holdfast.process.outcome.failure import Failure, WorkerExited, clip
+from holdfast.process.outcome.stacks import STACK_SIGNAL, writes_stacks
 from holdfast.process.spec import Exit, GroupEnded, Launch
-from holdfast.process.stacks import STACK_SIGNAL, writes_stacks
+from holdfast.process.start.spawn import Starter, WorkerProcess
+from holdfast.process.stop.containment import Containment
+from holdfast.process.stop.escalation import (
+    KILL_WAIT_S,
+    Abandon,
+    Ask,
+    Effect,
+    Escalation,
+    Kill,
+    Send,
+)
+from holdfast.process.stop.handle import is_ending, readable, still_running
+from holdfast.process.stop.orphans import reap_orphans
 from holdfast.records import dataclass
 
 __all__ = ["LOOK_EVERY_S", "Streams", "WorkerGroup"]

@@ -47,9 +47,9 @@ from holdfast.env import current
 from holdfast.errors import UsageError
 from holdfast.ids import CauseId
 from holdfast.observe.events import TimerExpired
-from holdfast.process.escalation import ASK_BEFORE_S
 from holdfast.process.fifo import FIFO_FLAGS, make_fifo, remove_fifo
-from holdfast.process.stacks import STACK_SIGNAL, writes_stacks
+from holdfast.process.outcome.stacks import STACK_SIGNAL, writes_stacks
+from holdfast.process.stop.escalation import ASK_BEFORE_S
 from holdfast.records import dataclass
 from holdfast.threads import start_thread
 

@@ -41,7 +41,7 @@ from holdfast.errors import (
     TimeoutExpired,
     UsageError,
 )
-from holdfast.process.failure import WorkerExited
+from holdfast.process.outcome.failure import WorkerExited
 from holdfast.rendezvous.effects import (
     Closed,
     Counted,

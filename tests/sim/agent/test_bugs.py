@@ -18,7 +18,7 @@ from holdfast.agent.effects import Close, Count, Place, Publish
 from holdfast.agent.machine import Agent, State
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.errors import HoldfastError
-from holdfast.process.failure import Failure
+from holdfast.process.outcome.failure import Failure
 from holdfast.testing.faultplan import Partition, Pause
 from tests.sim.agent.sim import AgentPlan, draw_plan, run_seed
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from holdfast.agent.machine import Terms
 from holdfast.ids import NodeId
-from holdfast.process.failure import Failure, WorkerExited
+from holdfast.process.outcome.failure import Failure, WorkerExited
 from holdfast.process.spec import Exit
 from holdfast.rendezvous.model import Record
 from holdfast.testing.network import Host, Timer

@@ -16,7 +16,7 @@ from holdfast.agent.effects import (
     Start,
     Stop,
 )
-from holdfast.process.failure import Failure, WorkerExited
+from holdfast.process.outcome.failure import Failure, WorkerExited
 from holdfast.process.spec import Exit
 
 __all__ = ["brief", "ended_well", "failed", "failure", "place"]

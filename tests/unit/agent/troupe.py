@@ -23,10 +23,10 @@ from holdfast.errors import HoldfastError
 from holdfast.ids import NodeId, RunId
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import MemorySink
-from holdfast.process.failure import Failure, WorkerExited
-from holdfast.process.logs import AttemptLogs, RunLogs
+from holdfast.process.outcome.failure import Failure, WorkerExited
+from holdfast.process.output.logs import AttemptLogs, RunLogs
+from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import Exit, GroupEnded, Launch, Script
-from holdfast.process.streams import LogOptions
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.handler import StoreRendezvous
 from holdfast.rendezvous.model import Announcement, Keys, Phase

@@ -24,8 +24,8 @@ from holdfast.launch.config import LaunchConfig
 from holdfast.launch.launcher import elastic_launch, run_job
 from holdfast.observe.events import Event, JobEnded
 from holdfast.observe.sinks import MemorySink
+from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import Function, Program, Script
-from holdfast.process.streams import LogOptions
 from holdfast.process.watchdog import expires
 from holdfast.store import client
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.process.containment import Containment
-from holdfast.process.failure import Failure, WorkerExited
 from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
-from holdfast.process.logs import AttemptLogs, Place, RunLogs
-from holdfast.process.spawn import Starter
+from holdfast.process.outcome.failure import Failure, WorkerExited
+from holdfast.process.output.logs import AttemptLogs, Place, RunLogs
 from holdfast.process.spec import Entrypoint, Exit, GroupEnded, Launch, Program
+from holdfast.process.start.spawn import Starter
+from holdfast.process.stop.containment import Containment
 
 # What a worker says goes to the pipe SAY; it lives for as long as nobody ends it.
 SAY = 'echo "$RANK $$" > $SAY; '

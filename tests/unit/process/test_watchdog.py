@@ -25,8 +25,8 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import UsageError
 from holdfast.observe.events import TimerExpired
 from holdfast.process import watchdog
-from holdfast.process.escalation import ASK_BEFORE_S
-from holdfast.process.stacks import STACK_SIGNAL
+from holdfast.process.outcome.stacks import STACK_SIGNAL
+from holdfast.process.stop.escalation import ASK_BEFORE_S
 from holdfast.process.watchdog import (
     STRANGERS_MAX,
     TIMERS_MAX,
