@@ -20,7 +20,7 @@ from typing import NamedTuple
 import holdfast
 from holdfast.net.address import Address
 from holdfast.store.c10d.server import C10dDoor
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import EtcdServer
 
 __all__ = ["KINDS", "Subject", "serve_subject"]
 

@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 from holdfast.net.address import Address
 from holdfast.net.secret import new_secret
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.store import EtcdStore
-from holdfast.store.etcd.v2 import EtcdV2Store
+from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.v2.store import EtcdV2Store
+from holdfast.store.etcd.v3.store import EtcdStore
 from holdfast.store.fenced import FencedStore
 from holdfast.store.file import FileStore
 from holdfast.store.memory import MemoryStore

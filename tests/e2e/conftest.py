@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.launch.config import LaunchConfig
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import EtcdServer
 from tests.e2e.jobs import BACKENDS, Job, job_over, single
 
 

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 import pytest
 
 from holdfast.errors import StoreUnavailable, TimeoutExpired
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.store import EtcdStore
+from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.v3.store import EtcdStore
 from holdfast.store.ops import Lease
 
 TIMEOUT_S = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import EtcdServer
 from holdfast.store.open import open_store
 
 SYSTEM = shutil.which("etcd", path="/usr/bin:/usr/local/bin")

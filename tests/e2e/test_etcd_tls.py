@@ -13,7 +13,13 @@ from holdfast.errors import Refused, Step, StoreUnavailable
 from holdfast.net.address import Address, parse_address
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
-from holdfast.store.etcd.server import START_WITHIN_S, EtcdServer, _Ports, _version, find_binary
+from holdfast.store.etcd.local_server import (
+    START_WITHIN_S,
+    EtcdServer,
+    _Ports,
+    _version,
+    find_binary,
+)
 from holdfast.store.open import open_store
 from holdfast.store.store import Store
 from tests.patience import with_more_time

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import EtcdServer
 from tests.e2e.rendezvous_nodes import (
     BRIEF,
     Nodes,

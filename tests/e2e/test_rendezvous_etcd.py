@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import EtcdServer
 from tests.e2e.rendezvous_nodes import Node, Place, met, next_round, nodes_at
 
 KEEPS = {"keep_alive_interval": "0.25", "keep_alive_max_attempt": "160"}

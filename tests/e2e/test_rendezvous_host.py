@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.rendezvous.port import HeldPort
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import EtcdServer
 from tests.e2e.rendezvous_nodes import (
     BRIEF,
     Node,

@@ -17,7 +17,7 @@ from holdfast.net.address import Address
 from holdfast.net.auth import MAGIC, NONCE_BYTES, VERSION
 from holdfast.net.secret import new_secret
 from holdfast.store.c10d.server import C10dDoor
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import EtcdServer
 from holdfast.store.open import open_store, serve_store
 from tests.unit.cli.conftest import Run
 

@@ -30,7 +30,7 @@ from holdfast.rendezvous import backends
 from holdfast.rendezvous.handler import Round, StoreRendezvous
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import EtcdServer
 from holdfast.store.open import open_store, serve_store
 from holdfast.testing.clock import ManualClock
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.net.address import Address
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import EtcdServer
 from tests.unit.store.etcd.proxy import Proxy
 
 _numbers = itertools.count()

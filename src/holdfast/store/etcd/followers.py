@@ -12,8 +12,8 @@ from itertools import count
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, TimeoutExpired
-from holdfast.store.etcd.client import EtcdClient, backoff_s, still_missing
-from holdfast.store.etcd.http import Lost, NoAnswer, NotSent
+from holdfast.store.etcd.http.cluster import EtcdClient, backoff_s, still_missing
+from holdfast.store.etcd.http.connection import Lost, NoAnswer, NotSent
 from holdfast.store.etcd.watch import REREAD_S, EtcdWatch, Snapshot, Source
 from holdfast.store.ops import Entry
 

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from holdfast.clock import Deadline
 from holdfast.errors import TimeoutExpired, Unavailable, UsageError
-from holdfast.store.etcd.client import EtcdClient, backoff_s
-from holdfast.store.etcd.http import Lost, NoAnswer, NotSent
+from holdfast.store.etcd.http.cluster import EtcdClient, backoff_s
+from holdfast.store.etcd.http.connection import Lost, NoAnswer, NotSent
 from holdfast.store.ops import Change, Entry
 from holdfast.store.pending import Pending
 from holdfast.store.store import Watch

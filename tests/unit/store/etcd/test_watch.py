@@ -14,10 +14,10 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import StoreUnavailable, TimeoutExpired, UsageError
 from holdfast.net.address import Address
 from holdfast.store.etcd import watch as etcd_watch
-from holdfast.store.etcd.client import EtcdClient
-from holdfast.store.etcd.http import Lost, NoAnswer
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.store import EtcdStore
+from holdfast.store.etcd.http.cluster import EtcdClient
+from holdfast.store.etcd.http.connection import Lost, NoAnswer
+from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.v3.store import EtcdStore
 from holdfast.store.etcd.watch import EtcdWatch
 from holdfast.store.ops import Change, Entry
 from tests.unit.store.etcd.proxy import Proxy

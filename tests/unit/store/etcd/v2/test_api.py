@@ -16,10 +16,10 @@ from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, PeerViolation, Refused, StoreUnavailable, UsageError
 from holdfast.ids import LeaseId
 from holdfast.net.address import Address
-from holdfast.store.etcd.client import EtcdClient
-from holdfast.store.etcd.http import Lost
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.v2_api import (
+from holdfast.store.etcd.http.cluster import EtcdClient
+from holdfast.store.etcd.http.connection import Lost
+from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.v2.api import (
     Answer,
     ErrorCode,
     Layout,

@@ -9,10 +9,10 @@ import pytest
 from holdfast.clock import Deadline
 from holdfast.errors import Fenced, InternalError, LeaseLost, StoreUnavailable
 from holdfast.ids import LeaseId
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.v2 import EtcdV2Store
-from holdfast.store.etcd.v2_api import ask, get, remove
-from holdfast.store.etcd.v2_ops import Task
+from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.v2.api import ask, get, remove
+from holdfast.store.etcd.v2.ops import Task
+from holdfast.store.etcd.v2.store import EtcdV2Store
 from holdfast.store.fenced import FencedStore
 from holdfast.store.ops import Lease, Wait
 from holdfast.store.store import Store

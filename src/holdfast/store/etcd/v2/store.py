@@ -24,10 +24,10 @@ from typing import TypeVar, cast
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.net.address import Address, Endpoint
 from holdfast.net.tls import ClientTls
-from holdfast.store.etcd.client import EtcdClient
 from holdfast.store.etcd.followers import Followers
-from holdfast.store.etcd.v2_api import Layout, Node, Poll
-from holdfast.store.etcd.v2_ops import Task
+from holdfast.store.etcd.http.cluster import EtcdClient
+from holdfast.store.etcd.v2.api import Layout, Node, Poll
+from holdfast.store.etcd.v2.ops import Task
 from holdfast.store.ops import AnyOp, Entry, Op, Wait
 from holdfast.store.store import Store, Watch
 

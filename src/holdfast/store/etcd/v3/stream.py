@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation
-from holdfast.store.etcd.client import ATTEMPT_S, EtcdClient
-from holdfast.store.etcd.gateway import Message, decoding, watch_request
-from holdfast.store.etcd.http import HttpConnection, Lost, NotSent, Request
-from holdfast.store.etcd.reply import ReplyParser, parse_object
+from holdfast.store.etcd.http.cluster import ATTEMPT_S, EtcdClient
+from holdfast.store.etcd.http.connection import HttpConnection, Lost, NotSent, Request
+from holdfast.store.etcd.http.reply import ReplyParser, decoding, parse_object
+from holdfast.store.etcd.v3.gateway import Message, watch_request
 from holdfast.store.ops import Change
 
 __all__ = ["EventStream"]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -17,9 +15,9 @@ from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation, Refused, StoreUnavailable, UsageError
 from holdfast.net.address import Address
 from holdfast.records import dataclass
-from holdfast.store.etcd.client import EtcdClient, Lane, not_etcd
-from holdfast.store.etcd.http import Lost, NotSent, Request
-from holdfast.store.etcd.reply import Reply
+from holdfast.store.etcd.http.cluster import EtcdClient, Lane, not_etcd
+from holdfast.store.etcd.http.connection import Lost, NotSent, Request
+from holdfast.store.etcd.http.reply import Reply, decoding
 
 __all__ = [
     "Code",
@@ -29,7 +27,6 @@ __all__ = [
     "Rejected",
     "Txn",
     "compare",
-    "decoding",
     "delete_op",
     "kv_of",
     "kvs_of",
@@ -124,15 +121,6 @@ def watch_request(key: bytes, end: bytes, revision: int) -> bytes:
 
 
 # Replies.
-
-
-@contextmanager
-def decoding() -> Iterator[None]:
-    """Turn what goes wrong in taking a reply apart into PeerViolation."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise PeerViolation(f"etcd's reply is malformed: {error!r}") from None
 
 
 def revision_of(message: Message) -> int:

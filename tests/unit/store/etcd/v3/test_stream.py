@@ -10,12 +10,12 @@ import pytest
 from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation
 from holdfast.net.address import Address
-from holdfast.store.etcd import stream as etcd_stream
-from holdfast.store.etcd.client import EtcdClient
-from holdfast.store.etcd.http import Lost, NoAnswer, NotSent
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.store import EtcdStore
-from holdfast.store.etcd.stream import EventStream
+from holdfast.store.etcd.http.cluster import EtcdClient
+from holdfast.store.etcd.http.connection import Lost, NoAnswer, NotSent
+from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.v3 import stream as etcd_stream
+from holdfast.store.etcd.v3.store import EtcdStore
+from holdfast.store.etcd.v3.stream import EventStream
 from holdfast.store.ops import Change
 from tests.unit.store.etcd.fakes import answering
 

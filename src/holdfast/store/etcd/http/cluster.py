@@ -19,8 +19,8 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import PeerViolation, StoreUnavailable, TimeoutExpired, Unavailable, UsageError
 from holdfast.net.address import Address
 from holdfast.net.tls import ClientTls
-from holdfast.store.etcd.http import HttpConnection, Lost, NoAnswer, NotSent, Request
-from holdfast.store.etcd.reply import Reply
+from holdfast.store.etcd.http.connection import HttpConnection, Lost, NoAnswer, NotSent, Request
+from holdfast.store.etcd.http.reply import Reply
 
 __all__ = [
     "ATTEMPT_S",

@@ -23,7 +23,7 @@ from holdfast.net.address import Address
 from holdfast.net.tcp import open_socket
 from holdfast.net.tls import ClientTls, refusal
 from holdfast.records import dataclass
-from holdfast.store.etcd.reply import Reply, ReplyParser
+from holdfast.store.etcd.http.reply import Reply, ReplyParser
 
 __all__ = ["HttpConnection", "Lost", "NoAnswer", "NotSent", "Request"]
 

@@ -22,14 +22,14 @@ from holdfast.errors import LeaseLost
 from holdfast.ids import LeaseId
 from holdfast.net.address import Address, Endpoint
 from holdfast.net.tls import ClientTls
-from holdfast.store.etcd.client import EtcdClient, Lane
 from holdfast.store.etcd.followers import Followers
-from holdfast.store.etcd.gateway import (
+from holdfast.store.etcd.http.cluster import EtcdClient, Lane
+from holdfast.store.etcd.http.reply import decoding
+from holdfast.store.etcd.v3.gateway import (
     Gateway,
     Kv,
     Message,
     compare,
-    decoding,
     delete_op,
     kvs_of,
     put_op,
@@ -37,9 +37,9 @@ from holdfast.store.etcd.gateway import (
     read_txn,
     revision_of,
 )
-from holdfast.store.etcd.lease import grant, is_alive, keep, revoke
-from holdfast.store.etcd.stream import EventStream
-from holdfast.store.etcd.writer import RESERVED, Guard, Write, Writer
+from holdfast.store.etcd.v3.lease import grant, is_alive, keep, revoke
+from holdfast.store.etcd.v3.stream import EventStream
+from holdfast.store.etcd.v3.writer import RESERVED, Guard, Write, Writer
 from holdfast.store.keyspace import added, appended
 from holdfast.store.ops import (
     Add,

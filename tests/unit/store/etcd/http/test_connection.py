@@ -15,9 +15,9 @@ from holdfast.errors import PeerViolation, Refused, Step
 from holdfast.net import tcp
 from holdfast.net.address import Address
 from holdfast.net.tls import load_client_tls
-from holdfast.store.etcd import http as etcd_http
-from holdfast.store.etcd.http import HttpConnection, Lost, NoAnswer, NotSent, Request
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.http import connection as etcd_http
+from holdfast.store.etcd.http.connection import HttpConnection, Lost, NoAnswer, NotSent, Request
+from holdfast.store.etcd.local_server import EtcdServer
 from tests.unit.net.certificates import Certificates, by_tls, server_context, serving
 from tests.unit.store.etcd.fakes import answering, http
 

@@ -15,9 +15,9 @@ import pytest
 
 from holdfast.errors import TimeoutExpired, Unavailable, UsageError
 from holdfast.net.address import parse_endpoint
-from holdfast.store.etcd import server as module
-from holdfast.store.etcd.server import EtcdServer, find_binary
-from holdfast.store.etcd.store import EtcdStore
+from holdfast.store.etcd import local_server as module
+from holdfast.store.etcd.local_server import EtcdServer, find_binary
+from holdfast.store.etcd.v3.store import EtcdStore
 from tests.patience import with_more_time
 
 TIMEOUT_S = 60.0
@@ -215,7 +215,7 @@ def test_the_temporary_folder_is_removed() -> None:
 
 PARENT = """
 import sys, threading
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import EtcdServer
 server = EtcdServer()
 starter = threading.Thread(target=server.start)  # a thread that ends: etcd must not end with it
 starter.start()

@@ -7,13 +7,15 @@ a cap, is a PeerViolation.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Any, assert_never
 
 from holdfast.errors import PeerViolation
 from holdfast.records import dataclass
 
-__all__ = ["BODY_BYTES_MAX", "HEAD_BYTES_MAX", "Reply", "ReplyParser", "parse_object"]
+__all__ = ["BODY_BYTES_MAX", "HEAD_BYTES_MAX", "Reply", "ReplyParser", "decoding", "parse_object"]
 
 HEAD_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 1 << 30
@@ -189,6 +191,15 @@ class Reply:
     def json(self) -> dict[str, Any]:
         """Return the body as a JSON object; PeerViolation if it is something else."""
         return parse_object(self.body)
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Turn what goes wrong in taking a reply apart into PeerViolation."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise PeerViolation(f"etcd's reply is malformed: {error!r}") from None
 
 
 def parse_object(text: bytes) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import PeerViolation
-from holdfast.store.etcd import reply as etcd_reply
-from holdfast.store.etcd.reply import Reply, ReplyParser, parse_object
+from holdfast.store.etcd.http import reply as etcd_reply
+from holdfast.store.etcd.http.reply import Reply, ReplyParser, decoding, parse_object
 
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Type: a\r\ncontent-LENGTH: 5\r\n\r\nhello"
 CHUNKED = (
@@ -148,3 +148,14 @@ def test_json() -> None:
     for text in (b"", b"[]", b"null", b"{", b"404 page not found\n", b"\xff", b"[" * 100_000):
         with pytest.raises(PeerViolation, match="not a JSON object"):
             parse_object(text)
+
+
+def test_a_reply_that_cannot_be_taken_apart_is_a_violation() -> None:
+    message: dict[str, str] = {}
+    with pytest.raises(PeerViolation, match="^etcd's reply is malformed: KeyError"), decoding():
+        message["header"]
+
+
+def test_what_goes_wrong_in_our_own_code_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError), decoding():
+        raise ZeroDivisionError

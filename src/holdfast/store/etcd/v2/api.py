@@ -27,10 +27,9 @@ from holdfast.errors import PeerViolation, Refused, UsageError
 from holdfast.ids import LeaseId
 from holdfast.net.address import Address
 from holdfast.records import dataclass
-from holdfast.store.etcd.client import ATTEMPT_S, EtcdClient, Lane, not_etcd
-from holdfast.store.etcd.gateway import decoding
-from holdfast.store.etcd.http import HttpConnection, Lost, NotSent, Request
-from holdfast.store.etcd.reply import Reply, ReplyParser
+from holdfast.store.etcd.http.cluster import ATTEMPT_S, EtcdClient, Lane, not_etcd
+from holdfast.store.etcd.http.connection import HttpConnection, Lost, NotSent, Request
+from holdfast.store.etcd.http.reply import Reply, ReplyParser, decoding
 from holdfast.store.ops import Change, Entry
 
 __all__ = [

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import LeaseLost
 from holdfast.ids import LeaseId
-from holdfast.store.etcd.store import EtcdStore
+from holdfast.store.etcd.v3.store import EtcdStore
 from holdfast.store.ops import Lease
 from tests.unit.store.etcd.proxy import Fate, Proxy
 

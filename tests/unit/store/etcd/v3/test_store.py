@@ -14,9 +14,9 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import PeerViolation, Step, StoreUnavailable, UsageError
 from holdfast.ids import LeaseId
 from holdfast.net.address import Address
-from holdfast.store.etcd import server as server_module
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.store import READS_PER_TXN, EtcdStore
+from holdfast.store.etcd import local_server as server_module
+from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.v3.store import READS_PER_TXN, EtcdStore
 from holdfast.store.ops import MultiSet
 from tests.unit.store.etcd.fakes import answering, http
 from tests.unit.store.etcd.proxy import Fate, Proxy

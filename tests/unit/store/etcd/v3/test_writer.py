@@ -10,11 +10,11 @@ import pytest
 from holdfast.clock import Deadline
 from holdfast.errors import Fenced, LeaseLost, StoreUnavailable
 from holdfast.net.address import Address
-from holdfast.store.etcd.gateway import kvs_of, range_op
-from holdfast.store.etcd.lease import end_once
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.store import EtcdStore
-from holdfast.store.etcd.writer import MARKER_TTL_S
+from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.v3.gateway import kvs_of, range_op
+from holdfast.store.etcd.v3.lease import end_once
+from holdfast.store.etcd.v3.store import EtcdStore
+from holdfast.store.etcd.v3.writer import MARKER_TTL_S
 from holdfast.store.fenced import FencedStore
 from holdfast.store.ops import Swap
 from holdfast.store.store import Store

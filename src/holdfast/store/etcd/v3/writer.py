@@ -29,8 +29,9 @@ from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, LeaseLost, StoreUnavailable, TimeoutExpired
 from holdfast.ids import new_token
 from holdfast.records import dataclass
-from holdfast.store.etcd.client import Lane, Marker, Retries
-from holdfast.store.etcd.gateway import (
+from holdfast.store.etcd.http.cluster import Lane, Marker, Retries
+from holdfast.store.etcd.http.connection import Lost, NotSent
+from holdfast.store.etcd.v3.gateway import (
     Gateway,
     Kv,
     Message,
@@ -40,8 +41,7 @@ from holdfast.store.etcd.gateway import (
     put_op,
     range_op,
 )
-from holdfast.store.etcd.http import Lost, NotSent
-from holdfast.store.etcd.lease import end_once, grant, is_alive, keep
+from holdfast.store.etcd.v3.lease import end_once, grant, is_alive, keep
 from holdfast.store.keyspace import check_guard
 
 __all__ = ["MARKER_TTL_S", "RESERVED", "Guard", "Write", "Writer", "Written"]

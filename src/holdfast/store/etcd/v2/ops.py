@@ -11,10 +11,10 @@ from typing import assert_never
 from holdfast.clock import Deadline
 from holdfast.errors import InternalError, LeaseLost, StoreUnavailable, TimeoutExpired
 from holdfast.ids import LeaseId
-from holdfast.store.etcd.client import EtcdClient, Lane
-from holdfast.store.etcd.gateway import decoding
-from holdfast.store.etcd.http import Request
-from holdfast.store.etcd.v2_api import (
+from holdfast.store.etcd.http.cluster import EtcdClient, Lane
+from holdfast.store.etcd.http.connection import Request
+from holdfast.store.etcd.http.reply import decoding
+from holdfast.store.etcd.v2.api import (
     Answer,
     ErrorCode,
     Layout,

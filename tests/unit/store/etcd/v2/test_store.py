@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.errors import PeerViolation, Step, StoreUnavailable, UsageError
 from holdfast.net.address import Address
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.v2 import EtcdV2Store
+from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.v2.store import EtcdV2Store
 from holdfast.store.etcd.watch import EtcdWatch
 from tests.unit.store.etcd.fakes import answering, http
 

@@ -10,8 +10,9 @@ import math
 
 from holdfast.clock import Deadline
 from holdfast.ids import LeaseId
-from holdfast.store.etcd.client import Lane
-from holdfast.store.etcd.gateway import Code, Gateway, Message, Rejected, decoding
+from holdfast.store.etcd.http.cluster import Lane
+from holdfast.store.etcd.http.reply import decoding
+from holdfast.store.etcd.v3.gateway import Code, Gateway, Message, Rejected
 from holdfast.store.ops import Lease
 
 __all__ = ["end_once", "grant", "is_alive", "keep", "revoke"]

@@ -32,8 +32,8 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline, check_timeout
 from holdfast.errors import HoldfastError, TimeoutExpired, Unavailable, UsageError
 from holdfast.net.address import Address, Endpoint
 from holdfast.store.etcd import guard as etcd_guard
-from holdfast.store.etcd.http import HttpConnection, Request
-from holdfast.store.etcd.reply import Reply
+from holdfast.store.etcd.http.connection import HttpConnection, Request
+from holdfast.store.etcd.http.reply import Reply
 
 __all__ = ["EtcdServer", "find_binary"]
 

@@ -13,9 +13,15 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import StoreUnavailable, TimeoutExpired, UsageError
 from holdfast.net.address import Address
 from holdfast.net.tls import load_client_tls
-from holdfast.store.etcd.client import ATTEMPT_S, EtcdClient, Retries, backoff_s, still_missing
-from holdfast.store.etcd.http import Lost, NoAnswer, NotSent, Request
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.http.cluster import (
+    ATTEMPT_S,
+    EtcdClient,
+    Retries,
+    backoff_s,
+    still_missing,
+)
+from holdfast.store.etcd.http.connection import Lost, NoAnswer, NotSent, Request
+from holdfast.store.etcd.local_server import EtcdServer
 from holdfast.testing.clock import ManualClock
 from tests.unit.net.certificates import Certificates
 from tests.unit.store.etcd.fakes import answering, http
