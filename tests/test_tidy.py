@@ -98,8 +98,8 @@ SCRIPTS: dict[str, str] = {
 TESTED_BY: dict[str, str] = {
     "__main__.py": "tests/unit/cli/test_main.py",
     "process/start/worker.py": "tests/unit/process/start/test_child.py",
-    "torch_compat/__main__.py": "tests/unit/torch_compat/test_binding.py",
-    "torch_compat/site/sitecustomize.py": "tests/unit/torch_compat/test_binding.py",
+    "torch_compat/__main__.py": "tests/unit/torch_compat/test_patching.py",
+    "torch_compat/site/sitecustomize.py": "tests/unit/torch_compat/test_patching.py",
 }
 
 # What `import holdfast` must not pull in: it is paid by every worker of every job.

@@ -1,4 +1,4 @@
-"""What the store's operations become in etcd's v2 keys API. See `v2.py` for what is weaker."""
+"""What the store's operations become in etcd's v2 keys API. See `store.py` for what is weaker."""
 
 from __future__ import annotations
 
