@@ -20,7 +20,7 @@ from typing import NamedTuple
 import holdfast
 from holdfast.net.address import Address
 from holdfast.store.c10d.server import C10dDoor
-from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 
 __all__ = ["KINDS", "Subject", "serve_subject"]
 
@@ -57,7 +57,7 @@ def serve_subject(kind: str) -> Iterator[Subject]:
             yield Subject(kind, f"file://{folder}/store", None)
         return
     if kind in ("etcd", "etcd-v2"):
-        with EtcdServer() as server:
+        with LocalEtcdServer() as server:
             yield Subject(kind, server.endpoint if kind == "etcd" else server.endpoint_v2, None)
         return
     command = [sys.executable, "-m", "bench.subjects", kind]

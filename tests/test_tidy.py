@@ -83,6 +83,22 @@ TO_A_TOOL = re.compile(r"  # (type: ignore|noqa|pragma).*$")
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK|WIP)\b")
 VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc", "base"})
 
+# Class names that occur more than once in the product, and why each of them may.
+
+_OF_TORCHS_WIRE = "an operation of torch's store protocol has the name that torch gives it"
+SAME_CLASS_NAMES: dict[str, str] = {
+    **dict.fromkeys(("Add", "Append", "CompareSet", "Delete", "Get"), _OF_TORCHS_WIRE),
+    **dict.fromkeys(("MultiGet", "MultiSet", "Ping", "Set", "Wait"), _OF_TORCHS_WIRE),
+    **dict.fromkeys(
+        ("Directory", "Handler", "Transport", "_Here", "_Parts"),
+        "one of them, or all, are in rpc/, whose files are still to be sorted",
+    ),
+}
+
+# Folders with programs that are not packages.
+
+NO_PACKAGES = {"torch_compat/site": "is put on the path of interpreters that start"}
+
 # Files that are run by path and offer nothing to import.
 
 SCRIPTS: dict[str, str] = {
@@ -347,6 +363,27 @@ def test_names_of_files_and_classes_say_something() -> None:
     report(problems)
 
 
+def test_a_class_name_occurs_once_in_the_product() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sources():
+        if not relative(path).startswith("testing/"):
+            for node in ast.walk(tree(path)):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(relative(path))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    report(
+        [
+            f"class {name}: is in {', '.join(found)}: say what sets them apart"
+            for name, found in sorted(twice.items())
+            if name not in SAME_CLASS_NAMES
+        ]
+        + [
+            f"class {name}: occurs once: take it off SAME_CLASS_NAMES"
+            for name in sorted(SAME_CLASS_NAMES.keys() - twice.keys())
+        ]
+    )
+
+
 # What a module offers.
 
 
@@ -379,8 +416,13 @@ def test_all_is_present_and_true() -> None:
     report(problems)
 
 
-def test_every_package_opens_with_its_layout() -> None:
-    problems = []
+def test_every_package_and_each_within_it_opens_with_its_layout() -> None:
+    folders = {path.parent for path in sources()}
+    problems = [
+        f"{relative(folder)}: has no __init__.py with its layout"
+        for folder in sorted(folders)
+        if not (folder / "__init__.py").is_file() and relative(folder) not in NO_PACKAGES
+    ]
     for path in sources():
         if path.name != "__init__.py":
             continue

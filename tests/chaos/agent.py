@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.agent import Status
+from holdfast.agent.agent import AgentStatus
 from holdfast.agent.exchange import meet_at_exit
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, Signalled, WorkersFailed
@@ -84,7 +84,7 @@ class Stage:
     def close(self) -> None:
         """Nothing is kept."""
 
-    def show(self, status: Status) -> None:
+    def show(self, status: AgentStatus) -> None:
         """Report what the agent does now."""
         if self._has_met:  # before that it looks where the others are, and joins nothing yet
             self.report("state", state=status.state.value, reason=status.reason)

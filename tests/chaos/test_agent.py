@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.agent.agent import Status
+from holdfast.agent.agent import AgentStatus
 from holdfast.agent.machine import State
 from holdfast.ids import CauseId
 from holdfast.observe.events import Event, RunEnded, WorkersFinished
@@ -109,9 +109,9 @@ def test_it_stops_nowhere_else(pipes: Pipes, event: Event) -> None:
 def test_it_stops_in_a_state(pipes: Pipes, state: State, phase: Phase) -> None:
     os.write(pipes.release, b".")
     one = stage(pipes, phase)
-    one.show(Status(state, "looking for the others", None, None, 0.0))
+    one.show(AgentStatus(state, "looking for the others", None, None, 0.0))
     one._has_met = True
-    one.show(Status(state, "why", None, None, 0.0))
+    one.show(AgentStatus(state, "why", None, None, 0.0))
     assert [each["event"] for each in pipes.said()] == ["state", "phase"]
 
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 
 from holdfast.process.group import WorkerGroup
 from holdfast.process.outcome.failure import Failure
-from holdfast.process.output.logs import Place, RunLogs
+from holdfast.process.output.logs import RunLogs, WorkerPlace
 from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import Exit, Launch, Program
 from holdfast.process.start.spawn import Starter, WorkerProcess
@@ -76,7 +76,7 @@ def main(phase: str, *options: str) -> None:
             cgroup=str(containment.procs_path.parent) if containment.procs_path else None,
             token=containment.environment["HOLDFAST_GROUP"],
         )
-        attempt = logs.attempt(0, [Place(rank, rank, "worker") for rank in range(WORKERS)])
+        attempt = logs.attempt(0, [WorkerPlace(rank, rank, "worker") for rank in range(WORKERS)])
         launches = [
             Launch(
                 entrypoint=Program("/bin/sh", ("-c", script)),

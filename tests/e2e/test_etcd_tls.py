@@ -15,7 +15,7 @@ from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
 from holdfast.store.etcd.local_server import (
     START_WITHIN_S,
-    EtcdServer,
+    LocalEtcdServer,
     _Ports,
     _version,
     find_binary,
@@ -158,7 +158,10 @@ def test_nodes_meet_over_tls_by_the_keys_of_torch(
 
 
 def test_tls_with_a_server_that_has_none(certificates: Certificates) -> None:
-    with EtcdServer() as server, open_store(f"{server.endpoint}?{options(certificates)}") as store:
+    with (
+        LocalEtcdServer() as server,
+        open_store(f"{server.endpoint}?{options(certificates)}") as store,
+    ):
 
         def ask_in_vain(seconds: float) -> None:
             with pytest.raises(StoreUnavailable, match="TLS handshake with .* closed") as caught:

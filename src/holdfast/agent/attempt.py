@@ -13,7 +13,7 @@ from holdfast.agent.job import Job
 from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
 from holdfast.process.numa import cpus_for
 from holdfast.process.outcome.failure import WorkerExited
-from holdfast.process.output.logs import AttemptLogs, Place, RunLogs
+from holdfast.process.output.logs import AttemptLogs, RunLogs, WorkerPlace
 from holdfast.process.spec import Function, GroupEnded, Launch, for_local_rank
 from holdfast.process.start.returns import read_return
 from holdfast.records import dataclass
@@ -78,7 +78,7 @@ class Attempt:
     ) -> None:
         self._job = job
         self._ranks = membership.ranks()
-        places = [Place(r.local_rank, r.rank, r.role) for r in self._ranks]
+        places = [WorkerPlace(r.local_rank, r.rank, r.role) for r in self._ranks]
         self._folder = logs.private
         self._logs = logs.attempt(number, places)
         facts = self._facts(membership)

@@ -35,7 +35,7 @@ from holdfast.process.stop.escalation import (
     Effect,
     Escalation,
     Kill,
-    Send,
+    SendSignal,
 )
 from holdfast.process.stop.handle import is_ending, readable, still_running
 from holdfast.process.stop.orphans import reap_orphans
@@ -71,7 +71,7 @@ class Streams(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Worker:
+class _RunningWorker:
     launch: Launch
     process: WorkerProcess
 
@@ -113,7 +113,7 @@ class WorkerGroup:
         self._clock = clock
         # What follows changes under the lock: no worker is reaped while it is being signalled.
         self._lock = threading.Lock()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _RunningWorker] = {}
         self._escalation = Escalation(())
         self._early: list[tuple[int, float]] | None = []  # stops from before all had been started
         self._asked_at: float | None = None  # on the clock of the error files
@@ -161,7 +161,7 @@ class WorkerGroup:
     def signal(self, number: int) -> None:
         """Send a signal to every worker that runs, and to what it has started."""
         with self._lock:
-            self._perform([Send(number, tuple(self._workers))])
+            self._perform([SendSignal(number, tuple(self._workers))])
 
     def stop(self, number: int, grace_s: float) -> None:
         """Begin to stop the workers, and return: the signal, KILL after the grace, then giving up.
@@ -207,7 +207,7 @@ class WorkerGroup:
         stdout, stderr = self._logs.descriptors(launch.local_rank)
         process = self._starter.start(launch, stdout, stderr)
         with self._lock:
-            self._workers[process.pid] = _Worker(launch, process)
+            self._workers[process.pid] = _RunningWorker(launch, process)
         self._containment.entered(process.pid)
         self._logs.started(launch.local_rank)
 
@@ -302,7 +302,7 @@ class WorkerGroup:
         most = min(self._monitor_interval_s, _SLEEP_MAX_S)
         return most if wake_at is None else min(max(0.0, wake_at - self._clock.monotonic()), most)
 
-    def _take_end(self, worker: _Worker) -> bool:
+    def _take_end(self, worker: _RunningWorker) -> bool:
         """Reap a worker that has ended and report it."""
         pid = worker.process.pid
         with self._lock:
@@ -361,7 +361,7 @@ class WorkerGroup:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send(number, pids):
+                case SendSignal(number, pids):
                     for pid in pids:
                         self._containment.signal(pid, number)
                 case Ask(pids):

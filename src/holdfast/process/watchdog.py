@@ -117,7 +117,7 @@ def parse_request(line: bytes) -> TimerRequest | None:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _WatchedProcess:
     """A process that has announced timers; `pidfd` is None where the system has none.
 
     `known` says that the agent has called it a worker of its own. `expired` is the timer that ends
@@ -178,7 +178,7 @@ class Watchdog:
     def start(self) -> None:
         """Make the FIFO and watch; UsageError if its path is taken."""
         self._ends = make_fifo(self.path)
-        watch = _Watch(
+        watch = _WatchdogLoop(
             self._ends[0], self.path, self._is_worker, self._report, self._clock, self._reasons
         )
         self._thread = threading.Thread(
@@ -207,7 +207,7 @@ class Watchdog:
                 os.close(end)
 
 
-class _Watch:
+class _WatchdogLoop:
     """What the watchdog's thread knows and does."""
 
     def __init__(
@@ -226,7 +226,7 @@ class _Watch:
         self._clock = clock
         self._reasons = reasons
         self._selector = selectors.DefaultSelector()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _WatchedProcess] = {}
         self._rest = b""
         self._skipping = False
         self._told: set[str] = set()
@@ -298,7 +298,7 @@ class _Watch:
             at = self._clock.monotonic() + left
             worker.timers[request.scope] = _Timer(request.scope, at, request.signal)
 
-    def _hold(self, pid: int) -> _Worker | None:
+    def _hold(self, pid: int) -> _WatchedProcess | None:
         """Take hold of a process, if it may be a worker of this agent."""
         known = self._is_worker(pid)
         strangers = sum(not worker.known for worker in self._workers.values())
@@ -309,12 +309,12 @@ class _Watch:
         except OSError:
             return None
         self._reasons.pop(pid, None)  # of an earlier process that ended well in spite of it
-        worker = self._workers[pid] = _Worker(pid, pidfd, known)
+        worker = self._workers[pid] = _WatchedProcess(pid, pidfd, known)
         if pidfd is not None:
             self._selector.register(pidfd, selectors.EVENT_READ, worker)
         return worker
 
-    def _forget(self, worker: _Worker) -> None:
+    def _forget(self, worker: _WatchedProcess) -> None:
         """Drop a worker that has ended, with its timers."""
         del self._workers[worker.pid]
         if worker.pidfd is not None:
@@ -340,7 +340,7 @@ class _Watch:
             if worker.pidfd is None and not worker.timers and worker.expired is None:
                 self._forget(worker)  # nothing else would say when it ends
 
-    def _condemn(self, worker: _Worker, timer: _Timer, now: float) -> None:
+    def _condemn(self, worker: _WatchedProcess, timer: _Timer, now: float) -> None:
         """Let a timer end a worker; one that is to be killed has time to write its stacks."""
         # Asked only now: a worker that is there still is the one whose pidfd we have.
         if not self._is_worker(worker.pid):
@@ -351,7 +351,7 @@ class _Watch:
         asked = timer.signal == SIGKILL and writes_stacks(worker.pid) and worker.send(STACK_SIGNAL)
         worker.expired, worker.end_at = timer, now + (ASK_BEFORE_S if asked else 0)
 
-    def _end(self, worker: _Worker, timer: _Timer, now: float) -> None:
+    def _end(self, worker: _WatchedProcess, timer: _Timer, now: float) -> None:
         if not self._is_worker(worker.pid):
             return  # it has ended meanwhile
         if not worker.send(timer.signal):

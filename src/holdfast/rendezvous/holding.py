@@ -7,10 +7,10 @@ moment lies after the node sent the request, so the node counts from the sending
 from the answer, and not from the first renewal that failed: both are later than the store's moment.
 
 Guarantees
-    HL-1  `Held.kill_at` of the newest renewal that was answered lies MARGIN of a lease before the
-          earliest moment at which the store can let that lease end; `Held.stop_at` lies earlier by
-          the same. The margin covers a clock that runs slower than the store's, and the time that
-          a killed process takes to end.
+    HL-1  `LeaseHeld.kill_at` of the newest renewal that was answered lies MARGIN of a lease before
+          the earliest moment at which the store can let that lease end; `LeaseHeld.stop_at` lies
+          earlier by the same. The margin covers a clock that runs slower than the store's, and the
+          time that a killed process takes to end.
     HL-2  No other operation keeps a node from renewing its lease for longer than ROOM_MIN_S.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 
-from holdfast.rendezvous.effects import Held
+from holdfast.rendezvous.effects import LeaseHeld
 from holdfast.store.ops import AnyOp, Lease, LeaseKeep
 
 __all__ = ["MARGIN", "ROOM_MIN_S", "Holding"]
@@ -38,16 +38,16 @@ class Holding:
         self.keep_at = 0.0
         """When to renew the lease."""
 
-    def granted(self, lease: Lease, sent_at: float, now: float) -> Held:
+    def granted(self, lease: Lease, sent_at: float, now: float) -> LeaseHeld:
         """Hear that the lease was granted, by a request that was sent then."""
         self.lease, self._ttl = lease, lease.ttl
         return self.renewed(sent_at, now)
 
-    def renewed(self, sent_at: float, now: float) -> Held:
+    def renewed(self, sent_at: float, now: float) -> LeaseHeld:
         """Hear that the lease was renewed, by a request that was sent then."""
         self.keep_at = now + self._keep_alive_s
         stop_at = sent_at + self._ttl * (1 - 2 * MARGIN)
-        return Held(stop_at, kill_at=sent_at + self._ttl * (1 - MARGIN))
+        return LeaseHeld(stop_at, kill_at=sent_at + self._ttl * (1 - MARGIN))
 
     def room_s(self, op: AnyOp | None, now: float) -> float:
         """Return how long an operation may take: it ends before a renewal is due."""

@@ -44,7 +44,7 @@ from holdfast.observe.events import (
 from holdfast.observe.metrics import Metric, Metrics
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.store.messages import KEY_CONTEXT
-from holdfast.store.service import Hangup, Send, Service, Status
+from holdfast.store.service import Hangup, SendFrame, Service, ServiceStatus
 
 __all__ = ["HANDSHAKE_WITHIN_S", "STRANGERS_MAX", "StoreServer"]
 
@@ -117,7 +117,7 @@ class StoreServer:
             )
         )
 
-    def status(self) -> Status:
+    def status(self) -> ServiceStatus:
         """Return a snapshot of the numbers; it may be a step behind."""
         return self._service.status()
 
@@ -156,13 +156,13 @@ class StoreServer:
     def _perform(self) -> None:
         """Do what the machine wants, and set its timer."""
         effects = self._service.take_effects()
-        if len(effects) == 1 and isinstance(effects[0], Send):
+        if len(effects) == 1 and isinstance(effects[0], SendFrame):
             self._send(effects[0].connection, encode_frame(effects[0].payload))
         elif effects:
             # One write for each connection, however many frames it gets.
             batches: dict[int, list[bytes]] = {}
             for effect in effects:
-                if isinstance(effect, Send):
+                if isinstance(effect, SendFrame):
                     batches.setdefault(effect.connection, []).append(encode_frame(effect.payload))
             for number, frames in batches.items():
                 self._send(number, b"".join(frames))

@@ -29,7 +29,7 @@ from holdfast.agent.exchange import decode_report
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.errors import RendezvousClosed
 from holdfast.ids import LeaseId, NodeId
-from holdfast.rendezvous.model import Record, Status
+from holdfast.rendezvous.model import RoundRecord, Status
 from holdfast.store.ops import AnyOp, Change, LeaseKeep, Set
 from tests.sim.rendezvous.judge import Judge
 
@@ -219,7 +219,7 @@ class AgentJudge(Judge):
         if now is not None and record is not None and node not in self.members():
             self._knocked.add(record.number)
 
-    def _completed(self, record: Record) -> None:
+    def _completed(self, record: RoundRecord) -> None:
         super()._completed(record)
         members = {member.node for member in record.members}
         hasty = self.rules.grace_s < self.rules.lease_s + self.rules.stop_s
@@ -231,7 +231,7 @@ class AgentJudge(Judge):
         if just_gone or any(one not in members for one in self.announced):
             self._knocked.add(record.number)
 
-    def _ended(self, old: Record, new: Record) -> None:
+    def _ended(self, old: RoundRecord, new: RoundRecord) -> None:
         super()._ended(old, new)
         departed = [one.node for one in old.members if self._departed[one.node]]
         if departed:

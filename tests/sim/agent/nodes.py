@@ -16,19 +16,19 @@ from typing import Any, assert_never
 
 from holdfast.agent.effects import (
     Close,
-    Count,
+    CountFailure,
     Effect,
     Finish,
     Join,
     Meet,
     Place,
     Publish,
-    Start,
+    StartWorkers,
     Stop,
 )
 from holdfast.agent.exchange import RETRY_S, decode_report, publish
 from holdfast.agent.machine import NOT_HELD, State
-from holdfast.agent.machine import Agent as Machine
+from holdfast.agent.machine import AgentMachine as Machine
 from holdfast.agent.outcome import Outcome
 from holdfast.clock import Deadline
 from holdfast.errors import (
@@ -53,7 +53,7 @@ from holdfast.rendezvous.effects import (
     StoreLost,
     TimedOut,
 )
-from holdfast.rendezvous.model import Record
+from holdfast.rendezvous.model import RoundRecord
 from holdfast.store.ops import AnyOp, Guarded, Set, Wait
 from holdfast.testing.network import Link, Timer
 from tests.sim.agent.judge import NOT_IN_TIME, AgentJudge
@@ -87,7 +87,7 @@ class AgentUser(Agent):
         skew = random.Random(f"clock {seed} {self.host.name}").uniform(-3600.0, 3600.0)
         self._wall_skew = 1e9 + (skew if behaviour.clocks_differ else 0.0)
         # What the rendezvous would say.
-        self._record: Record | None = None
+        self._record: RoundRecord | None = None
         self._rank = 0
         self._over_why: str | None = None
         self._is_closed: Closed | None = None
@@ -180,7 +180,7 @@ class AgentUser(Agent):
                 if why == NOT_HELD:
                     self.judge.lapsed(self._here().number)
                 self._ask_for(why)
-            case Start(place):
+            case StartWorkers(place):
                 self._start(place)
             case Stop(_, grace_s):
                 if self.workers is not None:
@@ -188,7 +188,7 @@ class AgentUser(Agent):
             case Publish():
                 where = (self._here().number, self._rank)
                 self._errand(lambda done: self._publish(where, effect, done))
-            case Count():
+            case CountFailure():
                 self._errand(self._count)
             case Meet(timeout_s):
                 self._meet(timeout_s)
@@ -201,7 +201,7 @@ class AgentUser(Agent):
             case _:
                 assert_never(effect)
 
-    def _here(self) -> Record:
+    def _here(self) -> RoundRecord:
         assert self._record is not None
         return self._record
 
@@ -282,7 +282,7 @@ class AgentUser(Agent):
             self.judge.rests(self.id)
             self.program.node.ask(why, now)
 
-    def _swap(self, record: Record, rank: int) -> None:
+    def _swap(self, record: RoundRecord, rank: int) -> None:
         """Tell the others of the round how many workers are here, and hear it of them."""
         keys = self.judge.keys
         prefix = f"{keys.of_round(record.number)}node/"
@@ -311,7 +311,7 @@ class AgentUser(Agent):
 
         self._do(Guarded(keys.round, record.encode(), say), SWAP_WITHIN_S, said)
 
-    def _joined(self, record: Record, rank: int, workers: list[int]) -> None:
+    def _joined(self, record: RoundRecord, rank: int, workers: list[int]) -> None:
         self._joining = False
         self._record, self._rank, self._all_workers = record, rank, workers
         if self._reports is not None:

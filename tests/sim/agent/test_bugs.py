@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.effects import Close, Count, Place, Publish
-from holdfast.agent.machine import Agent, State
+from holdfast.agent.effects import Close, CountFailure, Place, Publish
+from holdfast.agent.machine import AgentMachine, State
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.errors import HoldfastError
 from holdfast.process.outcome.failure import Failure
@@ -44,12 +44,12 @@ def bug(
 
 def overdraw(patch: pytest.MonkeyPatch) -> None:
     """Let nobody see how many failures came before a round."""
-    real = Agent.joined
+    real = AgentMachine.joined
 
-    def joined(self: Agent, place: Place, now: float) -> None:
+    def joined(self: AgentMachine, place: Place, now: float) -> None:
         real(self, replace(place, failures=0), now)
 
-    patch.setattr(Agent, "joined", joined)
+    patch.setattr(AgentMachine, "joined", joined)
 
 
 # Failures of earlier systems.
@@ -58,79 +58,79 @@ def overdraw(patch: pytest.MonkeyPatch) -> None:
 @bug("S6", 20)
 def the_budget_is_kept_by_each_agent(patch: pytest.MonkeyPatch) -> None:  # E6
     overdraw(patch)
-    own: dict[Agent, int] = {}
-    real = Agent.counted
+    own: dict[AgentMachine, int] = {}
+    real = AgentMachine.counted
 
-    def counted(self: Agent, count: int, *more: Any) -> None:
+    def counted(self: AgentMachine, count: int, *more: Any) -> None:
         own[self] = own.get(self, 0) + 1
         real(self, own[self], *more)
 
-    patch.setattr(Agent, "counted", counted)
+    patch.setattr(AgentMachine, "counted", counted)
 
 
 @bug("told before it is counted", 10)
 def a_failure_is_counted_after_it_was_told(patch: pytest.MonkeyPatch) -> None:  # E6, AG-4
-    real = Agent._failed
+    real = AgentMachine._failed
 
-    def failed(self: Agent, failure: Failure) -> None:
+    def failed(self: AgentMachine, failure: Failure) -> None:
         real(self, failure)
-        self._effects.sort(key=lambda effect: isinstance(effect, Count))
+        self._effects.sort(key=lambda effect: isinstance(effect, CountFailure))
 
-    patch.setattr(Agent, "_failed", failed)
+    patch.setattr(AgentMachine, "_failed", failed)
 
 
 @bug("S5", 40)
 def each_agent_restarts_for_itself(patch: pytest.MonkeyPatch) -> None:  # E7, AG-2
-    owing: set[Agent] = set()
-    real, real_joined = Agent.peer_told, Agent.joined
+    owing: set[AgentMachine] = set()
+    real, real_joined = AgentMachine.peer_told, AgentMachine.joined
 
-    def peer_told(self: Agent, number: int, node: int, failures: Any, *more: Any) -> None:
+    def peer_told(self: AgentMachine, number: int, node: int, failures: Any, *more: Any) -> None:
         if failures:
             owing.add(self)
         real(self, number, node, failures, *more)
 
-    def joined(self: Agent, place: Place, now: float) -> None:
+    def joined(self: AgentMachine, place: Place, now: float) -> None:
         real_joined(self, place, now)
         if self in owing and self.state is State.RUNNING:
             owing.discard(self)
             self._over("a worker elsewhere failed", 0.0)
 
-    patch.setattr(Agent, "peer_told", peer_told)
-    patch.setattr(Agent, "joined", joined)
+    patch.setattr(AgentMachine, "peer_told", peer_told)
+    patch.setattr(AgentMachine, "joined", joined)
 
 
 @bug("L4", 20)
 def an_unkillable_worker_is_waited_for(patch: pytest.MonkeyPatch) -> None:  # E8, AG-6
-    real = Agent.group_ended
+    real = AgentMachine.group_ended
 
-    def group_ended(self: Agent, abandoned: Any, now: float) -> None:
+    def group_ended(self: AgentMachine, abandoned: Any, now: float) -> None:
         if not abandoned:
             real(self, abandoned, now)
 
-    patch.setattr(Agent, "group_ended", group_ended)
+    patch.setattr(AgentMachine, "group_ended", group_ended)
 
 
 @bug("AG-1", 60)
 def workers_start_beside_an_unkillable_one(patch: pytest.MonkeyPatch) -> None:  # E8, AG-6
-    real = Agent.group_ended
-    patch.setattr(Agent, "group_ended", lambda self, abandoned, now: real(self, (), now))
+    real = AgentMachine.group_ended
+    patch.setattr(AgentMachine, "group_ended", lambda self, abandoned, now: real(self, (), now))
 
 
 @bug("E9", 100)
 def a_failure_is_told_when_the_last_worker_ended(patch: pytest.MonkeyPatch) -> None:  # E9
-    real, real_ended = Agent._failed, Agent.group_ended
+    real, real_ended = AgentMachine._failed, AgentMachine.group_ended
 
-    def failed(self: Agent, failure: Failure) -> None:
+    def failed(self: AgentMachine, failure: Failure) -> None:
         real(self, failure)
         self._effects = [one for one in self._effects if not isinstance(one, Publish)]
 
-    def group_ended(self: Agent, abandoned: Any, now: float) -> None:
+    def group_ended(self: AgentMachine, abandoned: Any, now: float) -> None:
         if self._own:
             self._effects.append(Publish(tuple(self._own), final=False))
         real_ended(self, abandoned, now)
 
-    patch.setattr(Agent, "_failed", failed)
-    patch.setattr(Agent, "group_ended", group_ended)
+    patch.setattr(AgentMachine, "_failed", failed)
+    patch.setattr(AgentMachine, "group_ended", group_ended)
 
 
 # The guarantees of an agent.
@@ -138,26 +138,26 @@ def a_failure_is_told_when_the_last_worker_ended(patch: pytest.MonkeyPatch) -> N
 
 @bug("AG-1", 20)
 def workers_start_before_the_last_ones_ended(patch: pytest.MonkeyPatch) -> None:  # AG-1
-    real = Agent._over
+    real = AgentMachine._over
 
-    def over(self: Agent, reason: str, now: float) -> None:
+    def over(self: AgentMachine, reason: str, now: float) -> None:
         real(self, reason, now)
         self._group_alive = False
         self._proceed(now)
 
-    patch.setattr(Agent, "_over", over)
+    patch.setattr(AgentMachine, "_over", over)
 
 
 @bug("S5", 20)
 def a_new_round_is_asked_for_whenever_one_begins(patch: pytest.MonkeyPatch) -> None:  # AG-2
-    real = Agent.joined
+    real = AgentMachine.joined
 
-    def joined(self: Agent, place: Place, now: float) -> None:
+    def joined(self: AgentMachine, place: Place, now: float) -> None:
         real(self, place, now)
         if self.state is State.RUNNING and place.round == 2:
             self._over("once more", 0.0)
 
-    patch.setattr(Agent, "joined", joined)
+    patch.setattr(AgentMachine, "joined", joined)
 
 
 @bug("S6", 100)
@@ -167,26 +167,26 @@ def nobody_looks_whether_the_account_is_overdrawn(patch: pytest.MonkeyPatch) -> 
 
 @bug("S4", 10)
 def a_signal_closes_the_run(patch: pytest.MonkeyPatch) -> None:  # AG-5
-    real = Agent.signalled
+    real = AgentMachine.signalled
 
-    def signalled(self: Agent, number: Signals, now: float) -> None:
+    def signalled(self: AgentMachine, number: Signals, now: float) -> None:
         self._effects.append(Close("a signal came", True))
         real(self, number, now)
 
-    patch.setattr(Agent, "signalled", signalled)
+    patch.setattr(AgentMachine, "signalled", signalled)
 
 
 @bug("given up", 100)
 def the_exit_barrier_fails_the_job(patch: pytest.MonkeyPatch) -> None:  # AG-7
-    real = Agent.met
+    real = AgentMachine.met
 
-    def met(self: Agent, number: int, trouble: str | None, now: float) -> None:
+    def met(self: AgentMachine, number: int, trouble: str | None, now: float) -> None:
         if trouble is not None and self.state is State.FINISHED:
             self._end(Outcome(ending=Ending.FAILED, reason=trouble))
         else:
             real(self, number, trouble, now)
 
-    patch.setattr(Agent, "met", met)
+    patch.setattr(AgentMachine, "met", met)
 
 
 def loses_the_store(plan: AgentPlan) -> bool:
@@ -198,50 +198,50 @@ def loses_the_store(plan: AgentPlan) -> bool:
 
 @bug("P4", 1200, loses_the_store)
 def a_lost_store_is_trouble_of_the_exit_barrier(patch: pytest.MonkeyPatch) -> None:  # AG-7
-    real = Agent.broke
+    real = AgentMachine.broke
 
-    def broke(self: Agent, error: HoldfastError) -> None:
+    def broke(self: AgentMachine, error: HoldfastError) -> None:
         if self.state is State.FINISHED:
             self._finish(Ending.SUCCEEDED, f"finished; the exit barrier: {error}")
         else:
             real(self, error)
 
-    patch.setattr(Agent, "broke", broke)
+    patch.setattr(AgentMachine, "broke", broke)
 
 
 @bug("E9", 120)
 def a_node_that_is_done_does_not_work_again(patch: pytest.MonkeyPatch) -> None:  # AG-7
-    real = Agent._over
+    real = AgentMachine._over
 
-    def over(self: Agent, reason: str, now: float) -> None:
+    def over(self: AgentMachine, reason: str, now: float) -> None:
         if self.state is State.RUNNING:
             real(self, reason, now)
 
-    patch.setattr(Agent, "_over", over)
+    patch.setattr(AgentMachine, "_over", over)
 
 
 @bug("S4", 40)
 def a_node_that_is_done_closes_the_run(patch: pytest.MonkeyPatch) -> None:  # AG-7
-    real = Agent._finished
+    real = AgentMachine._finished
 
-    def finished(self: Agent) -> None:
+    def finished(self: AgentMachine) -> None:
         real(self)
         self._close_run("done", failed=False)
 
-    patch.setattr(Agent, "_finished", finished)
+    patch.setattr(AgentMachine, "_finished", finished)
 
 
 @bug("L4", 100)
 def an_agent_forgets_to_end(patch: pytest.MonkeyPatch) -> None:  # AG-8
-    real = Agent._gather
+    real = AgentMachine._gather
 
-    def gather(self: Agent, now: float) -> None:
+    def gather(self: AgentMachine, now: float) -> None:
         if len(self._told_all) >= self._others():
             real(self, now)
         else:
             self._gather_by = now + 1.0
 
-    patch.setattr(Agent, "_gather", gather)
+    patch.setattr(AgentMachine, "_gather", gather)
 
 
 # The lease.
@@ -249,7 +249,7 @@ def an_agent_forgets_to_end(patch: pytest.MonkeyPatch) -> None:  # AG-8
 
 @bug("AG-10", 150)
 def workers_outlive_the_lease(patch: pytest.MonkeyPatch) -> None:  # AG-10
-    patch.setattr(Agent, "_is_at_work", lambda self: False)
+    patch.setattr(AgentMachine, "_is_at_work", lambda self: False)
 
 
 # The outcome.
@@ -257,7 +257,7 @@ def workers_outlive_the_lease(patch: pytest.MonkeyPatch) -> None:  # AG-10
 
 @bug("P4", 80)
 def nobody_waits_for_what_the_others_know(patch: pytest.MonkeyPatch) -> None:  # P4
-    patch.setattr(Agent, "_gather", lambda self, now: self._finish_failed())
+    patch.setattr(AgentMachine, "_gather", lambda self, now: self._finish_failed())
 
 
 @pytest.mark.parametrize("name", BUGS)

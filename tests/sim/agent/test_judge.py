@@ -18,7 +18,7 @@ from holdfast.rendezvous.model import (
     Keys,
     Member,
     Phase,
-    Record,
+    RoundRecord,
     Status,
 )
 from holdfast.store.ops import Change, LeaseKeep, Set
@@ -42,12 +42,12 @@ class Court:
             self.set(KEYS.node(node), Announcement(node, node, node, 1, Phase.WAITING, 0, None, ""))
         self.round(1)
 
-    def set(self, key: str, value: Announcement | Record | Failures | bytes | None) -> None:
+    def set(self, key: str, value: Announcement | RoundRecord | Failures | bytes | None) -> None:
         plain = value if value is None or isinstance(value, bytes) else value.encode()
         self.judge.changed(Change(key, plain, 1))
 
     def round(self, number: int, failures: int = 0) -> None:
-        record = Record(number, Status.COMPLETE, MEMBERS, "so it is", failures)
+        record = RoundRecord(number, Status.COMPLETE, MEMBERS, "so it is", failures)
         self.set(KEYS.round, record)
         for rank, node in enumerate((A, B)):
             self.judge.started(node, Place(number, rank, 2, 1, failures), 1, 2)
@@ -56,7 +56,7 @@ class Court:
         self.judge.asks(A, number)
         for node in (A, B):
             self.judge.workers_died(node, 1)
-        self.set(KEYS.round, Record(number + 1, Status.FORMING, MEMBERS, "over"))
+        self.set(KEYS.round, RoundRecord(number + 1, Status.FORMING, MEMBERS, "over"))
 
     def count(self, *rounds: int) -> None:
         known = Failures()
@@ -210,7 +210,7 @@ def test_a_node_may_work_that_a_leader_could_not_wait_for(court: Court, waits: b
     judge = court.judge
     court.over(1)
     court.now += judge.rules.grace_s if waits else 0.9 * judge.rules.grace_s
-    court.set(KEYS.round, Record(2, Status.COMPLETE, MEMBERS[:1], "without b"))
+    court.set(KEYS.round, RoundRecord(2, Status.COMPLETE, MEMBERS[:1], "without b"))
     assert judge.may_work_on(B) is waits
     assert not judge.may_work_on(A)
     court.set(KEYS.node(B), None)  # its lease has ended, so it must have stopped

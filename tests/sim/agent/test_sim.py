@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.agent.machine import Agent, Terms
+from holdfast.agent.machine import AgentMachine, Terms
 from holdfast.agent.policy import RestartBudget
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.model import Status
@@ -130,17 +130,17 @@ def test_a_failure_on_a_node_that_leaves_is_told_when_it_has_left(
 
 
 def test_what_does_not_come_in_time_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Agent, "met", lambda self, number, trouble, now: None)
+    monkeypatch.setattr(AgentMachine, "met", lambda self, number, trouble, now: None)
     cluster = AgentCluster(1, PLAN)
     cluster.run()
     assert "L4: not within" in cluster.journal.failures[0]
 
 
 def test_an_exception_of_a_machine_is_found_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: Agent) -> None:
+    def start(self: AgentMachine) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Agent, "start", start)
+    monkeypatch.setattr(AgentMachine, "start", start)
     assert "RuntimeError: a bug" in run_seed(1).failures[0]
 
 

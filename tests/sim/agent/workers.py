@@ -10,7 +10,7 @@ from holdfast.agent.machine import Terms
 from holdfast.ids import NodeId
 from holdfast.process.outcome.failure import Failure, WorkerExited
 from holdfast.process.spec import Exit
-from holdfast.rendezvous.model import Record
+from holdfast.rendezvous.model import RoundRecord
 from holdfast.testing.network import Host, Timer
 from tests.sim.agent.judge import AgentJudge
 from tests.sim.rendezvous.nodes import Behaviour
@@ -69,7 +69,7 @@ class Boss(Protocol):
 class Workers:
     """The workers of one attempt."""
 
-    def __init__(self, user: Boss, record: Record, first: int, world: int, own: int) -> None:
+    def __init__(self, user: Boss, record: RoundRecord, first: int, world: int, own: int) -> None:
         self._user = user
         self._number = record.number
         self._first = first

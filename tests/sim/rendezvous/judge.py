@@ -46,7 +46,7 @@ from holdfast.rendezvous.model import (
     Keys,
     Leader,
     Phase,
-    Record,
+    RoundRecord,
     Status,
 )
 from holdfast.store.ops import Add, AnyOp, Change, CompareSet, Guarded
@@ -62,9 +62,9 @@ class Judge:
     ) -> None:
         self.keys = keys
         self.rules = rules
-        self.record: Record | None = None
+        self.record: RoundRecord | None = None
         """The current round, by the store's word."""
-        self.rounds: dict[int, Record] = {}
+        self.rounds: dict[int, RoundRecord] = {}
         """Every round that was complete."""
         self.announced: dict[NodeId, Announcement] = {}
         """The nodes that the store knows."""
@@ -120,7 +120,7 @@ class Judge:
             self._fail(f"S3: performed, though {guard.key!r} is not as it was: {guard.op}")
         match guard.op if guard else op:
             case CompareSet(self.keys.round, _, bytes() as desired) if guard is None:
-                if Record.decode(desired).status is not Status.CLOSED:
+                if RoundRecord.decode(desired).status is not Status.CLOSED:
                     self._fail("ND-2: a round is published without proof of leadership")
             case Add(key):
                 self.counts["writes of rounds"] += 1
@@ -144,7 +144,7 @@ class Judge:
             if value is None:
                 self._fail("S3: the round was deleted")
                 return
-            self._record_changed(Record.decode(value))
+            self._record_changed(RoundRecord.decode(value))
             self.on_control()
         elif key == self.keys.leader:
             self.leader = None if value is None else Leader.decode(value).node
@@ -169,7 +169,7 @@ class Judge:
             self._gone[node] += 1
             self._faithful.discard(node)
 
-    def _record_changed(self, new: Record) -> None:
+    def _record_changed(self, new: RoundRecord) -> None:
         old, self.record = self.record, new
         if not new.reason:
             self._fail(f"RV-6: no reason is given: {new}")
@@ -187,7 +187,7 @@ class Judge:
             case _:
                 self._fail(f"S3: after {old} came {new}")
 
-    def _completed(self, record: Record) -> None:
+    def _completed(self, record: RoundRecord) -> None:
         self.counts["rounds"] += 1
         number, ids = record.number, [member.node for member in record.members]
         if len(set(ids)) != len(ids) or number in self.rounds:
@@ -213,7 +213,7 @@ class Judge:
         if patient and self._faithful - now:
             self._fail(f"S5: {sorted(self._faithful - now)} stayed and lost their places")
 
-    def _ended(self, old: Record, new: Record) -> None:
+    def _ended(self, old: RoundRecord, new: RoundRecord) -> None:
         self._forming_since = self._clock()
         members = [member.node for member in old.members]
         asking = [node for node in members if (node, old.number) in self._asking]
@@ -225,7 +225,7 @@ class Judge:
         elif not all(self._has_left(node, old) for node in members):
             self._fail(f"S5: round {old.number} ended without an event: {new.reason}")
 
-    def _has_left(self, node: NodeId, record: Record) -> bool:
+    def _has_left(self, node: NodeId, record: RoundRecord) -> bool:
         return self._left.get(node) == record.number
 
     def _failures_changed(self, old: Failures, new: Failures) -> None:
@@ -282,7 +282,7 @@ class Judge:
         """Hear that a node's user does not work in a round any more."""
         self._working.pop(node, None)
 
-    def _told_ready(self, node: NodeId, record: Record, rank: int) -> None:
+    def _told_ready(self, node: NodeId, record: RoundRecord, rank: int) -> None:
         if self.rounds.get(record.number) != record or record.members[rank].node != node:
             self._fail(f"S1: {node} is told of rank {rank} in {record}")
         if node in self._working or record.number <= self._newest.get(node, 0):
@@ -334,7 +334,7 @@ class Judge:
         left = [member for member in record.members if self._has_left(member.node, record)]
         return bool(alive) and len(alive) + len(left) == len(record.members)
 
-    def _ending(self, record: Record) -> bool:
+    def _ending(self, record: RoundRecord) -> bool:
         said = [self.announced.get(member.node) for member in record.members]
         finished = any(one.phase is Phase.FINISHED for one in said if one is not None)
         return finished or any(self._has_left(member.node, record) for member in record.members)

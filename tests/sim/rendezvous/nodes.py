@@ -21,7 +21,7 @@ from holdfast.rendezvous.effects import (
     Effect,
     Explained,
     Follow,
-    Held,
+    LeaseHeld,
     Left,
     Notice,
     Perform,
@@ -30,8 +30,8 @@ from holdfast.rendezvous.effects import (
     StoreLost,
     TimedOut,
 )
-from holdfast.rendezvous.machine import Node
-from holdfast.rendezvous.model import Announcement, Phase, Progress, Record
+from holdfast.rendezvous.machine import NodeMachine
+from holdfast.rendezvous.model import Announcement, Phase, Progress, RoundRecord
 from holdfast.store.ops import Add, AnyOp, Change, Guarded, ListPrefix
 from holdfast.testing.checkers import Unknown
 from holdfast.testing.network import Host, Link, Timer
@@ -125,8 +125,8 @@ class NodeProgram(ClientProgram):
         self.ops = 0
         """How many store operations its machine has asked for."""
         me = Announcement(self.id, host.name, host.name, 1, Phase.WAITING, 0, None, "")
-        self.node = Node(me, judge.keys, judge.rules)
-        self.held: Held | None = None
+        self.node = NodeMachine(me, judge.keys, judge.rules)
+        self.held: LeaseHeld | None = None
         """Until when its place in a round is its own."""
         self.agent = self.make_agent(behaviour, journal.sim.seed)
         self._started = False
@@ -282,7 +282,7 @@ class NodeProgram(ClientProgram):
         """Pass a notice on to the judge and to the agent."""
         self._journal.sim.note(self.id, notice)
         self.judge.told(self.id, notice)
-        if isinstance(notice, Held):
+        if isinstance(notice, LeaseHeld):
             self.held = notice
         else:
             self.agent.heard(notice)
@@ -311,7 +311,7 @@ class Agent:
         self._seed = seed
         self._said: Notice | None = None
         self._rng = random.Random(f"agent {seed} {program.id}")
-        self._round: Record | None = None
+        self._round: RoundRecord | None = None
         self._over = True
         self._progress: Progress | None = None
         self._reported = False
@@ -399,7 +399,7 @@ class Agent:
 
     # Work.
 
-    def _work(self, record: Record) -> None:
+    def _work(self, record: RoundRecord) -> None:
         self._round, self._over, self._reported, self._finished = record, False, False, False
         fate = random.Random(f"round {self._seed} {record.number}")
         fails = fate.random() < self._behaviour.failures
@@ -412,10 +412,10 @@ class Agent:
             leaves_after = luck.uniform(0.0, 4.0) if luck.random() < 0.7 else None
             self._later(luck.uniform(0.2, 5.0), self._finish, record, leaves_after)
 
-    def _in(self, record: Record) -> bool:
+    def _in(self, record: RoundRecord) -> bool:
         return self._round is record and not self._over and not self.leaving
 
-    def _go_on(self, record: Record) -> None:
+    def _go_on(self, record: RoundRecord) -> None:
         """Write something for the other members, and let waiting nodes in."""
         if not self._in(record) or self._finished:
             return
@@ -426,7 +426,7 @@ class Agent:
             self._ask_anew(record, "others wait to come in")
         self._later(POLL_S, self._go_on, record)
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: RoundRecord) -> None:
         """Write as the round's own store does: guarded by the round."""
         if self._program.session.lost is None:
             keys = self._program.judge.keys
@@ -437,12 +437,12 @@ class Agent:
     def _wrote(self, result: object) -> None:
         self._program.judge.counts["late writes refused"] += isinstance(result, Fenced)
 
-    def _busy_in(self, record: Record) -> bool:
+    def _busy_in(self, record: RoundRecord) -> bool:
         return (
             self._in(record) and not self._finished and self._program.now() < self._behaviour.until
         )
 
-    def _finish(self, record: Record, leaves_after: float | None) -> None:
+    def _finish(self, record: RoundRecord, leaves_after: float | None) -> None:
         """Be done with the round, and perhaps leave then."""
         if self._busy_in(record):
             self._finished = True
@@ -451,17 +451,17 @@ class Agent:
             if leaves_after is not None:
                 self._later(leaves_after, self._leave_finished, record)
 
-    def _leave_finished(self, record: Record) -> None:
+    def _leave_finished(self, record: RoundRecord) -> None:
         if self._in(record) and self._program.now() < self._behaviour.until:
             self.leave()
 
-    def _fail(self, record: Record) -> None:
+    def _fail(self, record: RoundRecord) -> None:
         """Report a failed worker, then ask for a new round."""
         if self._busy_in(record):
             self._program.request(lambda now: self._program.node.count_failure(now, now))
             self._await_count(record, self._program.now() + COUNT_WITHIN_S)
 
-    def _await_count(self, record: Record, until: float) -> None:
+    def _await_count(self, record: RoundRecord, until: float) -> None:
         if not self._in(record):
             return
         if self._reported or self._program.now() >= until:
@@ -469,7 +469,7 @@ class Agent:
         else:
             self._later(0.1, self._await_count, record, until)
 
-    def _ask_anew(self, record: Record, why: str) -> None:
+    def _ask_anew(self, record: RoundRecord, why: str) -> None:
         if self._in(record):
             self._over = True
             self._program.judge.asks(self._program.id, record.number)

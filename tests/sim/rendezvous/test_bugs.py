@@ -19,8 +19,8 @@ from holdfast.rendezvous import decide as deciding
 from holdfast.rendezvous.decide import Decision, Rules, Situation
 from holdfast.rendezvous.effects import Closed, Left, RoundOver
 from holdfast.rendezvous.leadership import Leadership
-from holdfast.rendezvous.machine import Node
-from holdfast.rendezvous.model import Failures, Phase, Record, Status
+from holdfast.rendezvous.machine import NodeMachine
+from holdfast.rendezvous.model import Failures, Phase, RoundRecord, Status
 from holdfast.rendezvous.trouble import Trouble
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.ops import Change, CompareSet, Guarded, ListPrefix
@@ -44,13 +44,13 @@ def bug(
 
 def before(patch: pytest.MonkeyPatch, name: str, act: Callable[..., None]) -> None:
     """Let `act` run before a method of the node's machine."""
-    real = getattr(Node, name)
+    real = getattr(NodeMachine, name)
 
-    def changed(self: Node, *args: Any) -> Any:
+    def changed(self: NodeMachine, *args: Any) -> Any:
         act(self, *args)
         return real(self, *args)
 
-    patch.setattr(Node, name, changed)
+    patch.setattr(NodeMachine, name, changed)
 
 
 def see(patch: pytest.MonkeyPatch, look: Callable[[Situation], Situation]) -> None:
@@ -78,7 +78,7 @@ def publish(patch: pytest.MonkeyPatch, write: Callable[[Situation, Decision], De
 
 @bug("S4", 40)
 def leaving_closes_the_run(patch: pytest.MonkeyPatch) -> None:  # E1, RV-4
-    def leave(self: Node, now: float) -> None:
+    def leave(self: NodeMachine, now: float) -> None:
         self._closing = Closed("a node left", False)
 
     before(patch, "leave", leave)
@@ -98,7 +98,7 @@ def a_node_whose_store_is_lost_tries_for_ever(patch: pytest.MonkeyPatch) -> None
 
 @bug("L3", 60)
 def a_node_withdraws_when_the_run_is_closed(patch: pytest.MonkeyPatch) -> None:  # E3
-    def withdraw(self: Node, record: Record, now: float) -> None:
+    def withdraw(self: NodeMachine, record: RoundRecord, now: float) -> None:
         if record.status is Status.CLOSED:
             self._active = False
 
@@ -123,10 +123,10 @@ def a_dead_node_is_never_missed(patch: pytest.MonkeyPatch) -> None:  # E5
 
 @bug("S6", 60)
 def every_node_counts_the_same_failure(patch: pytest.MonkeyPatch) -> None:  # E6, ND-4
-    counted: set[tuple[Node, int]] = set()
-    real = Node._count_op
+    counted: set[tuple[NodeMachine, int]] = set()
+    real = NodeMachine._count_op
 
-    def count(self: Node) -> Any:
+    def count(self: NodeMachine) -> Any:
         report = (self, self._me.round)
         if not self._report or self._round_raw is None or report in counted:
             return real(self)
@@ -136,23 +136,23 @@ def every_node_counts_the_same_failure(patch: pytest.MonkeyPatch) -> None:  # E6
         op = CompareSet(self._keys.failures, raw, known.plus(*self._report).encode())
         return Guarded(self._keys.round, self._round_raw, op)
 
-    patch.setattr(Node, "_count_op", count)
+    patch.setattr(NodeMachine, "_count_op", count)
 
 
 @bug("S6", 400)
 def a_failure_counts_after_its_round(patch: pytest.MonkeyPatch) -> None:  # E6, ND-4
-    real = Node._count_op
+    real = NodeMachine._count_op
 
-    def count(self: Node) -> Any:
+    def count(self: NodeMachine) -> Any:
         op = real(self)
         return op.op if isinstance(op, Guarded) else op
 
-    patch.setattr(Node, "_count_op", count)
+    patch.setattr(NodeMachine, "_count_op", count)
 
 
 @bug("S6", 60)
 def a_failure_is_told_as_counted_and_is_not(patch: pytest.MonkeyPatch) -> None:  # E6
-    def forget(self: Node, now: float, wall: float) -> None:
+    def forget(self: NodeMachine, now: float, wall: float) -> None:
         self._round_raw = None
 
     before(patch, "count_failure", forget)
@@ -162,7 +162,7 @@ def a_failure_is_told_as_counted_and_is_not(patch: pytest.MonkeyPatch) -> None: 
 def a_leader_reads_the_failures_only_once(patch: pytest.MonkeyPatch) -> None:  # RV-7
     real = Leadership.must_read_failures
 
-    def must_read(self: Leadership, record: Record | None) -> bool:
+    def must_read(self: Leadership, record: RoundRecord | None) -> bool:
         return self._reading == 0 and real(self, record)
 
     patch.setattr(Leadership, "must_read_failures", must_read)
@@ -193,10 +193,10 @@ def test_operations_that_grow_with_the_number_of_nodes_are_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # E10, ND-5
     """Every node that comes makes all others read the list of nodes, as torch's barrier did."""
-    stale: set[Node] = set()
-    real = Node._next_op
+    stale: set[NodeMachine] = set()
+    real = NodeMachine._next_op
 
-    def next_op(self: Node, now: float) -> Any:
+    def next_op(self: NodeMachine, now: float) -> Any:
         op = real(self, now)
         if op is None and self in stale:
             stale.discard(self)
@@ -204,7 +204,7 @@ def test_operations_that_grow_with_the_number_of_nodes_are_seen(
         return op
 
     before(monkeypatch, "changed", lambda self, changes, now: stale.add(self))
-    monkeypatch.setattr(Node, "_next_op", next_op)
+    monkeypatch.setattr(NodeMachine, "_next_op", next_op)
     _, few = count_operations(5)
     _, many = count_operations(40)
     assert max(few) < max(many)
@@ -267,7 +267,7 @@ def a_closed_run_is_opened_again(patch: pytest.MonkeyPatch) -> None:  # RV-4
     def write(seen: Situation, decision: Decision) -> Decision:
         if seen.record.status is not Status.CLOSED:
             return decision
-        again = Record(seen.record.number + 1, Status.FORMING, (), "once more")
+        again = RoundRecord(seen.record.number + 1, Status.FORMING, (), "once more")
         return replace(decision, record=again)
 
     publish(patch, write)
@@ -319,10 +319,10 @@ def a_node_that_leaves_says_that_it_has_finished(patch: pytest.MonkeyPatch) -> N
 
 @bug("S1", 40)
 def a_node_works_in_a_round_that_does_not_name_it(patch: pytest.MonkeyPatch) -> None:  # ND-1
-    def rank_of(self: Record, node: str) -> int | None:
+    def rank_of(self: RoundRecord, node: str) -> int | None:
         return None if self.status is not Status.COMPLETE else 0
 
-    patch.setattr(Record, "rank_of", rank_of)
+    patch.setattr(RoundRecord, "rank_of", rank_of)
 
 
 @bug("ND-2", 5)
@@ -342,38 +342,38 @@ def the_store_ignores_guards(patch: pytest.MonkeyPatch) -> None:  # ND-2, S3
 
 @bug("ND-3", 400)
 def a_node_that_was_silent_works_on(patch: pytest.MonkeyPatch) -> None:  # ND-3
-    def lease_lost(self: Node) -> None:
+    def lease_lost(self: NodeMachine) -> None:
         self._holding.lease = self._said = None
         self._step_down()
 
-    patch.setattr(Node, "_lease_lost", lease_lost)
+    patch.setattr(NodeMachine, "_lease_lost", lease_lost)
 
 
 @bug("L2", 60)
 def a_node_never_gives_up(patch: pytest.MonkeyPatch) -> None:  # ND-6
-    patch.setattr(Node, "_check_join", lambda self, now: None)
+    patch.setattr(NodeMachine, "_check_join", lambda self, now: None)
 
 
 @bug("L3", 60)
 def a_node_does_not_hear_that_the_run_is_closed(patch: pytest.MonkeyPatch) -> None:  # ND-6
-    real = Node._tell
+    real = NodeMachine._tell
 
-    def tell(self: Node, notice: Any) -> None:
+    def tell(self: NodeMachine, notice: Any) -> None:
         if not isinstance(notice, Closed):
             real(self, notice)
 
-    patch.setattr(Node, "_tell", tell)
+    patch.setattr(NodeMachine, "_tell", tell)
 
 
 @bug("L1", 40)
 def a_node_does_not_hear_that_its_round_is_over(patch: pytest.MonkeyPatch) -> None:  # ND-6
-    real = Node._tell
+    real = NodeMachine._tell
 
-    def tell(self: Node, notice: Any) -> None:
+    def tell(self: NodeMachine, notice: Any) -> None:
         if not isinstance(notice, RoundOver):
             real(self, notice)
 
-    patch.setattr(Node, "_tell", tell)
+    patch.setattr(NodeMachine, "_tell", tell)
 
 
 # Bugs that this simulation found when it was new.
@@ -390,29 +390,29 @@ def is_slow(seed: int) -> bool:
 # shows that the judge can tell it, not how soon a fresh run would.
 @bug("L1", 29_000, only=lambda seed: seed > 28_700 and is_slow(seed))
 def a_node_that_asks_ignores_a_round_that_names_it(patch: pytest.MonkeyPatch) -> None:
-    asking: set[Node] = set()
-    real, real_ask = Node._wait_or_work, Node.ask
+    asking: set[NodeMachine] = set()
+    real, real_ask = NodeMachine._wait_or_work, NodeMachine.ask
 
-    def wait(self: Node, record: Record, now: float) -> None:
+    def wait(self: NodeMachine, record: RoundRecord, now: float) -> None:
         if self not in asking:
             real(self, record, now)
         elif record.status is Status.FORMING:
             self._join_by = now + self._rules.join_s
 
-    def ask(self: Node, why: str, now: float) -> None:
+    def ask(self: NodeMachine, why: str, now: float) -> None:
         asking.add(self)
         real_ask(self, why, now)
         asking.discard(self)
 
-    patch.setattr(Node, "_wait_or_work", wait)
-    patch.setattr(Node, "ask", ask)
+    patch.setattr(NodeMachine, "_wait_or_work", wait)
+    patch.setattr(NodeMachine, "ask", ask)
 
 
 @bug("would spin", 60)
 def a_node_in_trouble_asks_to_be_woken_at_once(patch: pytest.MonkeyPatch) -> None:
-    real = Node.next_wake
+    real = NodeMachine.next_wake
 
-    def next_wake(self: Node) -> float | None:
+    def next_wake(self: NodeMachine) -> float | None:
         wake_at = real(self)
         return (
             wake_at
@@ -420,7 +420,7 @@ def a_node_in_trouble_asks_to_be_woken_at_once(patch: pytest.MonkeyPatch) -> Non
             else min(self._holding.keep_at, wake_at or 0.0)
         )
 
-    patch.setattr(Node, "next_wake", next_wake)
+    patch.setattr(NodeMachine, "next_wake", next_wake)
 
 
 @bug("S5", 60)

@@ -14,7 +14,7 @@ from holdfast.rendezvous.model import (
     Leader,
     Member,
     Phase,
-    Record,
+    RoundRecord,
     Status,
 )
 from holdfast.store.ops import Add, Change, CompareSet, Guarded
@@ -48,13 +48,13 @@ class Court:
 
     def publish(
         self, number: int, status: Status, *nodes: NodeId, reason: str = "so", failures: int = 0
-    ) -> Record:
+    ) -> RoundRecord:
         members = tuple(Member(node, node, node, 1) for node in nodes)
-        record = Record(number, status, members, reason, failures)
+        record = RoundRecord(number, status, members, reason, failures)
         self.set(KEYS.round, record.encode())
         return record
 
-    def meet(self, *nodes: NodeId) -> Record:
+    def meet(self, *nodes: NodeId) -> RoundRecord:
         """Let the first round be complete, and tell its members."""
         self.announce(*nodes)
         record = self.publish(1, Status.COMPLETE, *nodes)
@@ -173,10 +173,10 @@ def test_a_write_of_another_round_is_blamed(court: Court) -> None:
 
 
 def test_only_a_leader_publishes_and_anybody_closes(court: Court) -> None:
-    closed = Record(1, Status.CLOSED, (), "so").encode()
+    closed = RoundRecord(1, Status.CLOSED, (), "so").encode()
     court.judge.performed(CompareSet(KEYS.round, None, closed))
     assert court.blamed == []
-    forming = Record(2, Status.FORMING, (), "so").encode()
+    forming = RoundRecord(2, Status.FORMING, (), "so").encode()
     court.judge.performed(CompareSet(KEYS.round, None, forming))
     assert "ND-2" in court.text()
 

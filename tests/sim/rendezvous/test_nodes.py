@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.rendezvous.decide import Rules
-from holdfast.rendezvous.machine import Node
+from holdfast.rendezvous.machine import NodeMachine
 from holdfast.rendezvous.model import Status
 from holdfast.testing.faultplan import Crash, FaultPlan, Incident, Partition
 from tests.sim.rendezvous.nodes import Behaviour, NodePlan, NodeProgram
@@ -116,7 +116,7 @@ def test_a_watch_that_never_begins_ends_the_node(monkeypatch: pytest.MonkeyPatch
 def test_a_machine_that_wants_to_be_woken_for_nothing_is_blamed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Node, "next_wake", lambda self: 0.0)
+    monkeypatch.setattr(NodeMachine, "next_wake", lambda self: 0.0)
     world = cluster(nodes=1)
     world.sim.run(5.0)
     assert any("would spin" in text for text in world.journal.failures)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.rendezvous.decide import Rules
-from holdfast.rendezvous.machine import Node
+from holdfast.rendezvous.machine import NodeMachine
 from holdfast.rendezvous.model import Status
 from holdfast.testing.faultplan import Crash, FaultPlan
 from tests.sim.rendezvous.nodes import Behaviour, NodePlan
@@ -70,22 +70,22 @@ def test_a_leader_is_struck_when_it_publishes() -> None:
 
 
 def test_a_promise_that_is_not_kept_in_time_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Node, "ask", lambda self, why, now: None)
+    monkeypatch.setattr(NodeMachine, "ask", lambda self, why, now: None)
     (text,) = ran(PLAN).journal.failures
     assert "L1: not within" in text
 
 
 def test_an_end_of_the_wrong_kind_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Node, "leave", lambda self, now: None)
+    monkeypatch.setattr(NodeMachine, "leave", lambda self, now: None)
     failures = ran(PLAN).journal.failures
     assert any("L3: should have left" in text for text in failures)
 
 
 def test_what_a_machine_raises_is_reported_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(self: Node, changes: object, now: float) -> None:
+    def changed(self: NodeMachine, changes: object, now: float) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Node, "changed", changed)
+    monkeypatch.setattr(NodeMachine, "changed", changed)
     report = run_seed(4)
     assert "ZeroDivisionError" in report.failures[-1]
     assert "--seed 4" in str(report)

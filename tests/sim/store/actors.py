@@ -29,7 +29,7 @@ from holdfast.store.ops import (
     Set,
     Wait,
 )
-from holdfast.store.service import Hangup, Send, Service
+from holdfast.store.service import Hangup, SendFrame, Service
 from holdfast.store.session import PendingCall, Session, WatchState
 from holdfast.testing.checkers import UNKNOWN, Call
 from holdfast.testing.network import Host, Link, Simulation, Timer
@@ -175,7 +175,7 @@ class ServerProgram:
         for effect in self.service.take_effects():
             link = self._links.get(effect.connection)
             match effect:
-                case Send(_, payload):
+                case SendFrame(_, payload):
                     if link is not None:
                         link.send(payload)
                 case Hangup():

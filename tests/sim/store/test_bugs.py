@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.store.keyspace import Keyspace
-from holdfast.store.messages import Reply, Snapshot, Welcome, encode
+from holdfast.store.messages import Reply, WatchSnapshot, Welcome, encode
 from holdfast.store.ops import Change, Entry, Get, Set
 from holdfast.store.pending import Pending
 from holdfast.store.service import LINGER_S, Service
@@ -175,7 +175,7 @@ def leases_end_only_when_somebody_calls(patch: pytest.MonkeyPatch) -> None:
 def a_watch_ignores_what_changed_while_it_was_away(patch: pytest.MonkeyPatch) -> None:
     real = Session._snapshot
 
-    def snapshot(self: Session, watch: WatchState, part: Snapshot) -> None:
+    def snapshot(self: Session, watch: WatchState, part: WatchSnapshot) -> None:
         if not watch.synced:
             real(self, watch, part)
 
@@ -184,7 +184,7 @@ def a_watch_ignores_what_changed_while_it_was_away(patch: pytest.MonkeyPatch) ->
 
 @bug("K3, SE-4", seeds=120)
 def a_watch_ignores_what_was_deleted_while_it_was_away(patch: pytest.MonkeyPatch) -> None:
-    def forget(self: Session, watch: WatchState, part: Snapshot) -> None:
+    def forget(self: Session, watch: WatchState, part: WatchSnapshot) -> None:
         here = watch.arriving.keys() | {entry.key for entry in part.entries}
         watch.known = {key: at for key, at in watch.known.items() if key in here}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from signal import Signals
 from typing import Any
 
-from holdfast.agent.agent import ElasticAgent, Status
+from holdfast.agent.agent import AgentStatus, ElasticAgent
 from holdfast.agent.attempt import Report
 from holdfast.agent.job import Job
 from holdfast.agent.machine import Terms
@@ -140,7 +140,7 @@ class PlayedAgent:
     groups: queue.SimpleQueue[PlayedGroup]
     sink: MemorySink
     metrics: Metrics
-    shown: queue.SimpleQueue[Status]
+    shown: queue.SimpleQueue[AgentStatus]
     outcome: Future[Outcome]
 
     def next_group(self) -> PlayedGroup:
@@ -179,7 +179,7 @@ class Troupe:
         logs = RunLogs(LogOptions(), RUN)
         logs.open()
         groups: queue.SimpleQueue[PlayedGroup] = queue.SimpleQueue()
-        shown: queue.SimpleQueue[Status] = queue.SimpleQueue()
+        shown: queue.SimpleQueue[AgentStatus] = queue.SimpleQueue()
         sink, metrics = MemorySink(), Metrics()
 
         def make(launches: Sequence[Launch], logs: AttemptLogs, report: Report) -> PlayedGroup:

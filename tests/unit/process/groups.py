@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
 from holdfast.process.outcome.failure import Failure, WorkerExited
-from holdfast.process.output.logs import AttemptLogs, Place, RunLogs
+from holdfast.process.output.logs import AttemptLogs, RunLogs, WorkerPlace
 from holdfast.process.spec import Entrypoint, Exit, GroupEnded, Launch, Program
 from holdfast.process.start.spawn import Starter
 from holdfast.process.stop.containment import Containment
@@ -78,7 +78,7 @@ class Bench:
         monitor_interval_s: float = LOOK_EVERY_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> WorkerGroup:
-        places = [Place(rank, rank, "worker") for rank in range(len(workers))]
+        places = [WorkerPlace(rank, rank, "worker") for rank in range(len(workers))]
         attempt = self._logs.attempt(len(self.groups), places)
         group = WorkerGroup(
             [self.launch(rank, what, attempt) for rank, what in enumerate(workers)],

@@ -415,7 +415,7 @@ def test_a_line_without_an_end_is_not_kept(node: Node, caplog: pytest.LogCapture
 def test_of_a_line_without_an_end_nothing_is_kept(tmp_path: Path) -> None:
     """WD-2: the size of memory is all that would show it from outside."""
     reading, writing = os.pipe()
-    watch = watchdog._Watch(
+    watch = watchdog._WatchdogLoop(
         reading, tmp_path, lambda pid: False, lambda event: None, SYSTEM_CLOCK, {}
     )
     try:

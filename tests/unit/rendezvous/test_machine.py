@@ -12,14 +12,14 @@ from holdfast.rendezvous.effects import (
     Closed,
     Counted,
     Explained,
-    Held,
+    LeaseHeld,
     Left,
     RoundOver,
     RoundReady,
     StoreLost,
     TimedOut,
 )
-from holdfast.rendezvous.model import Failures, Phase, Record, Status
+from holdfast.rendezvous.model import Failures, Phase, RoundRecord, Status
 from holdfast.rendezvous.trouble import RETRY_MAX_S
 from holdfast.store.ops import (
     Change,
@@ -98,7 +98,7 @@ class TestRounds:
         world.settle()
         b = replace(a.node._me, node=NodeId("b"))
         members = (a.node._me.member(), b.member())
-        over = Record(2, Status.FORMING, members, "b is gone")
+        over = RoundRecord(2, Status.FORMING, members, "b is gone")
         a.node.changed([Change(KEYS.round, over.encode(), 99)], world.now)
         assert a.node._me.round == 1
         assert a.take(RoundReady) == []
@@ -553,7 +553,7 @@ class TestTrouble:
                 b.node.tick(world.now)
             b.step()
         assert world.now - began <= RULES.lease_s + RULES.keep_alive_s + 2 * RETRY_MAX_S
-        assert len(b.take(Held)) >= 2
+        assert len(b.take(LeaseHeld)) >= 2
         assert not b.take(RoundOver)
 
     def test_an_operation_that_failed_and_is_needed_no_more_is_forgotten(self) -> None:
@@ -646,7 +646,7 @@ class TestTrouble:
     @pytest.mark.parametrize(
         ("key", "told"),
         [
-            (KEYS.round, "Record: "),
+            (KEYS.round, "RoundRecord: "),
             (KEYS.progress, "Progress: "),
             (KEYS.leader, "Leader: "),
             (KEYS.failures, "Failures: "),

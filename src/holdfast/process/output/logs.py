@@ -28,11 +28,18 @@ from typing import NamedTuple, assert_never
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, InternalError, Unavailable, UsageError
 from holdfast.process.output.prefix import render_prefix
-from holdfast.process.output.pump import Console, LogFile, Pump, Source, open_log_file, open_pipe
+from holdfast.process.output.pump import (
+    Console,
+    LogFile,
+    OutputSource,
+    Pump,
+    open_log_file,
+    open_pipe,
+)
 from holdfast.process.output.streams import Destination, LogOptions, Std
 from holdfast.process.stop.leftovers import remove_folder
 
-__all__ = ["AttemptLogs", "Place", "RunLogs"]
+__all__ = ["AttemptLogs", "RunLogs", "WorkerPlace"]
 
 _FILE_NAMES = {Std.OUT: "stdout.log", Std.ERR: "stderr.log"}
 _CONSOLE_NAMES = {Std.OUT: "standard output", Std.ERR: "standard error"}
@@ -46,7 +53,7 @@ _PASSING = frozenset(
 _log = logging.getLogger("holdfast.process")
 
 
-class Place(NamedTuple):
+class WorkerPlace(NamedTuple):
     """Which worker of the attempt it is."""
 
     local_rank: int
@@ -116,7 +123,7 @@ class RunLogs:
             level = logging.INFO if self._options.log_dir else logging.WARNING
             _log.log(level, "the logs of this run are in %s", made)
 
-    def attempt(self, number: int, places: Sequence[Place]) -> AttemptLogs:
+    def attempt(self, number: int, places: Sequence[WorkerPlace]) -> AttemptLogs:
         """Make the folders and the streams of an attempt; each number is taken once."""
         folder = self.folder / f"attempt_{number}"
         logs = AttemptLogs(self._options, folder, clock=self._clock, console=self._console)
@@ -160,7 +167,7 @@ class AttemptLogs:
         self._given: dict[int, list[int | None]] = {}
         self._pump: Pump | None = None
 
-    def open(self, number: int, places: Sequence[Place]) -> None:
+    def open(self, number: int, places: Sequence[WorkerPlace]) -> None:
         """Make everything. Raises OSError; then `close()` ends what was made."""
         self._folder.mkdir(mode=0o700)
         host = socket.gethostname()
@@ -239,7 +246,7 @@ class AttemptLogs:
                 self._pump = self._pump or Pump(self._clock)
                 pipe, workers = open_pipe()
                 self._pump.add(
-                    Source(
+                    OutputSource(
                         pipe=pipe,
                         name=f"{_CONSOLE_NAMES[std]} of local rank {local_rank}",
                         file=LogFile(path),

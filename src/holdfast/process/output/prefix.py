@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 __all__ = [
     "DEFAULT_PREFIX",
     "LINE_MAX",
-    "Lines",
+    "LineSplitter",
     "check_prefix",
     "matching_lines",
     "prefix_lines",
@@ -65,7 +65,7 @@ def matching_lines(lines: bytes, needles: Iterable[bytes]) -> bytes:
     return b"".join(line for line in found if any(needle in line for needle in present))
 
 
-class Lines:
+class LineSplitter:
     """Makes whole lines of the chunks of one stream.
 
     An unfinished line is kept until its end comes. One that grows beyond LINE_MAX is cut: what is

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.process.output.prefix import Lines, matching_lines, prefix_lines
+from holdfast.process.output.prefix import LineSplitter, matching_lines, prefix_lines
 
-__all__ = ["PIPE_BYTES", "Console", "LogFile", "Pump", "Source", "open_log_file", "open_pipe"]
+__all__ = ["PIPE_BYTES", "Console", "LogFile", "OutputSource", "Pump", "open_log_file", "open_pipe"]
 
 # Below the size from which malloc asks the system for fresh pages each time: four times as fast.
 CHUNK_BYTES = 64 * 1024
@@ -66,7 +66,7 @@ def open_log_file(path: Path) -> int:
     return os.open(path, flags, 0o600)
 
 
-class _Place:
+class _Destination:
     """Where output goes; remembers whether the last write failed, to tell of it once."""
 
     def __init__(self, name: str) -> None:
@@ -84,7 +84,7 @@ class _Place:
             self._lost = None
 
 
-class LogFile(_Place):
+class LogFile(_Destination):
     """A file, which takes everything at once or fails."""
 
     def __init__(self, path: Path) -> None:
@@ -122,7 +122,7 @@ class LogFile(_Place):
             self._descriptor = -1
 
 
-class Console(_Place):
+class Console(_Destination):
     """The agent's own standard output or error: a terminal, a pipe or a file; may be slow.
 
     Blocks of whole lines are written in the order in which they came. The descriptor is shared
@@ -135,7 +135,7 @@ class Console(_Place):
         self._shared = descriptor
         self._descriptor = -1
         self._may_block = False
-        self._blocks: deque[tuple[memoryview, Source]] = deque()
+        self._blocks: deque[tuple[memoryview, OutputSource]] = deque()
         self.taken = 0
         """How many bytes it has taken so far."""
 
@@ -162,13 +162,13 @@ class Console(_Place):
         """Whether there is something to write."""
         return bool(self._blocks)
 
-    def put(self, block: bytes, source: Source) -> bool:
+    def put(self, block: bytes, source: OutputSource) -> bool:
         """Write a block of lines; say whether it is all written, else it waits its turn."""
         waits = self.waits
         self._blocks.append((memoryview(block), source))
         return not waits and bool(self.flush())
 
-    def flush(self) -> list[Source]:
+    def flush(self) -> list[OutputSource]:
         """Write as much as the console takes now; return the sources whose block is written."""
         done = []
         while self._blocks:
@@ -219,7 +219,7 @@ class Console(_Place):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Source:
+class OutputSource:
     """A worker's stream: the end of its pipe that we read, which is owned, and where it goes."""
 
     pipe: int
@@ -229,7 +229,7 @@ class Source:
     prefix: bytes
     filtered: LogFile | None = None
     needles: tuple[bytes, ...] = ()
-    lines: Lines = field(default_factory=Lines)
+    lines: LineSplitter = field(default_factory=LineSplitter)
 
     def fileno(self) -> int:
         return self.pipe
@@ -251,7 +251,7 @@ class Source:
         return self.console.put(prefix_lines(lines, self.prefix), self)
 
 
-_Watched: TypeAlias = Source | Console | None
+_Watched: TypeAlias = OutputSource | Console | None
 
 
 class Pump:
@@ -263,8 +263,8 @@ class Pump:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._pipes: list[int] = []
         self._places: set[LogFile | Console] = set()
-        self._open: set[Source] = set()  # their ends have not been read yet
-        self._waiting: set[Source] = set()  # their consoles have not taken the last block yet
+        self._open: set[OutputSource] = set()  # their ends have not been read yet
+        self._waiting: set[OutputSource] = set()  # their consoles have not taken the last block yet
         self._watched: set[Console] = set()
         self._clock = clock
         self._deadline = Deadline(None, clock)
@@ -276,7 +276,7 @@ class Pump:
         self._lock = threading.Lock()  # for the bell
         self._thread: threading.Thread | None = None
 
-    def add(self, source: Source) -> None:
+    def add(self, source: OutputSource) -> None:
         """Take over a source, before the start."""
         self._pipes.append(source.pipe)
         self._places |= {source.file, source.console, source.filtered or source.file}
@@ -345,14 +345,14 @@ class Pump:
             for key, _ in self._selector.select(self._deadline.remaining()):
                 watched: _Watched = key.data
                 match watched:
-                    case Source() as source:
+                    case OutputSource() as source:
                         self._read(source)
                     case Console() as console:
                         self._flush(console)
                     case None:
                         os.read(self._bell[0], _BELL_BYTES)
 
-    def _read(self, source: Source) -> None:
+    def _read(self, source: OutputSource) -> None:
         try:
             chunk = os.read(source.pipe, CHUNK_BYTES)
         except BlockingIOError:

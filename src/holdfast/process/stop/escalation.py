@@ -35,7 +35,7 @@ __all__ = [
     "Effect",
     "Escalation",
     "Kill",
-    "Send",
+    "SendSignal",
 ]
 
 ASK_BEFORE_S = 0.5
@@ -47,7 +47,7 @@ ENDING_WAIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendSignal:
     """Send this signal to the process groups of these workers."""
 
     signal: int
@@ -75,7 +75,7 @@ class Abandon:
     pids: tuple[int, ...]
 
 
-Effect: TypeAlias = Send | Ask | Kill | Abandon
+Effect: TypeAlias = SendSignal | Ask | Kill | Abandon
 
 
 class Escalation:
@@ -107,7 +107,7 @@ class Escalation:
         effects = self.tick(now)
         if self._killed_at is None and self._alive and signal not in self._sent:
             self._sent.add(signal)
-            effects.append(Send(signal, self.alive))
+            effects.append(SendSignal(signal, self.alive))
         return effects
 
     def exited(self, pid: int) -> None:

@@ -32,10 +32,10 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline, check_timeout
 from holdfast.errors import HoldfastError, TimeoutExpired, Unavailable, UsageError
 from holdfast.net.address import Address, Endpoint
 from holdfast.store.etcd import guard as etcd_guard
-from holdfast.store.etcd.http.connection import HttpConnection, Request
-from holdfast.store.etcd.http.reply import Reply
+from holdfast.store.etcd.http.connection import HttpConnection, HttpRequest
+from holdfast.store.etcd.http.reply import HttpReply
 
-__all__ = ["EtcdServer", "find_binary"]
+__all__ = ["LocalEtcdServer", "find_binary"]
 
 HOST = "127.0.0.1"
 START_WITHIN_S = 30.0
@@ -128,7 +128,7 @@ class _Ports:
         self.sockets.clear()
 
 
-class EtcdServer:
+class LocalEtcdServer:
     """One etcd member, or three that form a cluster. A context manager; not thread-safe.
 
     With a `data_dir` the data stay there when the server is closed, are written through to the
@@ -349,7 +349,7 @@ class EtcdServer:
         for index, member in enumerate(self._members):
             if member.process is None:
                 continue
-            request = Request("POST", "/v3/maintenance/status", b"{}")
+            request = HttpRequest("POST", "/v3/maintenance/status", b"{}")
             with contextlib.suppress(HoldfastError, KeyError, ValueError):
                 yield index, _ask(member, request, deadline).json()
 
@@ -411,7 +411,7 @@ def _version(binary: Path, deadline: Deadline) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _ask(member: _Member, request: Request, deadline: Deadline) -> Reply:
+def _ask(member: _Member, request: HttpRequest, deadline: Deadline) -> HttpReply:
     connection = HttpConnection(member.client)
     try:
         return connection.call(request, deadline.sooner(_ANSWER_WITHIN_S))
@@ -421,7 +421,7 @@ def _ask(member: _Member, request: Request, deadline: Deadline) -> Reply:
 
 def _is_healthy(member: _Member, deadline: Deadline) -> bool:
     try:
-        return _ask(member, Request("GET", "/health"), deadline).json().get("health") == "true"
+        return _ask(member, HttpRequest("GET", "/health"), deadline).json().get("health") == "true"
     except HoldfastError:
         return False
 

@@ -93,7 +93,7 @@ class DistAutogradContext:
             return set(self.workers)
 
 
-class _Here(threading.local):
+class _CurrentContext(threading.local):
     number = NO_CONTEXT
 
 
@@ -106,7 +106,7 @@ class Contexts:
         self._numbers = itertools.count()
         self._messages = itertools.count()
         self._known: dict[int, DistAutogradContext] = {}
-        self._here = _Here()
+        self._here = _CurrentContext()
 
     def begin(self, worker: int) -> None:
         """Set this worker's number; it can be set once."""

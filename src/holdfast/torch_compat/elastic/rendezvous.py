@@ -53,7 +53,7 @@ from holdfast.rendezvous import parameters
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.rendezvous.registry import create_rendezvous
 
-__all__ = ["BACKENDS", "Handler", "RoundOver", "create_handler"]
+__all__ = ["BACKENDS", "HoldfastRendezvousHandler", "RoundEndedEarly", "create_handler"]
 
 BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
 """The names that torch's own backends have."""
@@ -67,7 +67,7 @@ _DOOR = "torch"
 _log = logging.getLogger("holdfast.torch_compat")
 
 
-class RoundOver(Exception):  # it is no error: there will be another
+class RoundEndedEarly(Exception):  # it is no error: there will be another
     """The round ended before its members had met."""
 
 
@@ -94,7 +94,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         config=config,
     )
     with _torchs_errors():
-        return Handler(create_rendezvous(ours), params.run_id)
+        return HoldfastRendezvousHandler(create_rendezvous(ours), params.run_id)
 
 
 def _is_too_long(config: Mapping[str, Any]) -> bool:
@@ -105,7 +105,7 @@ def _is_too_long(config: Mapping[str, Any]) -> bool:
         return False
 
 
-class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
+class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
     """What torch's agent asks for rounds."""
 
     def __init__(self, rendezvous: Rendezvous, run_id: str) -> None:
@@ -140,7 +140,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
                 here = self._rendezvous.next_round(why)
                 try:
                     return self._enter(here)
-                except RoundOver:
+                except RoundEndedEarly:
                     why = self._rendezvous.over() or "the round ended before it began"
 
     def exchange(self, role: str, workers: int) -> tuple[WorkerRanks, ...]:
@@ -150,7 +150,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
         with _torchs_errors():
             swapped = swap(here, NodeInfo(role, workers), self._shared, self._is_over, deadline)
         if swapped is None:
-            raise RoundOver
+            raise RoundEndedEarly
         return assign(swapped[0], here.rank)
 
     def num_nodes_waiting(self) -> int:
@@ -215,7 +215,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
                 master = Address(here.master_address, here.master_port)
                 self._witness.start(master, Deadline.after(MEET_WITHIN_S))
         except Fenced:
-            raise RoundOver from None
+            raise RoundEndedEarly from None
         store = self._connect(self._find_door(here))
         master = RendezvousStoreInfo(here.master_address, here.master_port)
         return RendezvousInfo(store, here.rank, here.world_size, master)
@@ -243,7 +243,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
             shared, _, where = told.decode().partition(" ")
             self._shared = shared == "1"
             return parse_address(where, 0)
-        raise RoundOver
+        raise RoundEndedEarly
 
     def _connect(self, door: Address) -> TCPStore:
         """Connect to the round's store: whoever serves it may die before we do."""
@@ -263,7 +263,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
             else:
                 store.set_timeout(timedelta(seconds=MEET_WITHIN_S))
                 return store
-        raise RoundOver
+        raise RoundEndedEarly
 
     def _round(self) -> Round:
         if self._here is None:

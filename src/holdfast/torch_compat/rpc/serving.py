@@ -46,12 +46,12 @@ __all__ = [
 CONFIRM_WITHIN_S = 60.0
 
 
-class _Here(threading.local):
+class _ReadingThread(threading.local):
     def __init__(self) -> None:
         self.came: list[Number | None] = []
 
 
-_here = _Here()
+_here = _ReadingThread()
 """The numbers of the references among the arguments of the call that this thread reads."""
 
 

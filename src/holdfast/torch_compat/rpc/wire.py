@@ -27,14 +27,14 @@ Parcel: TypeAlias = "tuple[bytes, list[Any], dict[int, Any] | None, Stamp | None
 NOBODY = -1
 
 
-class _Here(threading.local):
+class _PicklingThread(threading.local):
     def __init__(self) -> None:
         self.numbers = itertools.count()
         self.leaving: dict[int, Any] = {}
         self.arriving: dict[int, Any] | None = None
 
 
-_here = _Here()
+_here = _PicklingThread()
 
 
 def leave(reference: Any) -> int:

@@ -49,11 +49,11 @@ def visible() -> list[str]:
     return [str(torch.cuda.get_device_properties(index).uuid) for index in range(count)]
 
 
-class _Here(threading.local):
+class _GradientsLeaving(threading.local):
     is_gradient = False
 
 
-_here = _Here()
+_here = _GradientsLeaving()
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InternalError, Unavailable, UsageError
-from holdfast.process.output.logs import AttemptLogs, Place, RunLogs
+from holdfast.process.output.logs import AttemptLogs, RunLogs, WorkerPlace
 from holdfast.process.output.streams import LogOptions, Std
 
 WAIT_S = 60.0
-PLACES = (Place(0, 4, "trainer"), Place(1, 5, "trainer"))
+PLACES = (WorkerPlace(0, 4, "trainer"), WorkerPlace(1, 5, "trainer"))
 SAY = "import os; os.write(1, b'an apple\\nout'); os.write(2, b'a pear\\nerr')"
 
 
@@ -286,14 +286,14 @@ def test_too_many_open_files_are_told_and_undone(tmp_path: Path) -> None:
 import os, resource, sys
 from pathlib import Path
 from holdfast.errors import Unavailable
-from holdfast.process.output.logs import Place, RunLogs
+from holdfast.process.output.logs import WorkerPlace, RunLogs
 from holdfast.process.output.streams import LogOptions, Std
 logs = RunLogs(LogOptions(log_dir=Path(sys.argv[1]), tee=Std.ALL), "job")
 logs.open()
 before = os.listdir("/proc/self/fd")
 resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 try:
-    logs.attempt(0, [Place(rank, rank, "x") for rank in range(100)])
+    logs.attempt(0, [WorkerPlace(rank, rank, "x") for rank in range(100)])
 except Unavailable as error:
     print(str(error).rpartition(": ")[2], os.listdir("/proc/self/fd") == before)
 """
@@ -305,11 +305,11 @@ except Unavailable as error:
 def test_a_temporary_folder_goes_though_no_descriptor_is_left(tmp_path: Path) -> None:
     code = """
 import os, resource
-from holdfast.process.output.logs import Place, RunLogs
+from holdfast.process.output.logs import WorkerPlace, RunLogs
 from holdfast.process.output.streams import LogOptions
 logs = RunLogs(LogOptions(), "job")
 logs.open()
-deep = logs.attempt(0, [Place(0, 0, "x")]).folder(0) / "a" / "b" / "c"
+deep = logs.attempt(0, [WorkerPlace(0, 0, "x")]).folder(0) / "a" / "b" / "c"
 deep.mkdir(parents=True)
 (deep / "file").touch()
 (deep / "link").symlink_to(os.environ["TMPDIR"] + "/kept")

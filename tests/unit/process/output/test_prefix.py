@@ -12,7 +12,7 @@ from holdfast.errors import UsageError
 from holdfast.process.output.prefix import (
     DEFAULT_PREFIX,
     LINE_MAX,
-    Lines,
+    LineSplitter,
     check_prefix,
     matching_lines,
     prefix_lines,
@@ -82,7 +82,7 @@ def test_lines_match_by_any_needle() -> None:
 
 
 def test_an_unfinished_line_waits_for_its_end() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     assert lines.feed(b"one\ntw") == b"one\n"
     assert lines.feed(b"o") == b""
     assert lines.feed(b"\n") == b"two\n"
@@ -90,14 +90,14 @@ def test_an_unfinished_line_waits_for_its_end() -> None:
 
 
 def test_the_last_line_is_finished_at_the_end() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     assert lines.feed(b"no newline") == b""
     assert lines.finish() == b"no newline\n"
     assert lines.finish() == b""
 
 
 def test_a_carriage_return_ends_a_line_as_soon_as_it_is_not_half_of_a_newline() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     assert lines.feed(b"10%\r20%") == b"10%\r"
     assert lines.feed(b"\r") == b""
     assert lines.feed(b"30%\r") == b"20%\r"
@@ -106,7 +106,7 @@ def test_a_carriage_return_ends_a_line_as_soon_as_it_is_not_half_of_a_newline() 
 
 
 def test_an_endless_line_is_cut_and_hardly_kept() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     piece = b"x" * 1000
     out = b"".join(lines.feed(piece) for _ in range(1000))
     cuts = out.splitlines(keepends=True)
@@ -124,7 +124,7 @@ def test_an_endless_line_is_cut_and_hardly_kept() -> None:
 )
 def test_chunks_do_not_matter(data: bytes, seed: int) -> None:
     rng = random.Random(seed)
-    lines, at, out, prefixed = Lines(), 0, b"", b""
+    lines, at, out, prefixed = LineSplitter(), 0, b"", b""
     while at < len(data):
         size = rng.randint(1, 5)
         whole = lines.feed(data[at : at + size])

@@ -27,8 +27,8 @@ from holdfast.process.output.pump import (
     PIPE_BYTES,
     Console,
     LogFile,
+    OutputSource,
     Pump,
-    Source,
     open_log_file,
     open_pipe,
 )
@@ -103,7 +103,7 @@ def pumping(
         reading, writing = open_pipe()
         ends.append(writing)
         pump.add(
-            Source(
+            OutputSource(
                 pipe=reading,
                 name=f"rank {rank}",
                 file=LogFile(path or folder / f"{rank}.log"),
@@ -282,7 +282,9 @@ def test_a_stuck_console_does_not_hold_up_workers_of_another(
         reading, end = open_pipe()
         ends.append(end)
         file = LogFile(tmp_path / f"{rank}.log")
-        pump.add(Source(pipe=reading, name="", file=file, console=Console(writing, ""), prefix=b""))
+        pump.add(
+            OutputSource(pipe=reading, name="", file=file, console=Console(writing, ""), prefix=b"")
+        )
     pump.start()
     data = b"a line of text\n" * (MIB // 3)
     assert accept(ends[0], data) < len(data)
@@ -466,7 +468,7 @@ def test_lines_that_match_are_duplicated_in_one_file(tmp_path: Path, console: Re
         reading, end = open_pipe()
         ends.append(end)
         pump.add(
-            Source(
+            OutputSource(
                 pipe=reading,
                 name="",
                 file=LogFile(tmp_path / f"{rank}.log"),
@@ -492,7 +494,9 @@ def test_closing_a_pump_that_was_never_started_or_twice(tmp_path: Path) -> None:
     reading, writing = open_pipe()
     console = Console(writing, "")
     pump.add(
-        Source(pipe=reading, name="", file=LogFile(tmp_path / "log"), console=console, prefix=b"")
+        OutputSource(
+            pipe=reading, name="", file=LogFile(tmp_path / "log"), console=console, prefix=b""
+        )
     )
     pump.close(0)
     pump.close(0)

@@ -16,7 +16,7 @@ from holdfast.process.stop.escalation import (
     Effect,
     Escalation,
     Kill,
-    Send,
+    SendSignal,
 )
 
 
@@ -28,7 +28,7 @@ def test_nothing_happens_before_a_stop() -> None:
 
 def test_the_signal_then_kill_then_giving_up() -> None:
     escalation = Escalation([1, 2])
-    assert escalation.stop(SIGTERM, 30.0, 100.0) == [Send(SIGTERM, (1, 2))]
+    assert escalation.stop(SIGTERM, 30.0, 100.0) == [SendSignal(SIGTERM, (1, 2))]
     assert escalation.next_wake() == 130.0 - ASK_BEFORE_S
     assert escalation.tick(129.4) == []
     escalation.exited(1)
@@ -67,7 +67,7 @@ def test_a_second_stop_shortens_and_never_lengthens() -> None:
     escalation.stop(SIGTERM, 10.0, 0.0)
     assert escalation.stop(SIGTERM, 100.0, 1.0) == []
     assert escalation.next_wake() == 10.0 - ASK_BEFORE_S
-    assert escalation.stop(SIGINT, 3.0, 2.0) == [Send(SIGINT, (1,))]
+    assert escalation.stop(SIGINT, 3.0, 2.0) == [SendSignal(SIGINT, (1,))]
     assert escalation.next_wake() == 5.0 - ASK_BEFORE_S
     assert escalation.stop(SIGTERM, 0.0, 3.0) == [Kill((1,))]
     assert escalation.stop(SIGTERM, 0.0, 4.0) == []
@@ -135,7 +135,7 @@ class Histories(RuleBasedStateMachine):
         for effect in effects:
             assert effect.pids, "ES-5"
             match effect:
-                case Send(signal, pids):
+                case SendSignal(signal, pids):
                     assert set(pids) == self.alive, "ES-5: and nobody is forgotten"
                     assert self.killed_at is None, "ES-4"
                     assert signal not in self.sent, "ES-4"

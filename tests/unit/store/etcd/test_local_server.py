@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import TimeoutExpired, Unavailable, UsageError
 from holdfast.net.address import parse_endpoint
 from holdfast.store.etcd import local_server as module
-from holdfast.store.etcd.local_server import EtcdServer, find_binary
+from holdfast.store.etcd.local_server import LocalEtcdServer, find_binary
 from holdfast.store.etcd.v3.store import EtcdStore
 from tests.patience import with_more_time
 
@@ -79,13 +79,13 @@ def test_no_etcd_at_all_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_given_binary_must_exist() -> None:
     with pytest.raises(UsageError, match="'/no/such/etcd': there is no such file"):
-        EtcdServer(binary="/no/such/etcd").start()
+        LocalEtcdServer(binary="/no/such/etcd").start()
 
 
 @pytest.mark.parametrize("members", [0, 2, 5, "3"])
 def test_one_member_or_three(members: int) -> None:
     with pytest.raises(UsageError, match="must be 1 or 3"):
-        EtcdServer(members)
+        LocalEtcdServer(members)
 
 
 # Starting.
@@ -93,7 +93,7 @@ def test_one_member_or_three(members: int) -> None:
 
 def test_what_is_no_etcd_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="its --version says b'hello"):
-        EtcdServer(binary=script(tmp_path / "etcd", "echo hello")).start()
+        LocalEtcdServer(binary=script(tmp_path / "etcd", "echo hello")).start()
 
 
 def test_the_error_of_a_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_error_of_a_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
         "echo first line; echo the real reason >&2; exit 3",
     )
     with pytest.raises(Unavailable, match=r"status 3: first line \| the real reason"):
-        EtcdServer(binary=fake).start(TIMEOUT_S)
+        LocalEtcdServer(binary=fake).start(TIMEOUT_S)
 
 
 def test_a_member_that_never_serves_ends_at_the_deadline(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_member_that_never_serves_ends_at_the_deadline(tmp_path: Path) -> None
 
     def wait_in_vain(seconds: float) -> None:
         with pytest.raises(TimeoutExpired, match="does not serve: .*--name=member-0") as caught:
-            EtcdServer(binary=fake).start(timeout=seconds)
+            LocalEtcdServer(binary=fake).start(timeout=seconds)
         assert "--enable-v2" not in str(caught.value)  # 3.6 does not know it
 
     with_more_time(wait_in_vain, 0.5)
@@ -130,13 +130,13 @@ def test_other_ports_are_tried_when_an_old_etcd_finds_one_taken(tmp_path: Path) 
         'echo "listen tcp: bind: address already in use"; exit 1; }\n'
         f'exec {real} "$@"',
     )
-    with EtcdServer(binary=fake) as server:
+    with LocalEtcdServer(binary=fake) as server:
         assert server.leader() == 0
     assert (tmp_path / "tried").exists()
 
 
-def test_an_unstarted_or_closed_server_refuses(etcd_server: EtcdServer) -> None:
-    server = EtcdServer()
+def test_an_unstarted_or_closed_server_refuses(etcd_server: LocalEtcdServer) -> None:
+    server = LocalEtcdServer()
     for ask in (lambda: server.endpoint, server.leader, lambda: server.kill(0)):
         with pytest.raises(UsageError, match="start it first"):
             ask()
@@ -148,20 +148,20 @@ def test_an_unstarted_or_closed_server_refuses(etcd_server: EtcdServer) -> None:
 # What it offers.
 
 
-def test_the_endpoints(etcd_server: EtcdServer) -> None:
+def test_the_endpoints(etcd_server: LocalEtcdServer) -> None:
     where = parse_endpoint(etcd_server.endpoint)
     assert where.scheme == "etcd"
     assert where.addresses == etcd_server.addresses
     assert parse_endpoint(etcd_server.endpoint_v2).scheme == "etcd-v2"
 
 
-def test_the_ports_are_held_against_others(etcd_server: EtcdServer) -> None:
+def test_the_ports_are_held_against_others(etcd_server: LocalEtcdServer) -> None:
     with socket.socket() as sock, pytest.raises(OSError, match="in use"):
         sock.bind(etcd_server.addresses[0])
 
 
 def test_a_killed_member_is_away_and_comes_back_with_its_data() -> None:
-    with EtcdServer() as server, EtcdStore(server.addresses) as store:
+    with LocalEtcdServer() as server, EtcdStore(server.addresses) as store:
         store.set("k", b"v")
         with pytest.raises(UsageError, match="kill it first"):
             server.restart(0)
@@ -185,24 +185,24 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     os.chown(folder, 12345, -1)
     with pytest.raises(UsageError, match=r"data': belongs to user 12345, not to us"):
-        EtcdServer(data_dir=folder).start()
+        LocalEtcdServer(data_dir=folder).start()
 
 
 def test_a_given_folder_keeps_the_data_and_the_ports(tmp_path: Path) -> None:
-    with EtcdServer(data_dir=tmp_path / "data") as server:
+    with LocalEtcdServer(data_dir=tmp_path / "data") as server:
         before = server.addresses
         with EtcdStore(server.addresses) as store:
             store.set("k", b"v")
-    with EtcdServer(data_dir=tmp_path / "data") as server:
+    with LocalEtcdServer(data_dir=tmp_path / "data") as server:
         assert server.addresses == before
         with EtcdStore(server.addresses) as store:
             assert store.get("k") == b"v"
     with pytest.raises(UsageError, match="holds 1 members, not 3"):
-        EtcdServer(3, data_dir=tmp_path / "data").start()
+        LocalEtcdServer(3, data_dir=tmp_path / "data").start()
 
 
 def test_the_temporary_folder_is_removed() -> None:
-    server = EtcdServer().start()
+    server = LocalEtcdServer().start()
     folder = server._folder
     assert folder is not None
     assert folder.is_dir()
@@ -215,8 +215,8 @@ def test_the_temporary_folder_is_removed() -> None:
 
 PARENT = """
 import sys, threading
-from holdfast.store.etcd.local_server import EtcdServer
-server = EtcdServer()
+from holdfast.store.etcd.local_server import LocalEtcdServer
+server = LocalEtcdServer()
 starter = threading.Thread(target=server.start)  # a thread that ends: etcd must not end with it
 starter.start()
 starter.join()

@@ -19,8 +19,8 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import PeerViolation, StoreUnavailable, TimeoutExpired, Unavailable, UsageError
 from holdfast.net.address import Address
 from holdfast.net.tls import ClientTls
-from holdfast.store.etcd.http.connection import HttpConnection, Lost, NoAnswer, NotSent, Request
-from holdfast.store.etcd.http.reply import Reply
+from holdfast.store.etcd.http.connection import HttpConnection, HttpRequest, Lost, NoAnswer, NotSent
+from holdfast.store.etcd.http.reply import HttpReply
 
 __all__ = [
     "ATTEMPT_S",
@@ -130,7 +130,7 @@ class EtcdClient:
             if self._addresses[self._member] == address:
                 self._member = (self._member + 1) % len(self._addresses)
 
-    def exchange(self, lane: Lane, request: Request, deadline: Deadline) -> Reply:
+    def exchange(self, lane: Lane, request: HttpRequest, deadline: Deadline) -> HttpReply:
         """Ask one member. After NotSent or Lost the lane points to the next one.
 
         A reply that says "I cannot, now" (5xx) is Lost too: it may come after the deed.
@@ -236,11 +236,11 @@ class Retries:
         ) from None
 
 
-def _excerpt(reply: Reply) -> str:
+def _excerpt(reply: HttpReply) -> str:
     return f"HTTP {reply.status} {reply.body[:160].decode(errors='replace').strip()!r}"
 
 
-def not_etcd(reply: Reply, address: Address, api: str) -> PeerViolation:
+def not_etcd(reply: HttpReply, address: Address, api: str) -> PeerViolation:
     """Return the error for a server that speaks HTTP but not the API that we need."""
     return PeerViolation(
         f"{address} does not serve {api}; it answers {_excerpt(reply)}", address=str(address)

@@ -23,9 +23,9 @@ from holdfast.net.address import Address
 from holdfast.net.tcp import open_socket
 from holdfast.net.tls import ClientTls, refusal
 from holdfast.records import dataclass
-from holdfast.store.etcd.http.reply import Reply, ReplyParser
+from holdfast.store.etcd.http.reply import HttpReply, ReplyParser
 
-__all__ = ["HttpConnection", "Lost", "NoAnswer", "NotSent", "Request"]
+__all__ = ["HttpConnection", "HttpRequest", "Lost", "NoAnswer", "NotSent"]
 
 _READ_BYTES = 256 * 1024
 # A socket takes a timeout of 0 as "do not block", and refuses one of 10^12 years.
@@ -45,7 +45,7 @@ class NoAnswer(Lost):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """What to ask for."""
 
     method: str
@@ -85,7 +85,7 @@ class HttpConnection:
         except Unavailable as error:
             raise NotSent(str(error), step=error.step, address=error.address) from None
 
-    def call(self, request: Request, deadline: Deadline) -> Reply:
+    def call(self, request: HttpRequest, deadline: Deadline) -> HttpReply:
         """Send one request and return its reply. NotSent, Lost, or PeerViolation."""
         parts: list[bytes] = []
         parser = self.send(request, deadline)
@@ -103,9 +103,9 @@ class HttpConnection:
             raise
         if not parser.keep_alive:
             self.close()
-        return Reply(parser.status, parser.headers, b"".join(parts))
+        return HttpReply(parser.status, parser.headers, b"".join(parts))
 
-    def send(self, request: Request, deadline: Deadline) -> ReplyParser:
+    def send(self, request: HttpRequest, deadline: Deadline) -> ReplyParser:
         """Send one request and return the parser for its reply. NotSent or Lost."""
         self.open(deadline)
         sock = self._sure()

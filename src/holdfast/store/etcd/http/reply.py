@@ -15,7 +15,14 @@ from typing import Any, assert_never
 from holdfast.errors import PeerViolation
 from holdfast.records import dataclass
 
-__all__ = ["BODY_BYTES_MAX", "HEAD_BYTES_MAX", "Reply", "ReplyParser", "decoding", "parse_object"]
+__all__ = [
+    "BODY_BYTES_MAX",
+    "HEAD_BYTES_MAX",
+    "HttpReply",
+    "ReplyParser",
+    "decoding",
+    "parse_object",
+]
 
 HEAD_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 1 << 30
@@ -181,7 +188,7 @@ class ReplyParser:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """A whole reply."""
 
     status: int

@@ -28,8 +28,8 @@ from holdfast.ids import LeaseId
 from holdfast.net.address import Address
 from holdfast.records import dataclass
 from holdfast.store.etcd.http.cluster import ATTEMPT_S, EtcdClient, Lane, not_etcd
-from holdfast.store.etcd.http.connection import HttpConnection, Lost, NotSent, Request
-from holdfast.store.etcd.http.reply import Reply, ReplyParser, decoding
+from holdfast.store.etcd.http.connection import HttpConnection, HttpRequest, Lost, NotSent
+from holdfast.store.etcd.http.reply import HttpReply, ReplyParser, decoding
 from holdfast.store.ops import Change, Entry
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "Layout",
     "Node",
     "Poll",
-    "Rejected",
+    "V2Rejected",
     "ask",
     "envelope",
     "exchange",
@@ -71,7 +71,7 @@ class ErrorCode(IntEnum):
     HISTORY_CLEARED = 401
 
 
-class Rejected(Exception):
+class V2Rejected(Exception):
     """etcd said no, for a reason that the operation itself must judge. Never leaves the store."""
 
     def __init__(self, code: ErrorCode, index: int) -> None:
@@ -151,21 +151,21 @@ class Layout:
 # Requests.
 
 
-def get(path: str, **options: str) -> Request:
+def get(path: str, **options: str) -> HttpRequest:
     """Read a node. Through the leader, unless it waits, which no leader does for others."""
     if "wait" not in options:
         options["quorum"] = "true"
-    return Request("GET", f"{_ROOT}{path}?{urlencode(options)}")
+    return HttpRequest("GET", f"{_ROOT}{path}?{urlencode(options)}")
 
 
-def put(path: str, **options: str) -> Request:
+def put(path: str, **options: str) -> HttpRequest:
     """Write a node: its `value`, or its `ttl` afresh."""
-    return Request("PUT", f"{_ROOT}{path}", urlencode(options).encode(), _FORM)
+    return HttpRequest("PUT", f"{_ROOT}{path}", urlencode(options).encode(), _FORM)
 
 
-def remove(path: str, **options: str) -> Request:
+def remove(path: str, **options: str) -> HttpRequest:
     """Delete a node."""
-    return Request("DELETE", f"{_ROOT}{path}?{urlencode(options)}")
+    return HttpRequest("DELETE", f"{_ROOT}{path}?{urlencode(options)}")
 
 
 # Answers.
@@ -186,7 +186,7 @@ class Answer:
         return node_from(item)
 
 
-def judge(reply: Reply, address: Address, what: str) -> Answer:
+def judge(reply: HttpReply, address: Address, what: str) -> Answer:
     """Return the answer in a reply; Rejected, or what is final."""
     try:
         body = reply.json()
@@ -205,11 +205,11 @@ def judge(reply: Reply, address: Address, what: str) -> Answer:
         raise UsageError(f"{what}: etcd refuses it: {said:.160}") from None
     if code is ErrorCode.UNAUTHORIZED:
         raise Refused(f"{what}: {address} answers {said!r:.160}", address=str(address))
-    raise Rejected(code, index)
+    raise V2Rejected(code, index)
 
 
 def exchange(
-    client: EtcdClient, lane: Lane, request: Request, deadline: Deadline, what: str
+    client: EtcdClient, lane: Lane, request: HttpRequest, deadline: Deadline, what: str
 ) -> Answer:
     """Ask, once. NotSent, Lost or Rejected."""
     address = lane.connection.address
@@ -219,7 +219,7 @@ def exchange(
 def ask(
     client: EtcdClient,
     lane: Lane,
-    request: Request,
+    request: HttpRequest,
     deadline: Deadline,
     what: str,
     *,
@@ -299,7 +299,7 @@ class Poll:
         if not self._parser.done:
             return []
         parser, self._parser = self._parser, None
-        reply = Reply(parser.status, parser.headers, bytes(self._body))
+        reply = HttpReply(parser.status, parser.headers, bytes(self._body))
         return self._changes_in(reply, self._connection.address)
 
     def shut(self) -> None:
@@ -315,12 +315,12 @@ class Poll:
             self._connection.close()
             self._connection = None
 
-    def _changes_in(self, reply: Reply, address: Address) -> list[Change]:
+    def _changes_in(self, reply: HttpReply, address: Address) -> list[Change]:
         if reply.status >= 500:
             raise Lost(f"{address} ended the wait for a change")
         try:
             answer = judge(reply, address, "waiting for a change")
-        except Rejected:
+        except V2Rejected:
             return []  # the history is gone: read again
         with decoding():
             item = answer.body["node"]

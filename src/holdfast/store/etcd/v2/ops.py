@@ -12,14 +12,14 @@ from holdfast.clock import Deadline
 from holdfast.errors import InternalError, LeaseLost, StoreUnavailable, TimeoutExpired
 from holdfast.ids import LeaseId
 from holdfast.store.etcd.http.cluster import EtcdClient, Lane
-from holdfast.store.etcd.http.connection import Request
+from holdfast.store.etcd.http.connection import HttpRequest
 from holdfast.store.etcd.http.reply import decoding
 from holdfast.store.etcd.v2.api import (
     Answer,
     ErrorCode,
     Layout,
     Node,
-    Rejected,
+    V2Rejected,
     ask,
     envelope,
     get,
@@ -113,7 +113,7 @@ class Task:
         """Read every key at one moment; return etcd's index at it, too."""
         try:
             answer = self._ask(get(self._layout.root, recursive="true"))
-        except Rejected as error:
+        except V2Rejected as error:
             return error.index, []
         with decoding():
             folders = {
@@ -144,7 +144,7 @@ class Task:
         while True:
             try:
                 node = self._ask(get(self._layout.key(key))).node
-            except Rejected:
+            except V2Rejected:
                 return None
             if node.lease is None or self._is_alive(node.lease):
                 return node
@@ -155,7 +155,7 @@ class Task:
         """Remove a dead node, unless it has changed; say whether it is gone."""
         try:
             self._ask(remove(self._layout.key(node.key), prevIndex=str(node.index)))
-        except Rejected as error:
+        except V2Rejected as error:
             return error.code is ErrorCode.NOT_FOUND
         return True
 
@@ -185,7 +185,7 @@ class Task:
             request = put(path, value=envelope(key, value, lease), **same)
         try:
             answer = self._write(request)
-        except Rejected:
+        except V2Rejected:
             return None
         with decoding():
             return int(answer.body["node"]["modifiedIndex"])
@@ -230,7 +230,7 @@ class Task:
     def _grant(self, seconds: int) -> Lease:
         lease = LeaseId(self._client.rng.getrandbits(_RANDOM_BITS) << _TTL_BITS | seconds)
         path = self._layout.lease(lease)
-        with contextlib.suppress(Rejected):  # it exists: from an attempt whose answer was lost
+        with contextlib.suppress(V2Rejected):  # it exists: from an attempt whose answer was lost
             self._ask(put(path, value="", prevExist="false", ttl=str(seconds)), writes=True)
         return Lease(lease, float(seconds))
 
@@ -239,14 +239,14 @@ class Task:
         refresh = put(self._layout.lease(lease), refresh="true", prevExist="true", ttl=str(seconds))
         try:
             self._ask(refresh, writes=True)
-        except Rejected:
+        except V2Rejected:
             raise _lost(lease) from None
         return float(seconds)
 
     def _revoke(self, lease: LeaseId) -> bool:
         if not self._is_alive(lease):
             return False
-        with contextlib.suppress(Rejected):  # it ended meanwhile, so it was alive in this call
+        with contextlib.suppress(V2Rejected):  # it ended meanwhile, so it was alive in this call
             self._ask(remove(self._layout.lease(lease)), writes=True)
         self.read_all()  # which removes what hung on it
         return True
@@ -254,7 +254,7 @@ class Task:
     def _is_alive(self, lease: LeaseId) -> bool:
         try:
             self._ask(get(self._layout.lease(lease)))
-        except Rejected:
+        except V2Rejected:
             return False
         return True
 
@@ -264,10 +264,10 @@ class Task:
 
     # Asking.
 
-    def _ask(self, request: Request, *, writes: bool = False) -> Answer:
+    def _ask(self, request: HttpRequest, *, writes: bool = False) -> Answer:
         return ask(self._client, self._lane, request, self._deadline, self._what, writes=writes)
 
-    def _write(self, request: Request) -> Answer:
+    def _write(self, request: HttpRequest) -> Answer:
         return ask(
             self._client,
             self._lane,

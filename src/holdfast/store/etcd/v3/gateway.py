@@ -16,15 +16,15 @@ from holdfast.errors import PeerViolation, Refused, StoreUnavailable, UsageError
 from holdfast.net.address import Address
 from holdfast.records import dataclass
 from holdfast.store.etcd.http.cluster import EtcdClient, Lane, not_etcd
-from holdfast.store.etcd.http.connection import Lost, NotSent, Request
-from holdfast.store.etcd.http.reply import Reply, decoding
+from holdfast.store.etcd.http.connection import HttpRequest, Lost, NotSent
+from holdfast.store.etcd.http.reply import HttpReply, decoding
 
 __all__ = [
     "Code",
     "Gateway",
+    "GatewayRejected",
     "Kv",
     "Message",
-    "Rejected",
     "Txn",
     "compare",
     "delete_op",
@@ -58,7 +58,7 @@ class Code(IntEnum):
     UNAUTHENTICATED = 16
 
 
-class Rejected(Exception):
+class GatewayRejected(Exception):
     """etcd said no with one of the codes that the caller expects. Never leaves the store."""
 
 
@@ -190,7 +190,7 @@ class Gateway:
         Other refusals are final, and raised as what the store's caller should see.
         """
         address = lane.connection.address
-        request = Request("POST", path, json.dumps(body).encode())
+        request = HttpRequest("POST", path, json.dumps(body).encode())
         reply = self.client.exchange(lane, request, deadline)
         return _judge(reply, address, what, expect)
 
@@ -212,7 +212,7 @@ class Gateway:
         return read_txn(self.call(lane, "/v3/kv/txn", body, deadline, what, expect=Code.NOT_FOUND))
 
 
-def _judge(reply: Reply, address: Address, what: str, expect: Code | None) -> Message:
+def _judge(reply: HttpReply, address: Address, what: str, expect: Code | None) -> Message:
     try:
         message = reply.json()
     except PeerViolation:
@@ -228,7 +228,7 @@ def _judge(reply: Reply, address: Address, what: str, expect: Code | None) -> Me
     if not isinstance(code, int):
         raise not_etcd(reply, address, _API)
     if code == expect:
-        raise Rejected(said)
+        raise GatewayRejected(said)
     match code:
         case Code.EXHAUSTED if _TOO_LONG not in said:
             # Too busy, or out of space: nothing was performed, and that may change.

@@ -12,7 +12,7 @@ from holdfast.clock import Deadline
 from holdfast.ids import LeaseId
 from holdfast.store.etcd.http.cluster import Lane
 from holdfast.store.etcd.http.reply import decoding
-from holdfast.store.etcd.v3.gateway import Code, Gateway, Message, Rejected
+from holdfast.store.etcd.v3.gateway import Code, Gateway, GatewayRejected, Message
 from holdfast.store.ops import Lease
 
 __all__ = ["end_once", "grant", "is_alive", "keep", "revoke"]
@@ -29,7 +29,7 @@ def grant(gateway: Gateway, lane: Lane, ttl: float, deadline: Deadline, what: st
         reply = gateway.ask(
             lane, "/v3/lease/grant", body, deadline, what, Code.FAILED_PRECONDITION, writes=True
         )
-    except Rejected:
+    except GatewayRejected:
         # It exists already: it is ours, from an attempt whose answer was lost.
         reply = _look(gateway, lane, number, deadline, what)
         reply["TTL"] = reply.get("grantedTTL", 0)
@@ -54,7 +54,7 @@ def revoke(gateway: Gateway, lane: Lane, lease: int, deadline: Deadline, what: s
     if not is_alive(gateway, lane, lease, deadline, what):
         return False
     body = {"ID": str(lease)}
-    with contextlib.suppress(Rejected):  # an earlier attempt ended it, or its time did
+    with contextlib.suppress(GatewayRejected):  # an earlier attempt ended it, or its time did
         gateway.ask(lane, "/v3/lease/revoke", body, deadline, what, Code.NOT_FOUND, writes=True)
     return True
 

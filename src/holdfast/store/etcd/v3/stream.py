@@ -8,7 +8,7 @@ from collections.abc import Callable
 from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation
 from holdfast.store.etcd.http.cluster import ATTEMPT_S, EtcdClient
-from holdfast.store.etcd.http.connection import HttpConnection, Lost, NotSent, Request
+from holdfast.store.etcd.http.connection import HttpConnection, HttpRequest, Lost, NotSent
 from holdfast.store.etcd.http.reply import ReplyParser, decoding, parse_object
 from holdfast.store.etcd.v3.gateway import Message, watch_request
 from holdfast.store.ops import Change
@@ -48,7 +48,7 @@ class EventStream:
             connection.open(limit)
             self._client.check_open()
             self._parser = connection.send(
-                Request("POST", "/v3/watch", body, headers=(leader,)), limit
+                HttpRequest("POST", "/v3/watch", body, headers=(leader,)), limit
             )
         except (NotSent, Lost):
             self._client.failed_at(connection.address)

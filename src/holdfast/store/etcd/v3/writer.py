@@ -33,9 +33,9 @@ from holdfast.store.etcd.http.cluster import Lane, Marker, Retries
 from holdfast.store.etcd.http.connection import Lost, NotSent
 from holdfast.store.etcd.v3.gateway import (
     Gateway,
+    GatewayRejected,
     Kv,
     Message,
-    Rejected,
     Txn,
     compare,
     put_op,
@@ -116,7 +116,7 @@ class Writer:
                 except (NotSent, Lost) as error:
                     retries.failed(error)
                     continue
-                except Rejected:
+                except GatewayRejected:
                     self._replace_lease(lane, write, retries, deadline)
                     continue
                 written = self._outcome(lane, marker, write, txn, retries)
@@ -133,7 +133,7 @@ class Writer:
         """Remove markers, as far as one try lets us: their leases end anyway."""
         with contextlib.closing(self._client), self._client.lane() as lane:
             for marker in markers:
-                with contextlib.suppress(HoldfastError, Rejected):
+                with contextlib.suppress(HoldfastError, GatewayRejected):
                     end_once(self._gateway, lane, marker.lease, deadline)
 
     # Parts.
@@ -198,7 +198,7 @@ class Writer:
             except (NotSent, Lost) as error:
                 retries.failed(error)
                 continue
-            except Rejected:
+            except GatewayRejected:
                 raise _unknowable(write) from None
             if fence.succeeded:
                 marker.revision = fence.revision

@@ -20,13 +20,13 @@ from holdfast.store.etcd.http.cluster import (
     backoff_s,
     still_missing,
 )
-from holdfast.store.etcd.http.connection import Lost, NoAnswer, NotSent, Request
-from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.http.connection import HttpRequest, Lost, NoAnswer, NotSent
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.testing.clock import ManualClock
 from tests.unit.net.certificates import Certificates
 from tests.unit.store.etcd.fakes import answering, http
 
-HEALTH = Request("GET", "/health")
+HEALTH = HttpRequest("GET", "/health")
 TIMEOUT_S = 30.0
 
 
@@ -54,7 +54,7 @@ def test_an_address_is_needed() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_lane_moves_on_from_a_member_that_is_away(
-    etcd_server: EtcdServer, unused: Address, seed: int
+    etcd_server: LocalEtcdServer, unused: Address, seed: int
 ) -> None:
     client = client_of(unused, etcd_server.addresses[0], unused, seed=seed)
     retries = client.retries("test", Deadline.after(TIMEOUT_S), writes=True)
@@ -76,7 +76,7 @@ def test_an_answer_of_trouble_is_lost_and_the_next_member_asked() -> None:
         client.close()
 
 
-def test_lanes_are_lent_again_and_made_when_all_are_out(etcd_server: EtcdServer) -> None:
+def test_lanes_are_lent_again_and_made_when_all_are_out(etcd_server: LocalEtcdServer) -> None:
     client = client_of(*etcd_server.addresses)
     with client.lane() as first, client.lane() as second:
         assert first is not second

@@ -16,12 +16,12 @@ from holdfast.net import tcp
 from holdfast.net.address import Address
 from holdfast.net.tls import load_client_tls
 from holdfast.store.etcd.http import connection as etcd_http
-from holdfast.store.etcd.http.connection import HttpConnection, Lost, NoAnswer, NotSent, Request
-from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.http.connection import HttpConnection, HttpRequest, Lost, NoAnswer, NotSent
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from tests.unit.net.certificates import Certificates, by_tls, server_context, serving
 from tests.unit.store.etcd.fakes import answering, http
 
-HEALTH = Request("GET", "/health")
+HEALTH = HttpRequest("GET", "/health")
 TIMEOUT_S = 30.0
 
 
@@ -30,7 +30,7 @@ def soon(seconds: float = TIMEOUT_S) -> Deadline:
 
 
 @pytest.fixture
-def connection(etcd_server: EtcdServer) -> Iterator[HttpConnection]:
+def connection(etcd_server: LocalEtcdServer) -> Iterator[HttpConnection]:
     made = HttpConnection(etcd_server.addresses[0])
     yield made
     made.close()
@@ -39,7 +39,7 @@ def connection(etcd_server: EtcdServer) -> Iterator[HttpConnection]:
 def test_a_connection_is_used_again(connection: HttpConnection) -> None:
     assert connection.call(HEALTH, soon()).json()["health"] == "true"
     first = connection._socket
-    assert connection.call(Request("GET", "/version"), soon()).status == 200
+    assert connection.call(HttpRequest("GET", "/version"), soon()).status == 200
     assert connection._socket is first
 
 
@@ -99,7 +99,7 @@ def test_silence_ends_at_the_deadline(answer: bytes) -> None:
 
 def test_a_server_that_reads_nothing_ends_at_the_deadline() -> None:
     with answering(b"", hang=True) as address:
-        request = Request("POST", "/", bytes(64 * 1024 * 1024))
+        request = HttpRequest("POST", "/", bytes(64 * 1024 * 1024))
         with pytest.raises(NoAnswer):
             HttpConnection(address).call(request, soon(0.1))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import PeerViolation
 from holdfast.store.etcd.http import reply as etcd_reply
-from holdfast.store.etcd.http.reply import Reply, ReplyParser, decoding, parse_object
+from holdfast.store.etcd.http.reply import HttpReply, ReplyParser, decoding, parse_object
 
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Type: a\r\ncontent-LENGTH: 5\r\n\r\nhello"
 CHUNKED = (
@@ -144,7 +144,7 @@ def test_a_body_has_a_cap_and_a_stream_is_counted_afresh(monkeypatch: pytest.Mon
 
 
 def test_json() -> None:
-    assert Reply(200, {}, b'{"a": 1}').json() == {"a": 1}
+    assert HttpReply(200, {}, b'{"a": 1}').json() == {"a": 1}
     for text in (b"", b"[]", b"null", b"{", b"404 page not found\n", b"\xff", b"[" * 100_000):
         with pytest.raises(PeerViolation, match="not a JSON object"):
             parse_object(text)

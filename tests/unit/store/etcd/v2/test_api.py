@@ -18,14 +18,14 @@ from holdfast.ids import LeaseId
 from holdfast.net.address import Address
 from holdfast.store.etcd.http.cluster import EtcdClient
 from holdfast.store.etcd.http.connection import Lost
-from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.etcd.v2.api import (
     Answer,
     ErrorCode,
     Layout,
     Node,
     Poll,
-    Rejected,
+    V2Rejected,
     ask,
     envelope,
     get,
@@ -113,8 +113,8 @@ def reply(address: Address, status: int, body: bytes, *headers: str) -> Answer:
 @pytest.mark.parametrize(
     ("status", "body", "kind", "text"),
     [
-        (404, b'{"errorCode": 100, "message": "m", "cause": "c"}', Rejected, "NOT_FOUND"),
-        (412, b'{"errorCode": 101, "message": "m", "cause": "c"}', Rejected, "COMPARE_FAILED"),
+        (404, b'{"errorCode": 100, "message": "m", "cause": "c"}', V2Rejected, "NOT_FOUND"),
+        (412, b'{"errorCode": 101, "message": "m", "cause": "c"}', V2Rejected, "COMPARE_FAILED"),
         (401, b'{"errorCode": 110, "message": "no", "cause": "c"}', Refused, "no: c"),
         (400, b'{"errorCode": 209, "message": "bad", "cause": "f"}', UsageError, "bad: f"),
         (500, b'{"errorCode": 300, "message": "raft"}', Lost, "raft"),
@@ -153,7 +153,7 @@ def changes(poll: Poll) -> list[Change]:
     return []
 
 
-def test_a_poll_tells_changes_one_by_one(etcd_server: EtcdServer, prefix: str) -> None:
+def test_a_poll_tells_changes_one_by_one(etcd_server: LocalEtcdServer, prefix: str) -> None:
     layout = Layout(prefix)
     with client_at(etcd_server.addresses[0]) as client, client.lane() as lane:
         deadline = Deadline.after(TIMEOUT_S)
@@ -211,4 +211,4 @@ def test_what_a_poll_refuses(body: bytes, status: int, kind: type[HoldfastError]
 
 
 def test_error_codes_are_those_of_etcd() -> None:
-    assert Rejected(ErrorCode.EXISTS, 5).index == 5
+    assert V2Rejected(ErrorCode.EXISTS, 5).index == 5

@@ -9,7 +9,7 @@ import pytest
 from holdfast.clock import Deadline
 from holdfast.errors import Fenced, InternalError, LeaseLost, StoreUnavailable
 from holdfast.ids import LeaseId
-from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.etcd.v2.api import ask, get, remove
 from holdfast.store.etcd.v2.ops import Task
 from holdfast.store.etcd.v2.store import EtcdV2Store
@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0
 
 
 @pytest.fixture
-def store(etcd_server: EtcdServer, prefix: str) -> Iterator[EtcdV2Store]:
+def store(etcd_server: LocalEtcdServer, prefix: str) -> Iterator[EtcdV2Store]:
     with EtcdV2Store(etcd_server.addresses, prefix) as made:
         yield made
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import PeerViolation, Step, StoreUnavailable, UsageError
 from holdfast.net.address import Address
-from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.etcd.v2.store import EtcdV2Store
 from holdfast.store.etcd.watch import EtcdWatch
 from tests.unit.store.etcd.fakes import answering, http
@@ -20,7 +20,7 @@ TIMEOUT_S = 30.0
 
 
 @pytest.fixture
-def store(etcd_server: EtcdServer, prefix: str) -> Iterator[EtcdV2Store]:
+def store(etcd_server: LocalEtcdServer, prefix: str) -> Iterator[EtcdV2Store]:
     with EtcdV2Store(etcd_server.addresses, prefix) as made:
         yield made
 
@@ -52,7 +52,7 @@ def test_nobody_there_is_said_with_the_step_and_the_address(unused: Address) -> 
 
 
 def test_one_member_that_answers_is_enough(
-    etcd_server: EtcdServer, unused: Address, prefix: str
+    etcd_server: LocalEtcdServer, unused: Address, prefix: str
 ) -> None:
     for seed in range(3):
         addresses = [unused, etcd_server.addresses[0]]
@@ -66,7 +66,7 @@ def test_one_member_that_answers_is_enough(
 
 
 def test_a_prefix_below_another_is_a_space_of_its_own(
-    store: EtcdV2Store, etcd_server: EtcdServer, prefix: str
+    store: EtcdV2Store, etcd_server: LocalEtcdServer, prefix: str
 ) -> None:
     with EtcdV2Store(etcd_server.addresses, f"{prefix}/sub") as below:
         below.set("k", b"v")
@@ -117,7 +117,7 @@ def test_a_long_key_is_listed_watched_and_waited_for(store: EtcdV2Store) -> None
 
 
 def test_closing_wakes_everybody_when_the_cluster_is_gone() -> None:
-    with EtcdServer() as server:
+    with LocalEtcdServer() as server:
         store = EtcdV2Store(server.addresses)
         store.set("k", b"v")
         watch = store.watch("x")

@@ -21,12 +21,12 @@ from holdfast.errors import (
 from holdfast.net.address import Address
 from holdfast.store.etcd.http.cluster import EtcdClient
 from holdfast.store.etcd.http.connection import Lost, NotSent
-from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.etcd.v3.gateway import (
     Code,
     Gateway,
+    GatewayRejected,
     Kv,
-    Rejected,
     compare,
     put_op,
     range_op,
@@ -91,12 +91,12 @@ def test_what_a_refusal_becomes(
 def test_an_expected_refusal_is_for_the_operation_to_judge() -> None:
     with (
         answering(http(404, refusal(5, "lease not found"))) as address,
-        pytest.raises(Rejected, match="lease not found"),
+        pytest.raises(GatewayRejected, match="lease not found"),
     ):
         call(address, expect=Code.NOT_FOUND)
 
 
-def test_a_real_server_without_the_gateway_says_so(etcd_server: EtcdServer) -> None:
+def test_a_real_server_without_the_gateway_says_so(etcd_server: LocalEtcdServer) -> None:
     with (
         gateway_at(etcd_server.addresses[0]) as gateway,
         gateway.client.lane() as lane,

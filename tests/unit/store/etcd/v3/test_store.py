@@ -15,7 +15,7 @@ from holdfast.errors import PeerViolation, Step, StoreUnavailable, UsageError
 from holdfast.ids import LeaseId
 from holdfast.net.address import Address
 from holdfast.store.etcd import local_server as server_module
-from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.etcd.v3.store import READS_PER_TXN, EtcdStore
 from holdfast.store.ops import MultiSet
 from tests.unit.store.etcd.fakes import answering, http
@@ -25,17 +25,17 @@ TIMEOUT_S = 30.0
 
 
 @pytest.fixture
-def store(etcd_server: EtcdServer, prefix: str) -> Iterator[EtcdStore]:
+def store(etcd_server: LocalEtcdServer, prefix: str) -> Iterator[EtcdStore]:
     with EtcdStore(etcd_server.addresses, prefix) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def foreign() -> Iterator[EtcdServer]:
+def foreign() -> Iterator[LocalEtcdServer]:
     """An etcd with the settings of everybody."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_module, "_SETTINGS", ("--log-level=warn",))
-        with EtcdServer() as server:
+        with LocalEtcdServer() as server:
             yield server
 
 
@@ -51,7 +51,7 @@ def test_an_address_is_needed() -> None:
 
 
 def test_stores_with_other_prefixes_do_not_see_each_other(
-    etcd_server: EtcdServer, prefix: str
+    etcd_server: LocalEtcdServer, prefix: str
 ) -> None:
     names = [prefix, f"{prefix}-2", f"{prefix}/sub"]
     stores = [EtcdStore(etcd_server.addresses, name) for name in names]
@@ -124,7 +124,7 @@ def test_a_failed_comparison_with_a_lease_that_is_gone(store: EtcdStore) -> None
 # Other people's servers.
 
 
-def test_a_server_with_small_limits_says_which(foreign: EtcdServer) -> None:
+def test_a_server_with_small_limits_says_which(foreign: LocalEtcdServer) -> None:
     with EtcdStore(foreign.addresses) as store:
         assert store.multi_set({f"k{number}": b"" for number in range(127)}) > 0
         with pytest.raises(UsageError, match="larger --max-txn-ops"):
@@ -150,7 +150,7 @@ def test_what_is_no_etcd_is_said_at_once() -> None:
 
 
 def test_one_member_that_answers_is_enough(
-    etcd_server: EtcdServer, unused: Address, prefix: str
+    etcd_server: LocalEtcdServer, unused: Address, prefix: str
 ) -> None:
     for seed in range(4):
         addresses = [unused, etcd_server.addresses[0], Address("no-such-host.invalid", 1)]
@@ -185,7 +185,7 @@ def test_a_wait_goes_on_when_its_stream_ends(store: EtcdStore, proxy: Proxy, pre
 
 
 def test_closing_is_prompt_when_the_cluster_is_gone() -> None:
-    with EtcdServer() as server:
+    with LocalEtcdServer() as server:
         store = EtcdStore(server.addresses)
         store.set("k", b"v")
         watch = store.watch("k")
@@ -214,7 +214,7 @@ def test_many_watches_and_waits_leave_nothing_behind(store: EtcdStore) -> None:
     assert len(store._client.close()) == 1
 
 
-def test_a_lease_number_is_the_clusters_own(store: EtcdStore, etcd_server: EtcdServer) -> None:
+def test_a_lease_number_is_the_clusters_own(store: EtcdStore, etcd_server: LocalEtcdServer) -> None:
     lease = store.grant_lease(60)
     with EtcdStore(etcd_server.addresses, "elsewhere") as other:
         assert other.keep_lease(lease) == 60.0

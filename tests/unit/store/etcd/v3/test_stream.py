@@ -12,7 +12,7 @@ from holdfast.errors import PeerViolation
 from holdfast.net.address import Address
 from holdfast.store.etcd.http.cluster import EtcdClient
 from holdfast.store.etcd.http.connection import Lost, NoAnswer, NotSent
-from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.etcd.v3 import stream as etcd_stream
 from holdfast.store.etcd.v3.store import EtcdStore
 from holdfast.store.etcd.v3.stream import EventStream
@@ -32,7 +32,7 @@ def chunk(line: bytes) -> bytes:
 
 
 @pytest.fixture
-def store(etcd_server: EtcdServer, prefix: str) -> Iterator[EtcdStore]:
+def store(etcd_server: LocalEtcdServer, prefix: str) -> Iterator[EtcdStore]:
     with EtcdStore(etcd_server.addresses, prefix) as made:
         yield made
 
@@ -115,7 +115,7 @@ def test_a_stream_that_is_shut_or_closed_is_lost(store: EtcdStore) -> None:
 
 
 def test_a_member_that_is_away_is_not_tried_again_at_once(
-    etcd_server: EtcdServer, unused: Address
+    etcd_server: LocalEtcdServer, unused: Address
 ) -> None:
     rng = random.Random(0)
     addresses = [unused, etcd_server.addresses[0]]

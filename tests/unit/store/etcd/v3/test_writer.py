@@ -10,7 +10,7 @@ import pytest
 from holdfast.clock import Deadline
 from holdfast.errors import Fenced, LeaseLost, StoreUnavailable
 from holdfast.net.address import Address
-from holdfast.store.etcd.local_server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.etcd.v3.gateway import kvs_of, range_op
 from holdfast.store.etcd.v3.lease import end_once
 from holdfast.store.etcd.v3.store import EtcdStore
@@ -34,7 +34,7 @@ def store(proxy: Proxy, prefix: str) -> Iterator[EtcdStore]:
 
 
 @pytest.fixture
-def direct(etcd_server: EtcdServer, prefix: str) -> Iterator[EtcdStore]:
+def direct(etcd_server: LocalEtcdServer, prefix: str) -> Iterator[EtcdStore]:
     with EtcdStore(etcd_server.addresses, prefix) as made:
         yield made
 
@@ -284,7 +284,9 @@ def test_a_marker_that_expired_while_the_answer_was_lost(
     assert store.set("k", b"w") > 0
 
 
-def test_a_marker_is_kept_alive_by_use(etcd_server: EtcdServer, proxy: Proxy, prefix: str) -> None:
+def test_a_marker_is_kept_alive_by_use(
+    etcd_server: LocalEtcdServer, proxy: Proxy, prefix: str
+) -> None:
     clock = ManualClock()
     with EtcdStore([proxy.address], prefix, clock=clock) as store:
         store.set("k", b"1", timeout=None)
