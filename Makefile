@@ -91,21 +91,21 @@ pins: .venv/bin/python
 	--output-file requirements/$$name.txt requirements/$$name.in || exit 1; done
 
 sim: .venv/.test
-	@broken=0; for one in storesim cluster agentsim rrefsim oncesim; do \
-	$(BIN)/python -m holdfast.testing.$$one --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS) \
+	@broken=0; for one in store rendezvous agent rref once; do \
+	$(BIN)/python -m tests.sim.$$one --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS) \
 	|| broken=1; done; exit $$broken
 
 # How many workers `make chaos` kills; for ten of them, three agents.
 KILLS ?= 200
 
 chaos: .venv/.demo
-	$(BIN)/python -m holdfast.testing.chaos --kills $(KILLS) $(ARGS)
+	$(BIN)/python -m tests.chaos --kills $(KILLS) $(ARGS)
 
 # How many calls `make soak` makes.
 CALLS ?= 200000
 
 soak: .venv/.demo
-	$(BIN)/python -m holdfast.testing.rpcsoak --calls $(CALLS) $(ARGS)
+	$(BIN)/python -m tests.soak --calls $(CALLS) $(ARGS)
 
 # make conformance ARGS=RpcTest
 conformance: .venv/.test

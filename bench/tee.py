@@ -18,8 +18,8 @@ from pathlib import Path
 
 from bench.subjects import ROOT, available
 from bench.table import number, render
-from holdfast.process.logs import Place, RunLogs
-from holdfast.process.streams import LogOptions, Std
+from holdfast.process.output.logs import RunLogs, WorkerPlace
+from holdfast.process.output.streams import LogOptions, Std
 
 __all__ = ["tee"]
 
@@ -102,7 +102,7 @@ def _delays(subject: str, lines: int) -> list[float]:
 def _by_holdfast(commands: Sequence[Sequence[str]], folder: str) -> None:
     logs = RunLogs(LogOptions(log_dir=Path(folder), tee=Std.ALL), "bench")
     logs.open()
-    attempt = logs.attempt(0, [Place(rank, rank, "default") for rank in range(len(commands))])
+    attempt = logs.attempt(0, [WorkerPlace(rank, rank, "default") for rank in range(len(commands))])
     workers = []
     for rank, command in enumerate(commands):
         out, err = attempt.descriptors(rank)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast import rpc
-from holdfast.agent.agent import Status
+from holdfast.agent.agent import AgentStatus
 from holdfast.agent.machine import State
 from holdfast.errors import HoldfastError
 from holdfast.launch.config import LaunchConfig
@@ -153,7 +153,7 @@ class Teller:
         self._me = me
         self._state = State.JOINING
 
-    def __call__(self, status: Status) -> None:
+    def __call__(self, status: AgentStatus) -> None:
         state, self._state = self._state, status.state
         if status.state is State.RUNNING and status.membership is not None:
             ranks = [str(one.rank) for one in status.membership.ranks()]

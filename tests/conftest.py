@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError
-from holdfast.store.etcd import server
-from holdfast.testing.heeding import heed_signals
+from holdfast.store.etcd import local_server
+from tests.inherited_signals import restore_signals
 from tests.unit.net.certificates import Certificates, make_certificates
 
 # Leak checks on every test, the `transcript` fixture, and the options of simulations.
@@ -31,12 +31,12 @@ settings.load_profile("holdfast")
 # A shell ignores some in what it runs in the background, nohup another one; all that tests start
 # would inherit it.
 if threading.current_thread() is threading.main_thread():
-    heed_signals()
+    restore_signals()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is about etcd's v2 API where the etcd of these tests has none."""
-    about_v2 = [each for each in items if "etcd-v2" in each.nodeid or "/test_v2" in each.nodeid]
+    about_v2 = [each for each in items if "etcd-v2" in each.nodeid or "/etcd/v2/" in each.nodeid]
     if about_v2 and _etcd_version() >= (3, 6):
         reason = "this etcd is 3.6 or newer, which has no v2 API"
         for item in about_v2:
@@ -45,7 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _etcd_version() -> tuple[int, int]:
     try:
-        return server._version(server.find_binary(), Deadline.after(server.START_WITHIN_S))
+        return local_server._version(
+            local_server.find_binary(), Deadline.after(local_server.START_WITHIN_S)
+        )
     except HoldfastError:  # no etcd: the tests say so
         return (0, 0)
 

@@ -36,19 +36,25 @@ ACTS_THROUGH_OTHERS: dict[str, str] = {
     "store/prefix.py": "acts through the store that it wraps",
     "store/gather.py": "acts through the store that it is given",
     "net/transport.py": "a protocol: it says what others do",
-    "process/memory.py": "reads files, by their paths",
-    "process/worker.py": "runs child.py",
+    "process/outcome/memory.py": "reads files, by their paths",
+    "process/start/worker.py": "runs child.py",
     "rpc/values/funcref.py": "looks for functions in the modules that are loaded, and loads them",
     "torch_compat/after.py": "changes how a module is imported",
 }
 
-# Banned names: what to use instead, and the files that may. process/child.py and forked.py run in a
-# worker: they set the environment there, and nothing of holdfast is there to be used instead.
+# Banned names: what to use instead, and the files that may. process/start/child.py and forked.py
+# run in a worker: they set the environment, and nothing of holdfast is there to be used instead.
 
 BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "time": ("use holdfast.clock", ("clock.py", "process/child.py", "process/fence_main.py")),
+    "time": (
+        "use holdfast.clock",
+        ("clock.py", "process/start/child.py", "process/stop/fence_main.py"),
+    ),
     "datetime.datetime.now": ("use holdfast.clock", ()),
-    "os.environ": ("use holdfast.env", ("env.py", "process/child.py", "process/forked.py")),
+    "os.environ": (
+        "use holdfast.env",
+        ("env.py", "process/start/child.py", "process/start/forked.py"),
+    ),
     "os.getenv": ("use holdfast.env", ()),
     "os.putenv": ("give the child its environment", ()),
     "os.system": ("use subprocess, without a shell", ()),
@@ -56,17 +62,12 @@ BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "input": ("take it as an argument", ("cli/",)),
     "eval": ("parse it", ()),
     # A worker's script is there to be run; a record's __init__ is made of the names of its fields.
-    "exec": ("import it", ("process/child.py", "process/worker.py", "records.py")),
+    "exec": ("import it", ("process/start/child.py", "process/start/worker.py", "records.py")),
     # A worker calls the user's function and tells what it returned, as multiprocessing does; so do
     # calls between workers, which have proved to each other that they are of one job.
     "pickle": (
         "use store.wire, or JSON",
-        (
-            "process/child.py",
-            "process/returns.py",
-            "rpc/values/errors.py",
-            "rpc/values/pickling.py",
-        ),
+        ("process/start/child.py", "process/start/returns.py", "rpc/values/"),
     ),
     "marshal": ("use store.wire, or JSON", ()),
     "shelve": ("use store.wire, or JSON", ()),
@@ -82,12 +83,26 @@ TO_A_TOOL = re.compile(r"  # (type: ignore|noqa|pragma).*$")
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK|WIP)\b")
 VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc", "base"})
 
+# Class names that occur more than once in the product, and why each of them may.
+
+_OF_TORCHS_WIRE = "an operation of torch's store protocol has the name that torch gives it"
+SAME_CLASS_NAMES: dict[str, str] = {
+    **dict.fromkeys(("Add", "Append", "CompareSet", "Delete", "Get"), _OF_TORCHS_WIRE),
+    **dict.fromkeys(("MultiGet", "MultiSet", "Ping", "Set", "Wait"), _OF_TORCHS_WIRE),
+    "_Here": "what a thread knows: a private class of its file, as its name is",
+    "_Parts": "what an object is made of: a private class of its file, as its name is",
+}
+
+# Folders with programs that are not packages.
+
+NO_PACKAGES = {"torch_compat/site": "is put on the path of interpreters that start"}
+
 # Files that are run by path and offer nothing to import.
 
 SCRIPTS: dict[str, str] = {
     "store/etcd/guard.py": "watches over one command; it must start within milliseconds",
-    "process/child.py": "what runs in a worker before anything of holdfast can be imported",
-    "process/worker.py": "the first lines of a worker: they run child.py",
+    "process/start/child.py": "what runs in a worker before anything of holdfast can be imported",
+    "process/start/worker.py": "the first lines of a worker: they run child.py",
     "torch_compat/site/sitecustomize.py": "is run by an interpreter that starts; changes imports",
 }
 
@@ -96,9 +111,9 @@ SCRIPTS: dict[str, str] = {
 # Modules that another test file tests, because alone they do nothing that is worth a test.
 TESTED_BY: dict[str, str] = {
     "__main__.py": "tests/unit/cli/test_main.py",
-    "process/worker.py": "tests/unit/process/test_child.py",
-    "torch_compat/__main__.py": "tests/unit/torch_compat/test_binding.py",
-    "torch_compat/site/sitecustomize.py": "tests/unit/torch_compat/test_binding.py",
+    "process/start/worker.py": "tests/unit/process/start/test_child.py",
+    "torch_compat/__main__.py": "tests/unit/torch_compat/test_patching.py",
+    "torch_compat/site/sitecustomize.py": "tests/unit/torch_compat/test_patching.py",
 }
 
 # What `import holdfast` must not pull in: it is paid by every worker of every job.
@@ -346,6 +361,27 @@ def test_names_of_files_and_classes_say_something() -> None:
     report(problems)
 
 
+def test_a_class_name_occurs_once_in_the_product() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sources():
+        if not relative(path).startswith("testing/"):
+            for node in ast.walk(tree(path)):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(relative(path))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    report(
+        [
+            f"class {name}: is in {', '.join(found)}: say what sets them apart"
+            for name, found in sorted(twice.items())
+            if name not in SAME_CLASS_NAMES
+        ]
+        + [
+            f"class {name}: occurs once: take it off SAME_CLASS_NAMES"
+            for name in sorted(SAME_CLASS_NAMES.keys() - twice.keys())
+        ]
+    )
+
+
 # What a module offers.
 
 
@@ -378,8 +414,13 @@ def test_all_is_present_and_true() -> None:
     report(problems)
 
 
-def test_every_package_opens_with_its_layout() -> None:
-    problems = []
+def test_every_package_and_each_within_it_opens_with_its_layout() -> None:
+    folders = {path.parent for path in sources()}
+    problems = [
+        f"{relative(folder)}: has no __init__.py with its layout"
+        for folder in sorted(folders)
+        if not (folder / "__init__.py").is_file() and relative(folder) not in NO_PACKAGES
+    ]
     for path in sources():
         if path.name != "__init__.py":
             continue

@@ -144,16 +144,17 @@ def package_of(module: str) -> str:
 
 
 def test_the_errors_are_shown_as_they_are() -> None:
-    from holdfast.torch_compat import rpc_names, rrefs, scripts
+    from holdfast.torch_compat import rpc_binding
+    from holdfast.torch_compat.rpc import rrefs, scripts
 
     shown = PAGE.read_text(encoding="utf-8")
     assert scripts.OUT_OF_REACH.format("rpc_sync") in shown
     said = " of holdfast, which TorchScript cannot take>"
     assert said in shown
     assert said in inspect.getsource(rrefs.PyRRef.__repr__)
-    assert rpc_names.CALLER_ALONE in shown
+    assert rpc_binding.CALLER_ALONE in shown
     with pytest.raises(UsageError) as caught:
-        rpc_names.RPC_NAMES["_enable_server_process_global_profiler"]()
+        rpc_binding.RPC_NAMES["_enable_server_process_global_profiler"]()
     assert str(caught.value) in shown
 
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     )
     from holdfast.launch.config import LaunchConfig
     from holdfast.launch.launcher import elastic_launch
-    from holdfast.process.errorfile import record
-    from holdfast.process.streams import LogOptions
+    from holdfast.process.outcome.errorfile import record
+    from holdfast.process.output.streams import LogOptions
     from holdfast.process.watchdog import expires
     from holdfast.rendezvous.handler import Rendezvous, Round
     from holdfast.rendezvous.parameters import RendezvousParameters
@@ -87,7 +87,7 @@ _HOMES = {
     "HoldfastError": "holdfast.errors",
     "LaunchConfig": "holdfast.launch.config",
     "LeaseKeeper": "holdfast.store.lease",
-    "LogOptions": "holdfast.process.streams",
+    "LogOptions": "holdfast.process.output.streams",
     "PrefixStore": "holdfast.store.prefix",
     "Rendezvous": "holdfast.rendezvous.handler",
     "RendezvousLost": "holdfast.errors",
@@ -105,7 +105,7 @@ _HOMES = {
     "elastic_launch": "holdfast.launch.launcher",
     "expires": "holdfast.process.watchdog",
     "open_store": "holdfast.store.open",
-    "record": "holdfast.process.errorfile",
+    "record": "holdfast.process.outcome.errorfile",
     "serve_store": "holdfast.store.open",
 }
 _MODULES = ("errors", "rpc")

@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 from holdfast.net.address import Address
 from holdfast.net.secret import new_secret
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.store import EtcdStore
-from holdfast.store.etcd.v2 import EtcdV2Store
+from holdfast.store.etcd.local_server import LocalEtcdServer
+from holdfast.store.etcd.v2.store import EtcdV2Store
+from holdfast.store.etcd.v3.store import EtcdStore
 from holdfast.store.fenced import FencedStore
 from holdfast.store.file import FileStore
 from holdfast.store.memory import MemoryStore
@@ -89,7 +89,7 @@ def tcp(folder: Path) -> Iterator[Spaces]:
 @contextmanager
 def etcd(folder: Path) -> Iterator[Spaces]:
     numbers = itertools.count()
-    with EtcdServer() as server:
+    with LocalEtcdServer() as server:
 
         @contextmanager
         def space() -> Iterator[Opener]:
@@ -102,7 +102,7 @@ def etcd(folder: Path) -> Iterator[Spaces]:
 @contextmanager
 def etcd_v2(folder: Path) -> Iterator[Spaces]:
     numbers = itertools.count()
-    with EtcdServer() as server:
+    with LocalEtcdServer() as server:
 
         @contextmanager
         def space() -> Iterator[Opener]:

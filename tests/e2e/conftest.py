@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from holdfast.launch.config import LaunchConfig
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from tests.e2e.jobs import BACKENDS, Job, job_over, single
 
 
 @pytest.fixture(scope="session")
 def etcd() -> Iterator[str]:
-    with EtcdServer() as server:
+    with LocalEtcdServer() as server:
         yield ",".join(map(str, server.addresses))
 
 

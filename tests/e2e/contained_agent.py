@@ -15,13 +15,13 @@ import signal
 import sys
 from contextlib import ExitStack
 
-from holdfast.process.containment import Containment
-from holdfast.process.failure import Failure
 from holdfast.process.group import WorkerGroup
-from holdfast.process.logs import Place, RunLogs
-from holdfast.process.spawn import Starter, WorkerProcess
+from holdfast.process.outcome.failure import Failure
+from holdfast.process.output.logs import RunLogs, WorkerPlace
+from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import Exit, Launch, Program
-from holdfast.process.streams import LogOptions
+from holdfast.process.start.spawn import Starter, WorkerProcess
+from holdfast.process.stop.containment import Containment
 
 WORKERS = 3
 ALONE = "trap '' TERM; echo up; while :; do read never < $NEVER; done"
@@ -76,7 +76,7 @@ def main(phase: str, *options: str) -> None:
             cgroup=str(containment.procs_path.parent) if containment.procs_path else None,
             token=containment.environment["HOLDFAST_GROUP"],
         )
-        attempt = logs.attempt(0, [Place(rank, rank, "worker") for rank in range(WORKERS)])
+        attempt = logs.attempt(0, [WorkerPlace(rank, rank, "worker") for rank in range(WORKERS)])
         launches = [
             Launch(
                 entrypoint=Program("/bin/sh", ("-c", script)),

@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.agent import Status
+from holdfast.agent.agent import AgentStatus
 from holdfast.errors import HoldfastError, Signalled, WorkersFailed
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
 from holdfast.launch.launcher import run_job
 from holdfast.observe.events import Event
-from holdfast.process.streams import LogOptions, Std
+from holdfast.process.output.streams import LogOptions, Std
 from holdfast.rendezvous import session
 from holdfast.testing.leaks import find_leaks, take_snapshot
 from tests.e2e import entrypoints
@@ -73,7 +73,7 @@ def run(wish: dict[str, Any], reporter: Reporter) -> int:
     what = getattr(entrypoints, name) if name else wish["command"]
     entrypoint = make_entrypoint(what, wish["args"], config.start_method)
 
-    def show(status: Status) -> None:
+    def show(status: AgentStatus) -> None:
         reporter.report("state", state=status.state.value)
         if status.state.value == wish.get("break_in"):
             raise Unexpected(status.state.value)

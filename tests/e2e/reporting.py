@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
-from holdfast.process.leftovers import MARKER
+from holdfast.process.stop.leftovers import MARKER
 
 TIMEOUT_S = 120.0
 """How long anything may take; what takes longer does not come."""

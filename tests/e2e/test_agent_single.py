@@ -23,7 +23,7 @@ from holdfast.observe.events import (
     WorkersStarted,
 )
 from holdfast.observe.sinks import MemorySink
-from holdfast.process.failure import Failure
+from holdfast.process.outcome.failure import Failure
 from holdfast.rendezvous.handler import Round
 from holdfast.rendezvous.port import HeldPort
 from tests.e2e import entrypoints

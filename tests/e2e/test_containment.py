@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.process.containment import Containment
+from holdfast.process.stop.containment import Containment
 from tests.e2e.contained_agent import WORKERS
 
 AGENT = Path(__file__).with_name("contained_agent.py")

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 import pytest
 
 from holdfast.errors import StoreUnavailable, TimeoutExpired
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.store import EtcdStore
+from holdfast.store.etcd.local_server import LocalEtcdServer
+from holdfast.store.etcd.v3.store import EtcdStore
 from holdfast.store.ops import Lease
 
 TIMEOUT_S = 60.0
@@ -25,15 +25,15 @@ WRITES_BEFORE, WRITES_AFTER = 15, 25
 
 
 @pytest.fixture
-def cluster() -> Iterator[EtcdServer]:
-    with EtcdServer(3) as server:
+def cluster() -> Iterator[LocalEtcdServer]:
+    with LocalEtcdServer(3) as server:
         yield server
 
 
 class Client:
     """Writes without a pause until it is told to stop, and counts what was acknowledged."""
 
-    def __init__(self, server: EtcdServer, prefix: str, number: int) -> None:
+    def __init__(self, server: LocalEtcdServer, prefix: str, number: int) -> None:
         self.store = EtcdStore(server.addresses, prefix)
         self.name = f"client-{number}"
         self.acknowledged = 0
@@ -75,7 +75,7 @@ class Client:
 
 
 def run_under_load(
-    server: EtcdServer, prefix: str, fault: Callable[[], None], mend: Callable[[], None]
+    server: LocalEtcdServer, prefix: str, fault: Callable[[], None], mend: Callable[[], None]
 ) -> None:
     """Let clients write before, during and after a fault, and check what is there in the end."""
     clients = [Client(server, prefix, number) for number in range(CLIENTS)]
@@ -114,20 +114,20 @@ def check(clients: list[Client]) -> None:
     assert store.count("alive/") == CLIENTS
 
 
-def test_a_killed_follower_loses_nothing(cluster: EtcdServer) -> None:
+def test_a_killed_follower_loses_nothing(cluster: LocalEtcdServer) -> None:
     follower = (cluster.leader() + 1) % 3
     run_under_load(
         cluster, "follower", lambda: cluster.kill(follower), lambda: cluster.restart(follower)
     )
 
 
-def test_a_killed_leader_loses_nothing(cluster: EtcdServer) -> None:
+def test_a_killed_leader_loses_nothing(cluster: LocalEtcdServer) -> None:
     leader = cluster.leader()
     run_under_load(cluster, "leader", lambda: cluster.kill(leader), lambda: cluster.restart(leader))
     assert cluster.leader() in range(3)
 
 
-def test_clients_come_back_after_all_members_restart(cluster: EtcdServer) -> None:
+def test_clients_come_back_after_all_members_restart(cluster: LocalEtcdServer) -> None:
     def kill_all() -> None:
         for member in range(3):
             cluster.kill(member)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import StoreFull
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.open import open_store
 from holdfast.store.store import Store
 from tests.e2e.jobs import Door, Job, job_over
@@ -21,19 +21,19 @@ FULL = "etcdserver: mvcc: database space exceeded"
 
 
 @pytest.fixture
-def small_etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[EtcdServer]:
+def small_etcd(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEtcdServer]:
     monkeypatch.setenv("ETCD_QUOTA_BACKEND_BYTES", str(QUOTA_BYTES))
-    with EtcdServer() as server:
+    with LocalEtcdServer() as server:
         yield server
 
 
 @pytest.fixture
-def job(small_etcd: EtcdServer, tmp_path: Path) -> Iterator[Job]:
+def job(small_etcd: LocalEtcdServer, tmp_path: Path) -> Iterator[Job]:
     with job_over("etcd", str(small_etcd.addresses[0]), tmp_path) as job:
         yield job
 
 
-def fill(etcd: EtcdServer) -> None:
+def fill(etcd: LocalEtcdServer) -> None:
     """Write until etcd takes no more, and says so without being asked again."""
     ballast = bytes(256 * 1024)
 
@@ -47,7 +47,7 @@ def fill(etcd: EtcdServer) -> None:
 
 
 def test_a_failure_ends_the_job_on_every_node(
-    small_etcd: EtcdServer, job: Job, tmp_path: Path
+    small_etcd: LocalEtcdServer, job: Job, tmp_path: Path
 ) -> None:
     """The node that has nothing to write hears of the end, too."""
     doors = [Door(tmp_path / f"door-{number}") for number in range(3)]
@@ -63,7 +63,7 @@ def test_a_failure_ends_the_job_on_every_node(
 
 
 def test_workers_that_are_done_do_not_make_a_success(
-    small_etcd: EtcdServer, job: Job, tmp_path: Path
+    small_etcd: LocalEtcdServer, job: Job, tmp_path: Path
 ) -> None:
     doors = [Door(tmp_path / f"door-{number}") for number in range(2)]
     nodes = [job.start("return_after", door.path, exit_barrier_timeout=600) for door in doors]
@@ -76,7 +76,7 @@ def test_workers_that_are_done_do_not_make_a_success(
         assert FULL in node.raised("RendezvousLost", 1)["text"]
 
 
-def test_nodes_that_come_to_a_full_etcd(small_etcd: EtcdServer, job: Job) -> None:
+def test_nodes_that_come_to_a_full_etcd(small_etcd: LocalEtcdServer, job: Job) -> None:
     fill(small_etcd)
     for node in [job.start("nothing") for _ in range(2)]:
         assert FULL in node.raised("StoreUnavailable", 1)["text"]

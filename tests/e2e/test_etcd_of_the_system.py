@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.open import open_store
 
 SYSTEM = shutil.which("etcd", path="/usr/bin:/usr/local/bin")
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EtcdServer]:
-    with EtcdServer(binary=SYSTEM) as made:
+def server() -> Iterator[LocalEtcdServer]:
+    with LocalEtcdServer(binary=SYSTEM) as made:
         yield made
 
 
 @pytest.mark.parametrize("scheme", ["etcd", "etcd-v2"])
-def test_a_store_keeps_what_it_promises(server: EtcdServer, scheme: str) -> None:
+def test_a_store_keeps_what_it_promises(server: LocalEtcdServer, scheme: str) -> None:
     if scheme == "etcd-v2" and not server.has_v2:
         pytest.skip(f"{SYSTEM} is 3.6 or newer, which has no v2 API")
     endpoint = server.endpoint if scheme == "etcd" else server.endpoint_v2
@@ -41,7 +41,7 @@ def test_a_store_keeps_what_it_promises(server: EtcdServer, scheme: str) -> None
 
 
 def test_three_members_serve_though_one_is_killed() -> None:
-    with EtcdServer(3, binary=SYSTEM) as server, open_store(server.endpoint) as store:
+    with LocalEtcdServer(3, binary=SYSTEM) as server, open_store(server.endpoint) as store:
         store.set("key", b"value")
         server.kill(server.leader())
         assert store.add("n", timeout=30.0) == 1

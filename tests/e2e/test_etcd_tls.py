@@ -13,7 +13,13 @@ from holdfast.errors import Refused, Step, StoreUnavailable
 from holdfast.net.address import Address, parse_address
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
-from holdfast.store.etcd.server import START_WITHIN_S, EtcdServer, _Ports, _version, find_binary
+from holdfast.store.etcd.local_server import (
+    START_WITHIN_S,
+    LocalEtcdServer,
+    _Ports,
+    _version,
+    find_binary,
+)
 from holdfast.store.open import open_store
 from holdfast.store.store import Store
 from tests.patience import with_more_time
@@ -152,7 +158,10 @@ def test_nodes_meet_over_tls_by_the_keys_of_torch(
 
 
 def test_tls_with_a_server_that_has_none(certificates: Certificates) -> None:
-    with EtcdServer() as server, open_store(f"{server.endpoint}?{options(certificates)}") as store:
+    with (
+        LocalEtcdServer() as server,
+        open_store(f"{server.endpoint}?{options(certificates)}") as store,
+    ):
 
         def ask_in_vain(seconds: float) -> None:
             with pytest.raises(StoreUnavailable, match="TLS handshake with .* closed") as caught:

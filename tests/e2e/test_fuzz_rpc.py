@@ -16,8 +16,8 @@ from holdfast.errors import PeerViolation
 from holdfast.net.address import Address
 from holdfast.net.tcp import shake_hands
 from holdfast.rpc.wire.codec import HEADER, encode_head
-from holdfast.rpc.wire.connection import Connection, ConnectionClosed
-from holdfast.rpc.wire.hello import Hello, Purpose, decode_hello, decode_welcome
+from holdfast.rpc.wire.connection import Connection, ConnectionEnded
+from holdfast.rpc.wire.hello import Purpose, WorkerHello, decode_hello, decode_welcome
 from holdfast.rpc.wire.messages import Buffer, Kind, Message
 from tests.e2e.hostile import MIB, resident_bytes
 from tests.unit.rpc.world import KEY, agents
@@ -75,13 +75,13 @@ def test_whatever_comes_on_a_link_is_a_message_or_a_violation_or_waited_for() ->
                     assert message.kind in KINDS
                     seen["messages"] += 1
                 seen["waited for"] += 1
-            except (PeerViolation, ConnectionClosed):
+            except (PeerViolation, ConnectionEnded):
                 seen["refused"] += 1
         assert resident_bytes() - before < 32 * MIB
     assert min(seen[what] for what in ("messages", "waited for", "refused")) > STREAMS // 20
 
 
-GREETING = Hello("w1", 1, "rogue", "me", Purpose.PIPE)
+GREETING = WorkerHello("w1", 1, "rogue", "me", Purpose.PIPE)
 ODD: list[Any] = [
     None,
     True,
@@ -175,7 +175,7 @@ def test_a_worker_that_speaks_nonsense_loses_its_own_connection_only(purpose: Pu
                 rest = shake_hands(sock, key, Address("unix", 0), Deadline.after(SOON))
                 link = Connection(sock, rest)
                 me, there = friend.contact.incarnation, victim.contact.incarnation
-                link.send(Hello("w1", 1, me, there, purpose).encode())
+                link.send(WorkerHello("w1", 1, me, there, purpose).encode())
                 assert decode_welcome(link.receive()) == ""
                 sock.sendall(some_session(rng))
                 if number % 2:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.agent import Status
+from holdfast.agent.agent import AgentStatus
 from holdfast.errors import WorkersFailed
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import entrypoint_name, make_entrypoint
@@ -180,7 +180,7 @@ class Unexpected(Exception):
 
 @pytest.mark.parametrize("state", ["joining", "running", "ended"])
 def test_an_error_of_the_agent_comes_back_as_it_was(etcd: str, state: str) -> None:
-    def show(status: Status) -> None:
+    def show(status: AgentStatus) -> None:
         looking = status.reason.startswith("looking for")  # there is no agent yet
         if status.state.value == state and not looking:
             raise Unexpected(state)
@@ -230,7 +230,7 @@ def test_a_job_that_is_done_closes_its_run_and_leaves_it_once(etcd: str, watched
 
 
 def test_an_error_of_the_agent_closes_its_run_as_failed(etcd: str, watched: Watched) -> None:
-    def show(status: Status) -> None:
+    def show(status: AgentStatus) -> None:
         if status.state.value == "running":
             raise Unexpected
 

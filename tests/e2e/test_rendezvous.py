@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from tests.e2e.rendezvous_nodes import (
     BRIEF,
     Nodes,
@@ -21,7 +21,7 @@ from tests.e2e.rendezvous_nodes import (
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[str]:
-    with EtcdServer() as server:
+    with LocalEtcdServer() as server:
         yield ",".join(map(str, server.addresses))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from tests.e2e.rendezvous_nodes import Node, Place, met, next_round, nodes_at
 
 KEEPS = {"keep_alive_interval": "0.25", "keep_alive_max_attempt": "160"}
@@ -14,19 +14,21 @@ KEEPS = {"keep_alive_interval": "0.25", "keep_alive_max_attempt": "160"}
 
 
 @pytest.fixture
-def cluster() -> Iterator[EtcdServer]:
-    with EtcdServer(3) as server:
+def cluster() -> Iterator[LocalEtcdServer]:
+    with LocalEtcdServer(3) as server:
         yield server
 
 
-def victim(cluster: EtcdServer, who: str) -> int:
+def victim(cluster: LocalEtcdServer, who: str) -> int:
     leader = cluster.leader()
     return leader if who == "leader" else (leader + 1) % 3
 
 
 @pytest.mark.parametrize("who", ["leader", "follower"])
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-def test_a_run_survives_the_death_of_a_member(cluster: EtcdServer, backend: str, who: str) -> None:
+def test_a_run_survives_the_death_of_a_member(
+    cluster: LocalEtcdServer, backend: str, who: str
+) -> None:
     endpoint = ",".join(map(str, cluster.addresses))
     with nodes_at(Place(backend, endpoint).using(**KEEPS)) as nodes:
         # While nodes join: one waits, one is on its way, one comes later.

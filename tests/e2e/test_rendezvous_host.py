@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.rendezvous.port import HeldPort
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from tests.e2e.rendezvous_nodes import (
     BRIEF,
     Node,
@@ -64,7 +64,7 @@ def test_nodes_end_when_the_host_of_the_store_is_killed(nodes: Nodes) -> None:
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
 def test_nodes_end_when_etcd_is_gone(backend: str) -> None:
     with ExitStack() as stack:
-        server = stack.enter_context(EtcdServer())
+        server = stack.enter_context(LocalEtcdServer())
         place = Place(backend, str(server.addresses[0])).using(**BRIEF, **QUICK)
         nodes = stack.enter_context(nodes_at(place))
         working = [nodes.start(2), nodes.start(2)]

@@ -25,7 +25,7 @@ from holdfast.net.auth import Key
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.wire.codec import encode_head
-from holdfast.rpc.wire.hello import Hello, encode_welcome
+from holdfast.rpc.wire.hello import WorkerHello, encode_welcome
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.unit.rpc.world import KEY, Table
@@ -52,10 +52,10 @@ class World:
             self.table.contacts.append(agent.contact)
         self.dead: Contact = self.table.contacts[2]
         dead.close()
-        self.check_hello: list[Hello] = []
+        self.check_hello: list[WorkerHello] = []
         check_hello = self.living._dispatcher.check_hello
 
-        def spy(hello: Hello) -> None:
+        def spy(hello: WorkerHello) -> None:
             self.check_hello.append(hello)
             check_hello(hello)
 

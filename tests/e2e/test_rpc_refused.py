@@ -28,8 +28,8 @@ from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.server import listener as server_module
 from holdfast.rpc.wire.codec import BUFFERS_MAX, ELSEWHERE, HEADER, encode_head
-from holdfast.rpc.wire.connection import Connection, ConnectionClosed
-from holdfast.rpc.wire.hello import Hello, Purpose, decode_welcome
+from holdfast.rpc.wire.connection import Connection, ConnectionEnded
+from holdfast.rpc.wire.hello import Purpose, WorkerHello, decode_welcome
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.e2e import hostile
@@ -51,10 +51,10 @@ class Live:
         self.victim = Agent(WorkerInfo("w0", 0), table, KEY, timeout_s=SOON)
         self.friend = Agent(WorkerInfo("w1", 1), table, KEY, timeout_s=SOON)
         self._unix = unix
-        self.admitted: list[Hello] = []
+        self.admitted: list[WorkerHello] = []
         check_hello = self.victim._dispatcher.check_hello
 
-        def spy(hello: Hello) -> None:
+        def spy(hello: WorkerHello) -> None:
             self.admitted.append(hello)
             check_hello(hello)
 
@@ -96,7 +96,7 @@ class Live:
         name = f"rogue{len(self._sockets)}"
         info = WorkerInfo(name, len(self.table.contacts))
         self.table.contacts.append(Contact(info, name, self.contact.machine, "", ""))
-        return Hello(name, info.id, name, self.contact.incarnation, purpose).encode()
+        return WorkerHello(name, info.id, name, self.contact.incarnation, purpose).encode()
 
     def check_served(self) -> None:
         """Check that who holds the secret is served: who has been there, and who is new."""
@@ -416,7 +416,7 @@ def test_a_worker_that_lies_is_dropped_before_anything_is_allocated(
         link = live.open(purpose)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             link._sock.sendall(LIES[name])
-        with pytest.raises(ConnectionClosed):
+        with pytest.raises(ConnectionEnded):
             link.receive()
         link.close()
     assert hostile.resident_bytes() - before < 16 * MIB

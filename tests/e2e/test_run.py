@@ -272,8 +272,8 @@ AIMED = """\
 import os, signal, sys
 from pathlib import Path
 from holdfast.cli.main import main
-from holdfast.process import logs
-from holdfast.process.containment import Containment
+from holdfast.process.output import logs
+from holdfast.process.stop.containment import Containment
 
 owner, name = {
     "kill": (Containment, "empty"),

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from holdfast.testing.seeds import Report, Tally
+from tests.sim.seeds import Report, Tally
 
+ROOT = Path(__file__).parents[2]
 TRACES = (
     "from {module} import run_seed\n"
     "for seed in range({seeds}): print(seed, run_seed(seed, traced=True).trace_hash())"
@@ -31,6 +33,7 @@ def repeats_itself(module: str, seeds: int) -> None:
     traces = [
         subprocess.run(
             [sys.executable, "-c", TRACES.format(module=module, seeds=seeds)],
+            cwd=ROOT,
             env=os.environ | {"PYTHONHASHSEED": hash_seed},
             stdout=subprocess.PIPE,
             timeout=120,

@@ -11,20 +11,20 @@ import pytest
 
 from holdfast.agent.effects import (
     Close,
-    Count,
+    CountFailure,
     Effect,
     Finish,
     Join,
     Meet,
     Place,
     Publish,
-    Start,
+    StartWorkers,
     Stop,
 )
-from holdfast.agent.machine import Agent, State, Terms
+from holdfast.agent.machine import AgentMachine, State, Terms
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import RendezvousClosed, UsageError
-from holdfast.process.failure import Failure, WorkerExited
+from holdfast.process.outcome.failure import Failure, WorkerExited
 from holdfast.process.spec import Exit
 from holdfast.testing.transcript import Command
 
@@ -37,7 +37,7 @@ class StoryAgent:
 
     def __init__(self, name: str, terms: Terms) -> None:
         self.name = name
-        self.machine = Agent(terms)
+        self.machine = AgentMachine(terms)
         self.waits: str | None = None
         self.round = self.node = 0
         self.dead = self.done = False
@@ -184,13 +184,13 @@ class AgentStory:
                     self._tell_closed(agent, self._closed)
                 elif why:
                     self._left(agent, f"{agent.name}: {why}")
-            case Start():
+            case StartWorkers():
                 if agent.name in self._refused:
                     machine.start_failed(UsageError(self._refused.pop(agent.name)))
             case Publish(failures, final):
                 for other in self._others(agent):
                     other.machine.peer_told(agent.round, agent.node, failures, final, now)
-            case Count():
+            case CountFailure():
                 self._failures += agent.round > self._counted
                 self._counted = agent.round
                 count = self._failures
@@ -228,7 +228,7 @@ def describe(effect: Effect) -> str:
     match effect:
         case Join(why):
             return f"asks for a round{f', because {why}' if why else ''}"
-        case Start(place):
+        case StartWorkers(place):
             where = f"round {place.round}, as node {place.node} of {place.nodes}"
             return f"starts workers in {where}, after {place.failures} failures"
         case Stop(number, grace_s, why):
@@ -236,7 +236,7 @@ def describe(effect: Effect) -> str:
         case Publish(failures, final):
             ranks = " ".join(str(one.rank) for one in failures) or "nobody"
             return f"tells the others who failed: {ranks}{', and that is all' if final else ''}"
-        case Count():
+        case CountFailure():
             return "counts the failure"
         case Meet():
             return "waits for the others to be done"

@@ -23,8 +23,8 @@ from holdfast.rendezvous.effects import (
     StoreLost,
     TimedOut,
 )
-from holdfast.rendezvous.machine import Node
-from holdfast.rendezvous.model import Announcement, Failures, Keys, Phase, Progress, Record
+from holdfast.rendezvous.machine import NodeMachine
+from holdfast.rendezvous.model import Announcement, Failures, Keys, Phase, Progress, RoundRecord
 from holdfast.store import ops
 from holdfast.store.keyspace import Keyspace
 from holdfast.testing.transcript import Command
@@ -39,11 +39,11 @@ class StoryNode:
     def __init__(self, name: str, rules: Rules) -> None:
         self.name = name
         me = Announcement(NodeId(name), name, f"{name}.example", 4000, Phase.WAITING, 0, None, "")
-        self.machine = Node(me, KEYS, rules)
+        self.machine = NodeMachine(me, KEYS, rules)
         self.follows = ""
         self.changes: list[ops.Change] = []
         self.lease: ops.Lease | None = None
-        self.record: Record | None = None
+        self.record: RoundRecord | None = None
         self.dead = self.paused = self.cut_off = False
         # It dies at this step, before or after the store has performed it.
         self.dies: tuple[str, str] | None = None
@@ -297,7 +297,7 @@ def describe(op: ops.AnyOp, outcome: object) -> str:
         case ops.CompareSet(KEYS.leader), ops.Swap(ok):
             return "is elected" if ok else "is not elected"
         case ops.CompareSet(KEYS.round, _, bytes() as desired), ops.Swap(ok):
-            record = Record.decode(desired)
+            record = RoundRecord.decode(desired)
             names = " ".join(member.node for member in record.members)
             late = "" if ok else ", too late"
             return f"publishes round {record.number} {record.status} [{names}]{late}"

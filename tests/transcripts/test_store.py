@@ -13,18 +13,18 @@ from holdfast.store import ops
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.messages import (
     Call,
+    CallFailure,
     Changed,
-    Failure,
     FromClient,
     FromServer,
     Hello,
     Reply,
-    Snapshot,
+    WatchSnapshot,
     Welcome,
     decode_from_client,
     decode_from_server,
 )
-from holdfast.store.service import Hangup, Send, Service
+from holdfast.store.service import Hangup, SendFrame, Service
 from holdfast.store.session import PendingCall, Session, WatchState
 from holdfast.store.wire import decode_result
 from holdfast.testing.transcript import Command
@@ -218,7 +218,7 @@ class SessionStory:
         names = {number: client for client, number in self._connections.items()}
         for effect in self._service.take_effects():
             match effect:
-                case Send(connection, payload):
+                case SendFrame(connection, payload):
                     self._to_client[names[connection]].append(payload)
                 case Hangup():
                     pass
@@ -278,9 +278,9 @@ class SessionStory:
                 return f"Welcome: server {incarnation}, resumed: {resumed}"
             case Reply(number, result):
                 return f"Reply {number}: {show(decode_result(self._ops[client, number], result))}"
-            case Failure(number, why, text):
+            case CallFailure(number, why, text):
                 return f"Failure {number}: {why.name} {text}".rstrip()
-            case Snapshot(watch, _, revision, entries):
+            case WatchSnapshot(watch, _, revision, entries):
                 return f"Snapshot of watch {watch} at {revision}: {show(entries)}"
             case Changed(watch, change):
                 return f"Changed under watch {watch}: {show(change)}"

@@ -9,7 +9,7 @@ import holdfast
 from holdfast import Rendezvous, RendezvousParameters, Round, Store, create_rendezvous
 from holdfast.errors import RendezvousClosed, RendezvousLost, RendezvousTimedOut
 from holdfast.ids import NodeId, RunId
-from holdfast.rendezvous.handler import Ending
+from holdfast.rendezvous.handler import RunEnd
 from holdfast.rendezvous.model import Announcement, Member
 from holdfast.rendezvous.parameters import parse_config
 from holdfast.rendezvous.ranks import RankPolicy
@@ -51,7 +51,7 @@ def taking_part(parameters: RendezvousParameters) -> None:
         assert_type(rendezvous.run_id, RunId)
         rendezvous.subscribe(lambda: None)
         rendezvous.finish()
-        assert_type(rendezvous.ended(), Ending | None)
+        assert_type(rendezvous.ended(), RunEnd | None)
         rendezvous.close("the job is done")
         rendezvous.close("it failed too often", failed=True)
         assert_type(rendezvous.shutdown(), bool)

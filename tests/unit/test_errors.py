@@ -38,7 +38,7 @@ from holdfast.errors import (
     WorkersStuck,
     exit_code,
 )
-from holdfast.process.failure import Failure
+from holdfast.process.outcome.failure import Failure
 from holdfast.process.spec import Exit
 
 

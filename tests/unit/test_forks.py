@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.forks import in_child
-from holdfast.rpc.wire.connection import Connection, ConnectionClosed
+from holdfast.rpc.wire.connection import Connection, ConnectionEnded
 from holdfast.rpc.wire.messages import Kind, Message
 from tests.unit.rpc.world import forked
 
@@ -40,7 +40,7 @@ def test_fk1_the_end_is_noticed_though_the_child_lives(
     with forked(lambda: None):
         here._sock.close()  # as the end of our process does
         there.set_limit(SYSTEM_CLOCK.monotonic() + 30.0)
-        with pytest.raises(ConnectionClosed):
+        with pytest.raises(ConnectionEnded):
             there.receive()
 
 

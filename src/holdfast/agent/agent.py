@@ -20,17 +20,16 @@ from typing import assert_never
 
 from holdfast.agent.attempt import Attempt, GroupMaker, Membership
 from holdfast.agent.clerk import Clerk
-from holdfast.agent.door import Opened, master_of, open_door
 from holdfast.agent.effects import (
     Close,
-    Count,
+    CountFailure,
     Effect,
     Finish,
     Join,
     Meet,
     Place,
     Publish,
-    Start,
+    StartWorkers,
     Stop,
 )
 from holdfast.agent.exchange import (
@@ -42,9 +41,10 @@ from holdfast.agent.exchange import (
     watch_reports,
 )
 from holdfast.agent.job import Job
-from holdfast.agent.machine import Agent, State
+from holdfast.agent.machine import AgentMachine, State
 from holdfast.agent.narrator import Narrator
 from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.torch_store import Opened, master_of, open_torch_store
 from holdfast.agent.vouching import Witness
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import (
@@ -57,8 +57,8 @@ from holdfast.errors import (
 )
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import LogSink, Sink
-from holdfast.process.failure import WorkerExited
-from holdfast.process.logs import RunLogs
+from holdfast.process.outcome.failure import WorkerExited
+from holdfast.process.output.logs import RunLogs
 from holdfast.process.signals import SignalEvents, hear_of_children
 from holdfast.process.spec import GroupEnded, forks
 from holdfast.records import dataclass
@@ -66,7 +66,7 @@ from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.store.store import Watch
 from holdfast.threads import start_thread
 
-__all__ = ["Barrier", "ElasticAgent", "Status"]
+__all__ = ["AgentStatus", "Barrier", "ElasticAgent"]
 
 STORE_WITHIN_S = 30.0
 SWAP_WITHIN_S = 60.0
@@ -82,7 +82,7 @@ Barrier = Callable[[Round, Callable[[], bool], Deadline], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class AgentStatus:
     """What the agent does, for people and probes; `turned_at` is when its loop last turned.
 
     `ending` is how it ended, once it has.
@@ -107,7 +107,7 @@ class ElasticAgent:
         make_group: GroupMaker,
         *,
         exit_barrier: Barrier = meet_at_exit,
-        show: Callable[[Status], None] = lambda status: None,
+        show: Callable[[AgentStatus], None] = lambda status: None,
         sink: Sink | None = None,
         metrics: Metrics | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -120,7 +120,7 @@ class ElasticAgent:
         self._show = show
         self._clock = clock
         self._narrator = Narrator(job.run_id, sink or LogSink(), metrics or Metrics(), clock)
-        self._machine = Agent(job.terms)
+        self._machine = AgentMachine(job.terms)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._clerk = Clerk("holdfast-agent-clerk")
         self._keeper = Clerk("holdfast-agent-keeper")
@@ -136,11 +136,11 @@ class ElasticAgent:
         self._shown_at = self._joining_at = 0.0
         self._turned_at = clock.monotonic()
 
-    def status(self) -> Status:
+    def status(self) -> AgentStatus:
         """Return what it does. From any thread."""
         machine, ending = self._machine, self._outcome.ending if self._outcome else None
         told = (machine.place, self._membership, self._turned_at, ending)
-        return Status(machine.state, self._reason(), *told)
+        return AgentStatus(machine.state, self._reason(), *told)
 
     def _reason(self) -> str:
         """Return why it does that; where nodes gather slowly, what they wait for comes first."""
@@ -277,7 +277,7 @@ class ElasticAgent:
                 if self._attempts:
                     self._narrator.restarting(why, self._here().failures)
                 self._wait(lambda: self._wait_for_round(why))
-            case Start():
+            case StartWorkers():
                 self._start()
             case Stop(number, grace_s, why):
                 if self._attempt is not None:
@@ -286,7 +286,7 @@ class ElasticAgent:
             case Publish():
                 here = self._here()
                 self._clerk.do(self._guarded(lambda: self._publish(here, effect)))
-            case Count():
+            case CountFailure():
                 self._clerk.do(self._guarded(self._count))
             case Meet(timeout_s):
                 here = self._here()
@@ -345,7 +345,7 @@ class ElasticAgent:
         if self._attempt is not None:
             self._closing, self._attempt = self._attempt, None
             self._keeper.do(self._guarded(self._closing.close))
-        self._opened.close_door()
+        self._opened.close_torch_store()
 
     def _with_results(self, outcome: Outcome) -> Outcome:
         if outcome.ending is not Ending.SUCCEEDED or self._attempt is None:
@@ -403,7 +403,7 @@ class ElasticAgent:
             except HoldfastError as error:
                 self._post(partial(self._machine.join_failed, error, self._now()))
                 return
-            opened = Opened(open_door(self._job, here))
+            opened = Opened(open_torch_store(self._job, here))
             try:
                 membership = self._become_member(here, opened)
             except HoldfastError:
@@ -420,10 +420,10 @@ class ElasticAgent:
     def _become_member(self, here: Round, opened: Opened) -> Membership | None:
         """Exchange what the nodes of the round need to know; None if it ended meanwhile."""
         deadline = Deadline.after(SWAP_WITHIN_S, self._clock)
-        door = opened.door is not None
+        torch_store = opened.torch_store is not None
         over = self._rendezvous.over
         job = self._job
-        swapped = swap(here, job.node, door, lambda: over() is not None, deadline, job.alike)
+        swapped = swap(here, job.node, torch_store, lambda: over() is not None, deadline, job.alike)
         if swapped is None:
             return None
         if here.rank > 0 and swapped[1]:

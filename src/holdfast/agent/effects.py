@@ -6,19 +6,19 @@ from signal import Signals
 from typing import TypeAlias
 
 from holdfast.agent.outcome import Outcome
-from holdfast.process.failure import Failure
+from holdfast.process.outcome.failure import Failure
 from holdfast.records import dataclass
 
 __all__ = [
     "Close",
-    "Count",
+    "CountFailure",
     "Effect",
     "Finish",
     "Join",
     "Meet",
     "Place",
     "Publish",
-    "Start",
+    "StartWorkers",
     "Stop",
 ]
 
@@ -45,7 +45,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartWorkers:
     """Start the workers of this place; then call `start_failed` if that cannot be done."""
 
     place: Place
@@ -72,7 +72,7 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class CountFailure:
     """Count a failure of this round in the job's account; then call `counted`."""
 
 
@@ -98,4 +98,4 @@ class Finish:
     outcome: Outcome
 
 
-Effect: TypeAlias = Join | Start | Stop | Publish | Count | Meet | Close | Finish
+Effect: TypeAlias = Join | StartWorkers | Stop | Publish | CountFailure | Meet | Close | Finish

@@ -32,8 +32,8 @@ from http import HTTPStatus
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.net.address import Address, parse_address
 from holdfast.net.descriptors import share_of_descriptors
-from holdfast.net.reactor import Connection, Reactor, Timer
-from holdfast.net.strangers import Strangers
+from holdfast.net.reactor import Reactor, ReactorConnection, Timer
+from holdfast.net.unauthenticated import UnauthenticatedConnections
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.prometheus import CONTENT_TYPE, render_prometheus
 
@@ -78,7 +78,9 @@ class HealthServer:
         self._metrics = metrics
         self._reactor: Reactor | None = None
         # Touched by the reactor's thread only.
-        self._requests = Strangers[_Request](share_of_descriptors(CONNECTIONS_MAX))
+        self._requests = UnauthenticatedConnections[_ProbeConnection](
+            share_of_descriptors(CONNECTIONS_MAX)
+        )
         self.addresses: tuple[Address, ...] = ()
         """Where it answers; nowhere before `start`, and if that had to warn."""
 
@@ -125,9 +127,9 @@ class HealthServer:
 
     # On the reactor's thread.
 
-    def _accept(self, reactor: Reactor, connection: Connection) -> _Request:
+    def _accept(self, reactor: Reactor, connection: ReactorConnection) -> _ProbeConnection:
         too_slow = reactor.call_later(REQUEST_S, lambda: connection.close("too slow"))
-        request = _Request(connection, too_slow, self._answer, self._requests.forget)
+        request = _ProbeConnection(connection, too_slow, self._answer, self._requests.forget)
         crowded_out = self._requests.admit(request, connection.host)
         if crowded_out is not None:
             crowded_out.end("others wait")
@@ -147,15 +149,15 @@ class HealthServer:
         return status, _JSON, json.dumps(shown) + "\n"
 
 
-class _Request:
+class _ProbeConnection:
     """One connection, and the one request that it may make."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ReactorConnection,
         too_slow: Timer,
         answer: Callable[[str], tuple[HTTPStatus, str, str]],
-        forget: Callable[[_Request], None],
+        forget: Callable[[_ProbeConnection], None],
     ) -> None:
         self._connection = connection
         self._too_slow = too_slow

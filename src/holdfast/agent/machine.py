@@ -48,24 +48,24 @@ from signal import Signals
 
 from holdfast.agent.effects import (
     Close,
-    Count,
+    CountFailure,
     Effect,
     Finish,
     Join,
     Meet,
     Place,
     Publish,
-    Start,
+    StartWorkers,
     Stop,
 )
 from holdfast.agent.outcome import Ending, Outcome, gist
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import HoldfastError, InternalError, RendezvousClosed, RunOver, WorkersStuck
-from holdfast.process.failure import Failure, WorkerExited, first_cause
+from holdfast.process.outcome.failure import Failure, WorkerExited, first_cause
 from holdfast.records import dataclass
-from holdfast.rendezvous.effects import Held
+from holdfast.rendezvous.effects import LeaseHeld
 
-__all__ = ["NOT_HELD", "Agent", "State", "Terms"]
+__all__ = ["NOT_HELD", "AgentMachine", "State", "Terms"]
 
 NOT_HELD = "this node could not renew its lease: the others may go on without it"
 
@@ -96,7 +96,7 @@ class Terms:
     """How long a node whose workers are done waits for those of the others."""
 
 
-class Agent:
+class AgentMachine:
     """The machine of one agent."""
 
     def __init__(self, terms: Terms) -> None:
@@ -121,7 +121,7 @@ class Agent:
         self._gather_by = 0.0
         self._signals = 0
         self._forgiven: tuple[Failure, ...] = ()  # why a new round was asked for
-        self._held: Held | None = None
+        self._held: LeaseHeld | None = None
         self.lapsed = False
         """Whether the workers were stopped because the lease could not be renewed (AG-10)."""
 
@@ -131,7 +131,7 @@ class Agent:
         """Begin: ask for a place in a round."""
         self._join("")
 
-    def held(self, held: Held | None) -> None:
+    def held(self, held: LeaseHeld | None) -> None:
         """Hear until when this node's place in its round is its own; None: for ever."""
         self._held = held
 
@@ -153,7 +153,7 @@ class Agent:
         self._after = self._verdict = self._restart = None
         self._group_alive, self.lapsed = True, False
         self._go(State.RUNNING, f"node {place.node} of {place.nodes} in round {place.round}")
-        self._effects.append(Start(place))
+        self._effects.append(StartWorkers(place))
 
     def join_failed(self, error: HoldfastError, now: float) -> None:
         """Hear that no round will come."""
@@ -350,7 +350,7 @@ class Agent:
         self._own.append(failure)
         self._counting = True
         self._after = None
-        self._effects.append(Count())
+        self._effects.append(CountFailure())
         self._publish()
         self._stop_workers(Signals.SIGTERM, _sentence(failure))
 
@@ -383,7 +383,7 @@ class Agent:
         busy = self._group_alive and self.state in (State.RUNNING, State.STOPPING)
         return busy and not self.lapsed
 
-    def _lapse(self, held: Held, now: float) -> None:
+    def _lapse(self, held: LeaseHeld, now: float) -> None:
         """Stop the workers in the time that is left, also if they are being stopped (AG-10)."""
         self.lapsed = True
         if self.state is State.RUNNING:

@@ -22,7 +22,7 @@ from holdfast.observe.events import (
 )
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import Sink
-from holdfast.process.failure import Failure
+from holdfast.process.outcome.failure import Failure
 
 __all__ = ["Narrator"]
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.process.failure import Failure, hint_for
+from holdfast.process.outcome.failure import Failure, hint_for
 from holdfast.records import dataclass
 
 __all__ = ["Ending", "Outcome", "gist"]

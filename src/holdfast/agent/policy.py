@@ -23,14 +23,14 @@ import re
 from holdfast.errors import UsageError
 from holdfast.records import dataclass
 
-__all__ = ["RestartBudget", "Verdict", "parse_restarts"]
+__all__ = ["RestartBudget", "RestartDecision", "parse_restarts"]
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _RESTARTS = re.compile(r"([0-9]{1,9})(?:/([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh]))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RestartDecision:
     """Whether the job goes on after a failure; `left` counts the restarts that then remain."""
 
     restart: bool
@@ -52,7 +52,7 @@ class RestartBudget:
         if window is not None and not (type(window) in {int, float} and 0 < window < float("inf")):
             raise UsageError(f"window of restarts {window!r:.80}: must be more than 0 seconds")
 
-    def decide(self, count: int, times: tuple[float, ...], now: float) -> Verdict:
+    def decide(self, count: int, times: tuple[float, ...], now: float) -> RestartDecision:
         """Judge the failure that just happened.
 
         `count` is how many the job has had, this one included; `times` are the times of the newest
@@ -66,7 +66,7 @@ class RestartBudget:
             within = f", {used} within {self.window_s:g} s"
         restart = used <= self.max_restarts
         does = "restarting" if restart else "giving up"
-        return Verdict(
+        return RestartDecision(
             restart=restart,
             left=max(0, self.max_restarts - used),
             reason=f"failure {count} of the job{within}, {self._allowed()}: {does}",

@@ -25,7 +25,7 @@ from holdfast.observe.patient import patient_stderr
 from holdfast.process.signals import SignalEvents
 
 if TYPE_CHECKING:
-    from holdfast.agent.agent import Status
+    from holdfast.agent.agent import AgentStatus
     from holdfast.cli.arguments import Commands
 
 __all__ = ["add_command"]
@@ -81,7 +81,7 @@ def _run_or_show(given: argparse.Namespace) -> int:
 
     late = _LateSignal(found.config.signals)
 
-    def show(status: Status) -> None:
+    def show(status: AgentStatus) -> None:
         late.is_late = status.ending not in (None, Ending.SIGNALLED)
         # Without a terminal the end is told by the exit code, and by the report of a failure.
         if terminal or status.state not in (State.GATHERING, State.ENDED):

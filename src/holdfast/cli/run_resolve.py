@@ -28,8 +28,8 @@ from holdfast.ids import UNNAMED_RUN
 from holdfast.launch.config import EVENT_LOG_HANDLERS, NUMA_BINDINGS, LaunchConfig
 from holdfast.launch.devices import count_workers
 from holdfast.net.address import is_loopback, parse_address
+from holdfast.process.output.streams import LogOptions, parse_filters, parse_ranks, parse_streams
 from holdfast.process.spec import Entrypoint, Module, Program, Script, StartMethod
-from holdfast.process.streams import LogOptions, parse_filters, parse_ranks, parse_streams
 from holdfast.records import dataclass
 from holdfast.rendezvous.parameters import CONFIG_KEYS, parse_config
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from holdfast.agent.agent import Status
+from holdfast.agent.agent import AgentStatus
 from holdfast.agent.machine import State
 from holdfast.observe.live import JobView, NodeView
 
@@ -14,7 +14,7 @@ __all__ = ["view"]
 _OUTSIDE = (State.INIT, State.JOINING)
 
 
-def view(status: Status, host: str, max_restarts: int) -> JobView:
+def view(status: AgentStatus, host: str, max_restarts: int) -> JobView:
     """Return what to show. Of the other nodes no more is known than their place in the round."""
     here = NodeView(
         host=host,

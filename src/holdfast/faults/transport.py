@@ -80,7 +80,7 @@ class FaultyTransport:
     def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
         """Send a request whose answer `reply` hears."""
         name, hear = peer.contact.info.name, _Once(reply)
-        request = _Request(peer, message, (message.kind, name, zlib.crc32(message.body)), at)
+        request = _TrackedRequest(peer, message, (message.kind, name, zlib.crc32(message.body)), at)
         if self._is_cut(name):
             self._expire(request, hear)
             return None
@@ -102,7 +102,7 @@ class FaultyTransport:
             return self._send_on(request, faults, hear)
         return None
 
-    def _send_on(self, request: _Request, faults: list[Fired], hear: Reply) -> Driver | None:
+    def _send_on(self, request: _TrackedRequest, faults: list[Fired], hear: Reply) -> Driver | None:
         """Send a request: now, later, or twice."""
         actions = {fault.action for fault in faults}
         delay = sum(fault.seconds for fault in faults if fault.action is Action.DELAY)
@@ -126,7 +126,9 @@ class FaultyTransport:
             self._scheduler.submit(send)
         return driver
 
-    def _send_now(self, request: _Request, twice: bool, hear: Reply, _: object) -> Driver | None:
+    def _send_now(
+        self, request: _TrackedRequest, twice: bool, hear: Reply, _: object
+    ) -> Driver | None:
         message = request.message
         if twice:  # whoever gets it knows it again by its number
             self._send(request, message, _ignore, request.at)
@@ -139,14 +141,16 @@ class FaultyTransport:
             request.peer.reset(ON_PURPOSE)
         return driver
 
-    def _send(self, request: _Request, message: Message, reply: Reply, at: float) -> Driver | None:
+    def _send(
+        self, request: _TrackedRequest, message: Message, reply: Reply, at: float
+    ) -> Driver | None:
         try:
             return self._transport.post(request.peer, message, reply, at)
         except (HoldfastError, TimeoutError) as error:
             reply(error)
             return None
 
-    def _answered(self, request: _Request, hear: Reply, answer: Message | Exception) -> None:
+    def _answered(self, request: _TrackedRequest, hear: Reply, answer: Message | Exception) -> None:
         """Pass an answer on, as the plan says."""
         if not isinstance(answer, Message):
             hear(answer)  # nothing has come that anything could happen to
@@ -165,7 +169,7 @@ class FaultyTransport:
         else:
             hear(answer)
 
-    def _decide(self, request: _Request, moment: Moment) -> list[Fired]:
+    def _decide(self, request: _TrackedRequest, moment: Moment) -> list[Fired]:
         with self._lock:
             return self.plan.decide(request.message.kind, request.name, moment, request.key)
 
@@ -179,7 +183,7 @@ class FaultyTransport:
             until = self._clock.monotonic() + seconds
             self._cut_until[name] = max(until, self._cut_until.get(name, 0.0))
 
-    def _expire(self, request: _Request, hear: Reply) -> None:
+    def _expire(self, request: _TrackedRequest, hear: Reply) -> None:
         """Tell that time is up when it is, or that the peer is lost, if nothing has been told."""
         peer, at = request.peer, request.at
 
@@ -193,7 +197,7 @@ class FaultyTransport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _TrackedRequest:
     """A request on its way; `key` is the same when it is sent again."""
 
     peer: Peer

@@ -18,9 +18,9 @@ from holdfast.agent.roles import ROLE_MAX, WORKERS_MAX
 from holdfast.errors import UsageError
 from holdfast.ids import UNNAMED_RUN
 from holdfast.net.address import parse_address
-from holdfast.process.escalation import KILL_WAIT_S
+from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import StartMethod
-from holdfast.process.streams import LogOptions
+from holdfast.process.stop.escalation import KILL_WAIT_S
 from holdfast.records import dataclass
 from holdfast.rendezvous.parameters import RendezvousParameters
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, assert_never, overload
 
 from holdfast import env
-from holdfast.agent.agent import Barrier, ElasticAgent, Status
+from holdfast.agent.agent import AgentStatus, Barrier, ElasticAgent
 from holdfast.agent.attempt import Report
 from holdfast.agent.environment import common_environment
 from holdfast.agent.exchange import meet_at_exit
@@ -46,16 +46,16 @@ from holdfast.launch.entrypoints import make_entrypoint
 from holdfast.net.descriptors import many_descriptors
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import LogSink, Sink
-from holdfast.process.containment import Containment
-from holdfast.process.errorfile import examine, replace_file, write_reply_file
-from holdfast.process.failure import Failure
 from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
-from holdfast.process.logs import AttemptLogs, RunLogs
-from holdfast.process.memory import MemoryWatch
+from holdfast.process.outcome.errorfile import examine, replace_file, write_reply_file
+from holdfast.process.outcome.failure import Failure
+from holdfast.process.outcome.memory import MemoryWatch
+from holdfast.process.output.logs import AttemptLogs, RunLogs
 from holdfast.process.signals import HeldSignals
-from holdfast.process.spawn import Starter, check_entrypoint
 from holdfast.process.spec import Entrypoint, Exit, Launch, Program, entrypoint_name
-from holdfast.process.warm import Standbys
+from holdfast.process.start.spawn import Starter, check_entrypoint
+from holdfast.process.start.warm import Standbys
+from holdfast.process.stop.containment import Containment
 from holdfast.rendezvous.handler import Rendezvous
 from holdfast.rendezvous.registry import create_rendezvous
 
@@ -101,7 +101,7 @@ def run_job(
     config: LaunchConfig,
     entrypoint: Entrypoint,
     *,
-    show: Callable[[Status], None] = lambda status: None,
+    show: Callable[[AgentStatus], None] = lambda status: None,
     exit_barrier: Barrier = meet_at_exit,
     sink: Sink | None = None,
 ) -> dict[int, Any]:
@@ -138,7 +138,7 @@ class _Launch:
         self._agent: ElasticAgent | None = None
         self._watchdog: Watchdog | None = None
 
-    def run(self, show: Callable[[Status], None], exit_barrier: Barrier) -> Outcome:
+    def run(self, show: Callable[[AgentStatus], None], exit_barrier: Barrier) -> Outcome:
         """Open, run, and close in the opposite order.
 
         A signal does not cut the closing short: it has its effect when all is closed.
@@ -150,7 +150,7 @@ class _Launch:
                 held.hold()
 
     def _run(
-        self, stack: ExitStack, show: Callable[[Status], None], exit_barrier: Barrier
+        self, stack: ExitStack, show: Callable[[AgentStatus], None], exit_barrier: Barrier
     ) -> Outcome:
         """Run the job; whatever is opened for it is closed by the stack."""
         files = stack.enter_context(many_descriptors())  # first: servers take a share of them
@@ -203,13 +203,13 @@ class _Launch:
         stack.callback(containment.empty)
         return logs, containment.open()
 
-    def _meet(self, show: Callable[[Status], None]) -> Rendezvous:
+    def _meet(self, show: Callable[[AgentStatus], None]) -> Rendezvous:
         """Find the place where nodes meet; it may be a while until it is there."""
         endpoint = self._config.rdzv_endpoint
         if endpoint and not endpoint.endswith(":0"):  # that is here
             looking = f"looking for the rendezvous at {endpoint}"
             now = SYSTEM_CLOCK.monotonic()
-            show(Status(State.JOINING, looking, place=None, membership=None, turned_at=now))
+            show(AgentStatus(State.JOINING, looking, place=None, membership=None, turned_at=now))
         return create_rendezvous(self._config.rendezvous(self._run_id))
 
     def _supervise(self, agent: ElasticAgent, rendezvous: Rendezvous) -> Outcome:
@@ -236,7 +236,7 @@ class _Launch:
             signals=config.signals,
             master_address=config.master_addr,
             master_port=config.master_port,
-            door=self._environment.share_store,
+            torch_store=self._environment.share_store,
             virtual_local_rank=config.virtual_local_rank,
             numa_binding=config.numa_binding,
             timer_file=self._timer_file(folder),

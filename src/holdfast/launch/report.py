@@ -29,7 +29,7 @@ from typing import Any
 
 from holdfast.agent.outcome import gist
 from holdfast.errors import WorkersFailed
-from holdfast.process.failure import Failure, clip, lost_a_peer
+from holdfast.process.outcome.failure import Failure, clip, lost_a_peer
 
 __all__ = ["as_json", "as_text", "workers_failed"]
 

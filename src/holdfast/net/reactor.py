@@ -8,7 +8,7 @@ Guarantees
     RE-1  A handler's error closes its own connection and no other.
     RE-2  `send` never blocks; a peer that does not read is dropped once OUTPUT_BYTES_MAX wait.
     RE-3  `closed` is called exactly once for each handler, and nothing after it; nothing is
-          received after `Connection.close()`.
+          received after `ReactorConnection.close()`.
     RE-4  `close()` ends the thread and every socket within its bound. Idempotent.
     RE-5  Running out of descriptors pauses accepting instead of spinning.
     RE-6  A connection that is closing ends within FLUSH_WITHIN_S, whether its peer reads or not.
@@ -34,7 +34,7 @@ from holdfast.forks import in_child
 from holdfast.net.address import Address
 from holdfast.threads import start_thread
 
-__all__ = ["OUTPUT_BYTES_MAX", "Connection", "Handler", "Reactor", "Timer", "tune"]
+__all__ = ["OUTPUT_BYTES_MAX", "Handler", "Reactor", "ReactorConnection", "Timer", "tune"]
 
 OUTPUT_BYTES_MAX = 64 * 1024 * 1024
 READ_BYTES = 64 * 1024  # more would be memory that malloc maps and unmaps at every read
@@ -79,7 +79,7 @@ class Timer:
         self.callback = None
 
 
-class Connection:
+class ReactorConnection:
     """One accepted socket. Used on the reactor's thread only."""
 
     __slots__ = (
@@ -252,7 +252,7 @@ class Reactor:
         self._timer_numbers = count()
         self._sweep_at = _TIMERS_KEPT
         self._complain_at = 0.0
-        self._connections: set[Connection] = set()
+        self._connections: set[ReactorConnection] = set()
         self._listeners: list[socket.socket] = []
         self._stopping = False
         self._closed = False
@@ -266,7 +266,7 @@ class Reactor:
         start_thread(thread)  # which may fail: only what runs can be waited for
         self._thread = thread
 
-    def listen(self, address: Address, make: Callable[[Connection], Handler]) -> Address:
+    def listen(self, address: Address, make: Callable[[ReactorConnection], Handler]) -> Address:
         """Bind exactly this address and serve it; return the bound one (port 0 picks one).
 
         Call it before `start()`. UsageError if the address cannot be bound.
@@ -324,7 +324,7 @@ class Reactor:
             while not self._stopping:
                 for key, events in self._selector.select(self._patience()):
                     target = key.data
-                    if isinstance(target, Connection):
+                    if isinstance(target, ReactorConnection):
                         if events & selectors.EVENT_READ:
                             target._read()
                         if events & selectors.EVENT_WRITE and target._handler is not None:
@@ -360,7 +360,9 @@ class Reactor:
         except Exception:  # RE-1
             _log.exception("a callback of reactor %s failed", self._name)
 
-    def _accept(self, listener: socket.socket, make: Callable[[Connection], Handler]) -> None:
+    def _accept(
+        self, listener: socket.socket, make: Callable[[ReactorConnection], Handler]
+    ) -> None:
         for _ in range(64):  # bounded, so that a storm of connects does not starve the others
             try:
                 sock, peer = listener.accept()
@@ -378,11 +380,11 @@ class Reactor:
                 sock.close()
 
     def _adopt(
-        self, sock: socket.socket, peer: Address, make: Callable[[Connection], Handler]
+        self, sock: socket.socket, peer: Address, make: Callable[[ReactorConnection], Handler]
     ) -> None:
         sock.setblocking(False)
         tune(sock)
-        connection = Connection(self, sock, peer)
+        connection = ReactorConnection(self, sock, peer)
         self._selector.register(sock, selectors.EVENT_READ, connection)
         try:
             connection._handler = make(connection)
@@ -392,7 +394,7 @@ class Reactor:
         self._connections.add(connection)
 
     def _pause_accepting(
-        self, listener: socket.socket, make: Callable[[Connection], Handler], error: OSError
+        self, listener: socket.socket, make: Callable[[ReactorConnection], Handler], error: OSError
     ) -> None:
         now = self._clock.monotonic()
         if now >= self._complain_at:  # strangers can provoke this: they must not fill the log
@@ -405,7 +407,7 @@ class Reactor:
         )
 
     def _resume_accepting(
-        self, listener: socket.socket, make: Callable[[Connection], Handler]
+        self, listener: socket.socket, make: Callable[[ReactorConnection], Handler]
     ) -> None:
         self._selector.register(
             listener, selectors.EVENT_READ, lambda: self._accept(listener, make)
@@ -416,11 +418,11 @@ class Reactor:
             while self._wake_out.recv(4096):
                 pass
 
-    def _watch(self, connection: Connection, events: int) -> None:
+    def _watch(self, connection: ReactorConnection, events: int) -> None:
         if connection in self._connections:
             self._selector.modify(connection._socket, events, connection)
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: ReactorConnection) -> None:
         if connection in self._connections:
             self._connections.discard(connection)
             self._selector.unregister(connection._socket)

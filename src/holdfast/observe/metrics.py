@@ -30,9 +30,9 @@ __all__ = [
     "Counter",
     "Gauge",
     "Histogram",
-    "Kind",
     "Labels",
     "Metric",
+    "MetricKind",
     "Metrics",
     "Series",
 ]
@@ -48,7 +48,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 Labels = tuple[tuple[str, str], ...]
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """The kinds of metrics, by Prometheus's names."""
 
     COUNTER = "counter"
@@ -130,14 +130,14 @@ class Metric:
     """A metric and all its series, ordered by labels."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     description: str
     series: tuple[Series, ...]
 
 
 @dataclass(slots=True)
 class _Family:
-    kind: Kind
+    kind: MetricKind
     description: str
     bounds: tuple[float, ...] = ()
     label_names: tuple[str, ...] = ()
@@ -160,18 +160,18 @@ class Metrics:
 
     def counter(self, name: str, description: str, /, **labels: str) -> Counter:
         """Return the counter of this name and labels, made at the first call."""
-        return self._get(Counter(), _Family(Kind.COUNTER, description), name, labels)
+        return self._get(Counter(), _Family(MetricKind.COUNTER, description), name, labels)
 
     def gauge(self, name: str, description: str, /, **labels: str) -> Gauge:
         """Return the gauge of this name and labels, made at the first call."""
-        return self._get(Gauge(), _Family(Kind.GAUGE, description), name, labels)
+        return self._get(Gauge(), _Family(MetricKind.GAUGE, description), name, labels)
 
     def histogram(
         self, name: str, description: str, bounds: Sequence[float] = SECONDS, /, **labels: str
     ) -> Histogram:
         """Return the histogram of this name and labels, made at the first call."""
         new = Histogram(bounds)
-        return self._get(new, _Family(Kind.HISTOGRAM, description, new.bounds), name, labels)
+        return self._get(new, _Family(MetricKind.HISTOGRAM, description, new.bounds), name, labels)
 
     def snapshot(self) -> tuple[Metric, ...]:
         """Return all numbers as they are now, ordered by name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
-from holdfast.observe.metrics import Kind, Labels, Metric, Series
+from holdfast.observe.metrics import Labels, Metric, MetricKind, Series
 
 __all__ = ["CONTENT_TYPE", "render_prometheus"]
 
@@ -26,7 +26,7 @@ def _lines(metric: Metric) -> Iterator[str]:
     yield f"# HELP {metric.name} {description}"
     yield f"# TYPE {metric.name} {metric.kind}"
     for series in metric.series:
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             yield from _histogram(metric.name, series)
         else:
             yield f"{metric.name}{_braces(series.labels)} {_number(series.value)}"

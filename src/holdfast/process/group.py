@@ -22,16 +22,24 @@ from typing import Protocol, TypeAlias, assert_never
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, Unavailable, UsageError
-from holdfast.process.containment import Containment
-from holdfast.process.errorfile import read_stack
-from holdfast.process.escalation import KILL_WAIT_S, Abandon, Ask, Effect, Escalation, Kill, Send
-from holdfast.process.failure import Failure, WorkerExited, clip
-from holdfast.process.handle import exit_of, is_ending, readable, still_running
-from holdfast.process.orphans import reap_orphans
-from holdfast.process.spawn import Starter, WorkerProcess
+from holdfast.process.outcome.errorfile import read_stack
+from holdfast.process.outcome.failure import Failure, WorkerExited, clip
+from holdfast.process.outcome.stacks import STACK_SIGNAL, writes_stacks
 from holdfast.process.spec import Exit, GroupEnded, Launch
-from holdfast.process.stacks import STACK_SIGNAL, writes_stacks
-from holdfast.process.zygote import StartGivenUp
+from holdfast.process.start.spawn import Starter, WorkerProcess
+from holdfast.process.start.zygote import StartGivenUp
+from holdfast.process.stop.containment import Containment
+from holdfast.process.stop.escalation import (
+    KILL_WAIT_S,
+    Abandon,
+    Ask,
+    Effect,
+    Escalation,
+    Kill,
+    SendSignal,
+)
+from holdfast.process.stop.handle import exit_of, is_ending, readable, still_running
+from holdfast.process.stop.orphans import reap_orphans
 from holdfast.records import dataclass
 
 __all__ = ["LOOK_EVERY_S", "Streams", "WorkerGroup"]
@@ -67,7 +75,7 @@ class Streams(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Worker:
+class _RunningWorker:
     launch: Launch
     process: WorkerProcess
 
@@ -109,7 +117,7 @@ class WorkerGroup:
         self._clock = clock
         # What follows changes under the lock: no worker is reaped while it is being signalled.
         self._lock = threading.Lock()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _RunningWorker] = {}
         self._escalation = Escalation(())
         self._early: list[tuple[int, float]] | None = []  # stops from before all had been started
         self._asked_at: float | None = None  # on the clock of the error files
@@ -158,7 +166,7 @@ class WorkerGroup:
     def signal(self, number: int) -> None:
         """Send a signal to every worker that runs, and to what it has started."""
         with self._lock:
-            self._perform([Send(number, tuple(self._workers))])
+            self._perform([SendSignal(number, tuple(self._workers))])
 
     def stop(self, number: int, grace_s: float) -> None:
         """Begin to stop the workers, and return: the signal, KILL after the grace, then giving up.
@@ -218,7 +226,7 @@ class WorkerGroup:
         stdout, stderr = self._logs.descriptors(launch.local_rank)
         process = self._starter.start(launch, stdout, stderr)
         with self._lock:
-            self._workers[process.pid] = _Worker(launch, process)
+            self._workers[process.pid] = _RunningWorker(launch, process)
         self._containment.entered(process.pid)
         self._logs.started(launch.local_rank)
 
@@ -311,7 +319,7 @@ class WorkerGroup:
                 if self._asked_at is None:
                     self._ending_at.setdefault(pid, now)
 
-    def _find_untold(self) -> list[_Worker]:
+    def _find_untold(self) -> list[_RunningWorker]:
         """Return the workers that have ended, by what the system says, and whose end was not told.
 
         A forkserver that is stopped tells nothing.
@@ -332,7 +340,7 @@ class WorkerGroup:
         most = min(self._monitor_interval_s, _SLEEP_MAX_S)
         return most if wake_at is None else min(max(0.0, wake_at - self._clock.monotonic()), most)
 
-    def _take_end(self, worker: _Worker) -> bool:
+    def _take_end(self, worker: _RunningWorker) -> bool:
         """Reap a worker that has ended and report it."""
         pid = worker.process.pid
         with self._lock:
@@ -391,7 +399,7 @@ class WorkerGroup:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send(number, pids):
+                case SendSignal(number, pids):
                     for pid in pids:
                         self._containment.signal(pid, number)
                 case Ask(pids):

@@ -14,8 +14,8 @@ Guarantees
           only what the agent then says is a worker of its own, held by a pidfd where there are any,
           so that a process which inherits its number is safe.
     WD-2  Nothing that is written to the FIFO stops the watchdog, nor makes it keep more than
-          `TIMERS_MAX` timers for each worker, and `STRANGERS_MAX` processes that are no workers
-          (a worker may be faster than the agent that learns of it).
+          `TIMERS_MAX` timers for each worker, and `UNKNOWN_PROCESSES_MAX` processes that are no
+          workers (a worker may be faster than the agent that learns of it).
     WD-3  No path is taken away from anybody: the FIFO of an agent that lives, another user's, and
           what is no FIFO are refused. At the end our FIFO is gone.
     WD-4  Where nobody watches, `expires` says so once, and the work goes on.
@@ -47,15 +47,15 @@ from holdfast.env import current
 from holdfast.errors import UsageError
 from holdfast.ids import CauseId
 from holdfast.observe.events import TimerExpired
-from holdfast.process.escalation import ASK_BEFORE_S
 from holdfast.process.fifo import FIFO_FLAGS, make_fifo, remove_fifo
-from holdfast.process.stacks import STACK_SIGNAL, writes_stacks
+from holdfast.process.outcome.stacks import STACK_SIGNAL, writes_stacks
+from holdfast.process.stop.escalation import ASK_BEFORE_S
 from holdfast.records import dataclass
 from holdfast.threads import start_thread
 
 __all__ = [
-    "STRANGERS_MAX",
     "TIMERS_MAX",
+    "UNKNOWN_PROCESSES_MAX",
     "TimerRequest",
     "Watchdog",
     "expires",
@@ -63,9 +63,9 @@ __all__ = [
 ]
 
 TIMERS_MAX = 256
-STRANGERS_MAX = 16
+UNKNOWN_PROCESSES_MAX = 16
 
-_STRANGER = "a timer of a process that is no worker of this agent"
+_UNKNOWN_PROCESS = "a timer of a process that is no worker of this agent"
 _VERSION = 1
 _LINE_MAX = 4096  # what a pipe takes in one piece, so that the lines of several writers never mix
 _READ_BYTES = 1 << 16
@@ -117,7 +117,7 @@ def parse_request(line: bytes) -> TimerRequest | None:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _WatchedProcess:
     """A process that has announced timers; `pidfd` is None where the system has none.
 
     `known` says that the agent has called it a worker of its own. `expired` is the timer that ends
@@ -178,7 +178,7 @@ class Watchdog:
     def start(self) -> None:
         """Make the FIFO and watch; UsageError if its path is taken."""
         self._ends = make_fifo(self.path)
-        watch = _Watch(
+        watch = _WatchdogLoop(
             self._ends[0], self.path, self._is_worker, self._report, self._clock, self._reasons
         )
         self._thread = threading.Thread(
@@ -207,7 +207,7 @@ class Watchdog:
                 os.close(end)
 
 
-class _Watch:
+class _WatchdogLoop:
     """What the watchdog's thread knows and does."""
 
     def __init__(
@@ -226,7 +226,7 @@ class _Watch:
         self._clock = clock
         self._reasons = reasons
         self._selector = selectors.DefaultSelector()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, _WatchedProcess] = {}
         self._rest = b""
         self._skipping = False
         self._told: set[str] = set()
@@ -290,7 +290,7 @@ class _Watch:
         else:
             worker.known = worker.known or self._is_worker(worker.pid)
         if worker is None:
-            self._tell_once(_STRANGER)
+            self._tell_once(_UNKNOWN_PROCESS)
         elif request.scope not in worker.timers and len(worker.timers) >= TIMERS_MAX:
             self._tell_once(f"more than {TIMERS_MAX} timers of a worker")
         else:
@@ -298,23 +298,23 @@ class _Watch:
             at = self._clock.monotonic() + left
             worker.timers[request.scope] = _Timer(request.scope, at, request.signal)
 
-    def _hold(self, pid: int) -> _Worker | None:
+    def _hold(self, pid: int) -> _WatchedProcess | None:
         """Take hold of a process, if it may be a worker of this agent."""
         known = self._is_worker(pid)
         strangers = sum(not worker.known for worker in self._workers.values())
-        if not known and strangers >= STRANGERS_MAX:
+        if not known and strangers >= UNKNOWN_PROCESSES_MAX:
             return None
         try:
             pidfd = _open_pidfd(pid)
         except OSError:
             return None
         self._reasons.pop(pid, None)  # of an earlier process that ended well in spite of it
-        worker = self._workers[pid] = _Worker(pid, pidfd, known)
+        worker = self._workers[pid] = _WatchedProcess(pid, pidfd, known)
         if pidfd is not None:
             self._selector.register(pidfd, selectors.EVENT_READ, worker)
         return worker
 
-    def _forget(self, worker: _Worker) -> None:
+    def _forget(self, worker: _WatchedProcess) -> None:
         """Drop a worker that has ended, with its timers."""
         del self._workers[worker.pid]
         if worker.pidfd is not None:
@@ -340,18 +340,18 @@ class _Watch:
             if worker.pidfd is None and not worker.timers and worker.expired is None:
                 self._forget(worker)  # nothing else would say when it ends
 
-    def _condemn(self, worker: _Worker, timer: _Timer, now: float) -> None:
+    def _condemn(self, worker: _WatchedProcess, timer: _Timer, now: float) -> None:
         """Let a timer end a worker; one that is to be killed has time to write its stacks."""
         # Asked only now: a worker that is there still is the one whose pidfd we have.
         if not self._is_worker(worker.pid):
-            self._tell_once(_STRANGER)
+            self._tell_once(_UNKNOWN_PROCESS)
             return
         # Known before the end is noticed: native code may fail because the signal interrupts it.
         self._reasons[worker.pid] = f"the agent ended it: its timer {timer.scope!r} has expired"
         asked = timer.signal == SIGKILL and writes_stacks(worker.pid) and worker.send(STACK_SIGNAL)
         worker.expired, worker.end_at = timer, now + (ASK_BEFORE_S if asked else 0)
 
-    def _end(self, worker: _Worker, timer: _Timer, now: float) -> None:
+    def _end(self, worker: _WatchedProcess, timer: _Timer, now: float) -> None:
         if not self._is_worker(worker.pid):
             return  # it has ended meanwhile
         if not worker.send(timer.signal):

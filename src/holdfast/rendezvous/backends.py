@@ -66,7 +66,7 @@ the join timeout."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _MeetingStore:
     """The store where nodes meet, what is nearest to it, and its server if this node hosts it."""
 
     store: Store
@@ -91,9 +91,9 @@ def _create_c10d(parameters: RendezvousParameters) -> Rendezvous:
             "for a single one"
         )
 
-    def meet(undo: ExitStack) -> _Place:
+    def meet(undo: ExitStack) -> _MeetingStore:
         if alone and address.port == 0 and is_loopback(address.host):
-            return _Place(MemoryStore(), None)
+            return _MeetingStore(MemoryStore(), None)
         return _built_in(parameters, address, is_host, undo)
 
     return _take_part(parameters, meet)
@@ -119,9 +119,9 @@ def _create_static(parameters: RendezvousParameters) -> Rendezvous:
             "ports from 1 to 65535"
         )
 
-    def meet(undo: ExitStack) -> _Place:
+    def meet(undo: ExitStack) -> _MeetingStore:
         if size == 1:
-            return _Place(MemoryStore(), None)
+            return _MeetingStore(MemoryStore(), None)
         return _built_in(parameters, Address(master.host, port), rank == 0, undo)
 
     return _take_part(parameters, meet, slot=rank, master=master)
@@ -158,7 +158,7 @@ BACKENDS: dict[str, Creator] = {
 
 def _built_in(
     parameters: RendezvousParameters, address: Address, is_host: bool | None, undo: ExitStack
-) -> _Place:
+) -> _MeetingStore:
     """Host the store if this node does, and open it."""
     from holdfast.net.secret import read_secret_file
     from holdfast.store.open import open_store, serve_store
@@ -198,7 +198,7 @@ def _built_in(
     store = undo.enter_context(_insist(connect, parameters))
     if server is None:
         _check_run(store, address, parameters)
-    return _Place(store, address, server)
+    return _MeetingStore(store, address, server)
 
 
 def _check_run(store: Store, address: Address, parameters: RendezvousParameters) -> None:
@@ -264,7 +264,7 @@ def _meet_in_etcd(
 
 def _opened(
     parameters: RendezvousParameters, url: str, towards: Address | None, undo: ExitStack
-) -> _Place:
+) -> _MeetingStore:
     """Open a store that somebody else keeps, and see that it is there."""
     from holdfast.store.open import open_store
 
@@ -275,7 +275,7 @@ def _opened(
     except StoreUnavailable as error:
         text = f"rendezvous endpoint {parameters.endpoint!r:.200} ({parameters.backend}): {error}"
         raise StoreUnavailable(text, step=error.step, address=error.address) from None
-    return _Place(store, towards)
+    return _MeetingStore(store, towards)
 
 
 def _insist(
@@ -305,7 +305,7 @@ def _insist(
 
 def _take_part(
     parameters: RendezvousParameters,
-    meet: Callable[[ExitStack], _Place],
+    meet: Callable[[ExitStack], _MeetingStore],
     *,
     slot: int | None = None,
     master: Address | None = None,
@@ -363,7 +363,7 @@ def _is_numeric(address: str) -> bool:
 class _Release:
     """What a node lets go of when it has left."""
 
-    place: _Place
+    place: _MeetingStore
     held: HeldPort
 
     def __call__(self, keys: Keys, deadline: Deadline) -> bool:

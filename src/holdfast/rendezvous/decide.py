@@ -32,7 +32,7 @@ from typing import assert_never
 from holdfast.errors import UsageError
 from holdfast.ids import NodeId
 from holdfast.records import dataclass
-from holdfast.rendezvous.model import Announcement, Phase, Progress, Record, Status, clipped
+from holdfast.rendezvous.model import Announcement, Phase, Progress, RoundRecord, Status, clipped
 from holdfast.rendezvous.ranks import RankPolicy, choose, sticky_ranks
 from holdfast.store.ops import TTL_MAX_S
 
@@ -101,7 +101,7 @@ class Situation:
     round began to be formed: there are no more until it is complete (ND-4).
     """
 
-    record: Record
+    record: RoundRecord
     nodes: Mapping[NodeId, Announcement]
     forming_since: float
     enough_since: float | None
@@ -112,7 +112,7 @@ class Situation:
 class Decision:
     """What to publish (None: nothing), what to tell, why, and when to look again (RV-6)."""
 
-    record: Record | None
+    record: RoundRecord | None
     progress: Progress
     wake_at: float | None
 
@@ -191,7 +191,7 @@ def _judge(seen: Situation, rules: Rules) -> Decision:
     if gone or asking:
         why = "; ".join([*gone, *asking][:NAMES_MAX])
         reason = clipped(f"round {record.number} is over: {why}")
-        forming = Record(record.number + 1, Status.FORMING, record.members, reason)
+        forming = RoundRecord(record.number + 1, Status.FORMING, record.members, reason)
         ready = sum(1 for node in seen.nodes.values() if node.phase is Phase.WAITING)
         return Decision(forming, Progress(record.number + 1, ready, 0, (), None, reason), None)
     members = {member.node for member in record.members}
@@ -221,7 +221,7 @@ def _complete(
     number = seen.record.number
     members = tuple(node.member() for node in ranked)
     reason = f"round {number} is complete with {len(members)}: {why}"
-    record = Record(number, Status.COMPLETE, members, reason, seen.failures)
+    record = RoundRecord(number, Status.COMPLETE, members, reason, seen.failures)
     return Decision(record, Progress(number, len(members), 0, (), None, reason), None)
 
 

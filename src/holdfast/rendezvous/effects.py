@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from holdfast.records import dataclass
-from holdfast.rendezvous.model import Failures, Progress, Record
+from holdfast.rendezvous.model import Failures, Progress, RoundRecord
 from holdfast.store.ops import AnyOp
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "Effect",
     "Explained",
     "Follow",
-    "Held",
+    "LeaseHeld",
     "Left",
     "Notice",
     "Perform",
@@ -44,7 +44,7 @@ class Follow:
 class RoundReady:
     """A round is complete and this node is in it, with this rank."""
 
-    record: Record
+    record: RoundRecord
     rank: int
 
 
@@ -75,11 +75,12 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LeaseHeld:
     """This node's lease was granted or renewed: until when its place in a round is its own.
 
     Moments of the node's monotonic clock. Work must begin to stop at `stop_at` and be killed at
-    `kill_at` unless a later `Held` has moved them: soon after, the lease may have ended elsewhere.
+    `kill_at` unless a later `LeaseHeld` has moved them: soon after, the lease may have ended
+    elsewhere.
     """
 
     stop_at: float
@@ -123,7 +124,7 @@ class StoreLost:
 
 
 Notice: TypeAlias = (
-    RoundReady | RoundOver | Explained | Counted | Held | TimedOut | Closed | Left | StoreLost
+    RoundReady | RoundOver | Explained | Counted | LeaseHeld | TimedOut | Closed | Left | StoreLost
 )
 Effect: TypeAlias = Perform | Follow | Notice
 

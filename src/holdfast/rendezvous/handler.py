@@ -29,8 +29,8 @@ from holdfast.net.address import Address
 from holdfast.observe.sinks import Sink
 from holdfast.records import dataclass
 from holdfast.rendezvous.decide import Rules
-from holdfast.rendezvous.effects import Closed, Counted, Held, RoundReady
-from holdfast.rendezvous.machine import Node
+from holdfast.rendezvous.effects import Closed, Counted, LeaseHeld, RoundReady
+from holdfast.rendezvous.machine import NodeMachine
 from holdfast.rendezvous.model import Announcement, Failures, Keys, Member, Progress
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
 from holdfast.rendezvous.session import NodeSession
@@ -39,7 +39,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
 
-__all__ = ["Ending", "Rendezvous", "Round", "StoreRendezvous"]
+__all__ = ["Rendezvous", "Round", "RunEnd", "StoreRendezvous"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunEnd:
     """How a run ended: why, and whether its job failed."""
 
     reason: str
@@ -108,7 +108,7 @@ class Rendezvous(ABC):
         tell does nothing here, so look now and then all the same.
         """
 
-    def held(self) -> Held | None:
+    def held(self) -> LeaseHeld | None:
         """Return until when this node's place in its round is its own; None if that never ends.
 
         Moves on with every renewal of the node's lease, and each move is told to subscribers. Work
@@ -142,10 +142,10 @@ class Rendezvous(ABC):
     def closed(self) -> str | None:
         """Return why the run is closed, or None while it is not."""
 
-    def ended(self) -> Ending | None:
+    def ended(self) -> RunEnd | None:
         """Return how the run was closed, or None while it is not."""
         reason = self.closed()
-        return None if reason is None else Ending(reason, False)
+        return None if reason is None else RunEnd(reason, False)
 
     @abstractmethod
     def close(self, reason: str = "closed", *, failed: bool = False) -> None:
@@ -208,7 +208,7 @@ class StoreRendezvous(Rendezvous):
         self._master = master
         self._release = release
         self._clock = clock
-        node = Node(me, self._keys, rules, rank)
+        node = NodeMachine(me, self._keys, rules, rank)
         self._node = node
         self._session = NodeSession(
             run,
@@ -280,7 +280,7 @@ class StoreRendezvous(Rendezvous):
     def subscribe(self, listener: Callable[[], None]) -> None:
         self._session.subscribe(listener)
 
-    def held(self) -> Held | None:
+    def held(self) -> LeaseHeld | None:
         # Nobody else can reach a store in this process's memory, so nobody takes over.
         return None if isinstance(self._store, MemoryStore) else self._session.held
 
@@ -318,9 +318,9 @@ class StoreRendezvous(Rendezvous):
     def closed(self) -> str | None:
         return self._session.closed.reason if self._session.closed is not None else None
 
-    def ended(self) -> Ending | None:
+    def ended(self) -> RunEnd | None:
         closed = self._session.closed
-        return None if closed is None else Ending(closed.reason, closed.failed)
+        return None if closed is None else RunEnd(closed.reason, closed.failed)
 
     def close(self, reason: str = "closed", *, failed: bool = False) -> None:
         session = self._session

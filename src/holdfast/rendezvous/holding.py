@@ -7,20 +7,20 @@ moment lies after the node sent the request, so the node counts from the sending
 from the answer, and not from the first renewal that failed: both are later than the store's moment.
 
 Guarantees
-    HL-1  `Held.kill_at` of the newest renewal that was answered lies MARGIN of a lease before the
-          earliest moment at which the store can let that lease end; `Held.stop_at` lies earlier by
-          the same. The margin covers a clock that runs slower than the store's, and the time that
-          a killed process takes to end.
+    HL-1  `LeaseHeld.kill_at` of the newest renewal that was answered lies MARGIN of a lease before
+          the earliest moment at which the store can let that lease end; `LeaseHeld.stop_at` lies
+          earlier by the same. The margin covers a clock that runs slower than the store's, and the
+          time that a killed process takes to end.
     HL-2  No other operation keeps a node from renewing its lease for longer than ROOM_MIN_S.
     HL-3  A lease that was taken after the last one was lost gives no more time to a round that the
-          node was in: `Held` is not told anew before the node asks for the next round.
+          node was in: `LeaseHeld` is not told anew before the node asks for the next round.
 """
 
 from __future__ import annotations
 
 import math
 
-from holdfast.rendezvous.effects import Held
+from holdfast.rendezvous.effects import LeaseHeld
 from holdfast.store.ops import AnyOp, Lease, LeaseKeep
 
 __all__ = ["MARGIN", "ROOM_MIN_S", "Holding"]
@@ -36,25 +36,25 @@ class Holding:
     def __init__(self, keep_alive_s: float) -> None:
         self._keep_alive_s = keep_alive_s
         self._ttl = 0.0
-        self._newest: Held | None = None
+        self._newest: LeaseHeld | None = None
         self._forfeited = False  # the place in a round, with the lease before this one
         self.lease: Lease | None = None
         self.keep_at = 0.0
         """When to renew the lease."""
 
-    def granted(self, lease: Lease, sent_at: float, now: float) -> list[Held]:
+    def granted(self, lease: Lease, sent_at: float, now: float) -> list[LeaseHeld]:
         """Hear that the lease was granted, by a request that was sent then; return what to tell."""
         self.lease, self._ttl = lease, lease.ttl
         return self.renewed(sent_at, now)
 
-    def renewed(self, sent_at: float, now: float) -> list[Held]:
+    def renewed(self, sent_at: float, now: float) -> list[LeaseHeld]:
         """Hear that the lease was renewed, by a request that was sent then; return what to tell."""
         self.keep_at = now + self._keep_alive_s
         stop_at = sent_at + self._ttl * (1 - 2 * MARGIN)
-        held = self._newest = Held(stop_at, kill_at=sent_at + self._ttl * (1 - MARGIN))
+        held = self._newest = LeaseHeld(stop_at, kill_at=sent_at + self._ttl * (1 - MARGIN))
         return [] if self._forfeited else [held]
 
-    def asked(self) -> list[Held]:
+    def asked(self) -> list[LeaseHeld]:
         """Hear that the node asks for a round; return what was kept back (HL-3)."""
         kept_back = self._newest if self._forfeited else None
         self._forfeited = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from holdfast.errors import PeerViolation
 from holdfast.ids import LeaseId, NodeId
 from holdfast.rendezvous.decide import Decision, Rules, Situation, decide
-from holdfast.rendezvous.model import Announcement, Keys, Progress, Record, Status
+from holdfast.rendezvous.model import Announcement, Keys, Progress, RoundRecord, Status
 from holdfast.rendezvous.ranks import RankPolicy
 from holdfast.store.ops import (
     AnyOp,
@@ -93,7 +93,7 @@ class Leadership:
             self._nodes[found.node] = (revision, found)
             self.decision = None
 
-    def must_read_failures(self, record: Record | None) -> bool:
+    def must_read_failures(self, record: RoundRecord | None) -> bool:
         """Say whether the failures before the round that is being formed must be read first.
 
         What was heard of them may be older than the round's beginning: it does not serve (RV-7).
@@ -109,14 +109,14 @@ class Leadership:
             self._failures = (self._reading, count)
             self.decision = None
 
-    def decide(self, record: Record | None, now: float) -> Decision | None:
+    def decide(self, record: RoundRecord | None, now: float) -> Decision | None:
         """Return the decision, made afresh if something has changed or its time has come."""
         old = self.decision
         if self._nodes is None:
             return None
         if old is not None and (old.wake_at is None or now < old.wake_at):
             return old
-        record = record or Record(1, Status.FORMING, (), "the run begins")
+        record = record or RoundRecord(1, Status.FORMING, (), "the run begins")
         if record.number != self._forming[0]:
             self._forming = (record.number, now)
             self._enough_since = None
@@ -134,7 +134,7 @@ class Leadership:
     # What to do.
 
     def next_op(
-        self, record: Record | None, raw: bytes | None, lease: LeaseId, now: float
+        self, record: RoundRecord | None, raw: bytes | None, lease: LeaseId, now: float
     ) -> AnyOp | None:
         """Return what a leader must do next: see the nodes, publish its decision, or tell it."""
         if self._nodes is None:

@@ -57,7 +57,7 @@ from holdfast.rendezvous.model import (
     Leader,
     Phase,
     Progress,
-    Record,
+    RoundRecord,
     Status,
 )
 from holdfast.rendezvous.presence import Presence
@@ -79,10 +79,10 @@ from holdfast.store.ops import (
     Swap,
 )
 
-__all__ = ["Node"]
+__all__ = ["NodeMachine"]
 
 
-class Node:
+class NodeMachine:
     """The machine of one node."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Node:
         self._closing: Closed | None = None
         self._control = Control()
         self._looked = False  # for a leader, at least once
-        self._record: Record | None = None
+        self._record: RoundRecord | None = None
         self._explained: Progress | None = None
         # Leading: the number of this node's next leadership, and the current one.
         self._term = 0
@@ -260,7 +260,7 @@ class Node:
         return self._explained
 
     @property
-    def record(self) -> Record | None:
+    def record(self) -> RoundRecord | None:
         """The round as last published."""
         return self._record
 
@@ -310,7 +310,7 @@ class Node:
             self._closing = None
             return None
         number = self._record.number if self._record else 1
-        closed = Record(number, Status.CLOSED, (), wish.reason, 0, wish.failed, wish.ended_at)
+        closed = RoundRecord(number, Status.CLOSED, (), wish.reason, 0, wish.failed, wish.ended_at)
         return CompareSet(self._keys.round, self._control.value(self._keys.round), closed.encode())
 
     def _count_op(self) -> AnyOp | None:
@@ -393,7 +393,7 @@ class Node:
             return
         try:
             if key == self._keys.round and value is not None:
-                self._record_changed(Record.decode(value), now)
+                self._record_changed(RoundRecord.decode(value), now)
             elif key == self._keys.progress:
                 progress = None if value is None else Progress.decode(value)
                 if self._leadership is not None:
@@ -419,7 +419,7 @@ class Node:
         else:
             self._step_down()
 
-    def _record_changed(self, record: Record, now: float) -> None:
+    def _record_changed(self, record: RoundRecord, now: float) -> None:
         self._record = record
         if self._leadership is not None:
             self._leadership.decision = None
@@ -434,13 +434,13 @@ class Node:
         elif record.number > self._me.round:
             self._over(record.reason)
 
-    def _tell_closed(self, record: Record) -> None:
+    def _tell_closed(self, record: RoundRecord) -> None:
         """Tell of the end, and whether it was there before this node: revisions say so."""
         revision = self._control.revision(self._keys.round)
         late = self._closing is None and not 0 < self._presence.came <= revision
         self._tell(Closed(record.reason, record.failed, record.ended_at, late))
 
-    def _wait_or_work(self, record: Record, now: float) -> None:
+    def _wait_or_work(self, record: RoundRecord, now: float) -> None:
         rank = record.rank_of(self._me.node)
         if rank is not None and record.number > self._me.round:
             self._me = replace(self._me, phase=Phase.WORKING, round=record.number, why="")

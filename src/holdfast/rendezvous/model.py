@@ -4,7 +4,7 @@ All below `rdzv/<run id>/`:
 
     node/<id>      an `Announcement`: one for each node, on that node's lease, unless it has LEFT
     ctl/leader     a `Leader`: who decides, on that node's lease; unique for each leadership
-    ctl/round      a `Record`: the round that is complete, being formed, or the end of the run
+    ctl/round      a `RoundRecord`: the round that is complete, being formed, or the end of the run
     ctl/progress   a `Progress`: what the leader waits for, for people and for newcomers
     ctl/failures   a `Failures`: the job's failures so far
 
@@ -33,7 +33,7 @@ __all__ = [
     "Member",
     "Phase",
     "Progress",
-    "Record",
+    "RoundRecord",
     "Status",
     "clipped",
 ]
@@ -109,7 +109,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class Member(_Value):
-    """A node in a round. Its rank is its place in `Record.members`."""
+    """A node in a round. Its rank is its place in `RoundRecord.members`."""
 
     node: NodeId
     host: str
@@ -155,7 +155,7 @@ class Leader(_Value):
 
 
 @dataclass(frozen=True, slots=True)
-class Record(_Value):
+class RoundRecord(_Value):
     """The current round.
 
     COMPLETE: `members` are in it, in rank order, and `failures` of the job had been counted before.

@@ -23,7 +23,7 @@ from holdfast.rendezvous.effects import (
     Counted,
     Explained,
     Follow,
-    Held,
+    LeaseHeld,
     Left,
     Notice,
     Perform,
@@ -32,7 +32,7 @@ from holdfast.rendezvous.effects import (
     StoreLost,
     TimedOut,
 )
-from holdfast.rendezvous.machine import Node
+from holdfast.rendezvous.machine import NodeMachine
 from holdfast.rendezvous.model import Progress
 from holdfast.store.ops import AnyOp, Change, Lease, LeaseKeep, LeaseRevoke
 from holdfast.store.store import Store, Watch
@@ -54,7 +54,7 @@ class NodeSession:
     def __init__(
         self,
         run: RunId,
-        node: Node,
+        node: NodeMachine,
         store: Store,
         *,
         op_timeout_s: float = 60.0,
@@ -84,7 +84,7 @@ class NodeSession:
         self.timed_out: TimedOut | None = None
         self.closed: Closed | None = None
         self.counted: Counted | None = None
-        self.held: Held | None = None
+        self.held: LeaseHeld | None = None
         self.lost: StoreLost | None = None
         self.left = False
         self.progress: Progress | None = None
@@ -282,7 +282,7 @@ class NodeSession:
                     self.progress = progress
                 case Counted():
                     self.counted = notice
-                case Held():
+                case LeaseHeld():
                     self.held = notice
                 case TimedOut():
                     self.timed_out = notice
@@ -334,7 +334,7 @@ class NodeSession:
                 return RoundEnded(cause=cause, at=at, run=run, round=number, reason=reason)
             case Closed(reason) | TimedOut(reason) | StoreLost(reason):
                 return RunEnded(cause=cause, at=at, run=run, reason=reason)
-            case Counted() | Held() | Left():
+            case Counted() | LeaseHeld() | Left():
                 return None
             case _:
                 assert_never(notice)

@@ -33,7 +33,7 @@ from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.client.retrying import Backoff, RetriedFuture, RetryingCalls, check_backoff, note
 from holdfast.rpc.client.scheduler import Scheduler
 from holdfast.rpc.client.transport import CallTransport, Direct
-from holdfast.rpc.completion import CallFuture, read, settle
+from holdfast.rpc.completion import ReplyFuture, read, settle
 from holdfast.rpc.metrics import AgentMetrics
 from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.rref.table import RRefTable
@@ -41,7 +41,7 @@ from holdfast.rpc.server.dispatcher import Dispatcher
 from holdfast.rpc.server.event_loop import EventLoop
 from holdfast.rpc.server.listener import Server
 from holdfast.rpc.values.funcref import encode_function
-from holdfast.rpc.wire.hello import Hello
+from holdfast.rpc.wire.hello import WorkerHello
 from holdfast.rpc.wire.messages import NO_BUDGET, Kind, Message
 from holdfast.rpc.wire.tickets import encode_creation
 from holdfast.rpc.wire.worker_info import WorkerInfo
@@ -173,7 +173,7 @@ class Agent:
             *(self._metrics, self._peers, self._background, self._folder),
         )
 
-    def add_handler(self, kind: Kind, handler: Callable[[Hello, Any], Any]) -> None:
+    def add_handler(self, kind: Kind, handler: Callable[[WorkerHello, Any], Any]) -> None:
         """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
         self._dispatcher.add_handler(kind, handler)
 
@@ -379,7 +379,7 @@ class Agent:
         if head:
             body = head + body
         message = Message(kind, next(self._numbers), body, buffers, budget_ms, False, given, whose)
-        future = CallFuture()
+        future = ReplyFuture()
         future._asked = (self, peer, message)
         try:
             future._driver = self._transport.post(peer, message, future.hear, at)

@@ -19,7 +19,7 @@ from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.values.errors import load_error
 from holdfast.rpc.wire.messages import Kind, Message
 
-__all__ = ["CallFuture", "Requester", "read", "settle"]
+__all__ = ["ReplyFuture", "Requester", "read", "settle"]
 
 _REPLY = Kind.REPLY
 
@@ -37,7 +37,7 @@ class Requester(Protocol):
         ...
 
 
-class CallFuture(Future[Any]):
+class ReplyFuture(Future[Any]):
     """The future of the answer to a request. It keeps who asked until there is one.
 
     Who makes it sets `_asked`: who asks whom for what. To do that here costs as much again.

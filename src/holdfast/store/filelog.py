@@ -4,12 +4,12 @@ r"""The format of the file store's log, and the keyspace that reading it gives.
     record  u32 length of the body, u32 CRC-32 of the body, u32 CRC-32 of these eight bytes, body
     body    u8 kind, then its fields, big-endian
 
-A log begins with a snapshot: one `Start`, which announces how many `SavedLease` and `SavedItem`
-follow it. After it comes every operation that changed something (`Performed`), and a `Boot` for
-every time the machine was started anew. A snapshot is put in place whole, and each later record
-is written in one piece, so a writer that is killed leaves at most the beginning of one record at
-the very end. Since the length has a checksum of its own, such an unfinished record cannot be
-confused with damage further up, and never hides the records behind a damaged one.
+A log begins with a snapshot: one `SnapshotHead`, which announces how many `SavedLease` and
+`SavedItem` follow it. After it comes every operation that changed something (`Performed`), and a
+`Boot` for every time the machine was started anew. A snapshot is put in place whole, and each later
+record is written in one piece, so a writer that is killed leaves at most the beginning of one
+record at the very end. Since the length has a checksum of its own, such an unfinished record cannot
+be confused with damage further up, and never hides the records behind a damaged one.
 
 Leases are judged by the clock that counts from the machine's start; when the machine was started
 anew, that clock began again, and all leases are over.
@@ -38,7 +38,7 @@ __all__ = [
     "Image",
     "Performed",
     "Record",
-    "Start",
+    "SnapshotHead",
     "decode_record",
     "encode_image",
     "encode_record",
@@ -60,7 +60,7 @@ _TIME = struct.Struct(">d")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SnapshotHead:
     """The head of a snapshot. `store_id` stays when a log is replaced by a shorter one."""
 
     store_id: bytes
@@ -87,7 +87,7 @@ class Performed:
     now: float
 
 
-Record: TypeAlias = Start | SavedLease | SavedItem | Boot | Performed
+Record: TypeAlias = SnapshotHead | SavedLease | SavedItem | Boot | Performed
 
 
 def encode_record(record: Record) -> bytes:
@@ -131,7 +131,7 @@ def decode_record(data: bytes, at: int) -> Record:
 
 def _encode_body(record: Record) -> bytes:
     match record:
-        case Start(store_id, boot_id, now, revision, next_lease, leases, items):
+        case SnapshotHead(store_id, boot_id, now, revision, next_lease, leases, items):
             return b"S" + _START.pack(store_id, boot_id, now, revision, next_lease, leases, items)
         case SavedLease(lease_id, ttl, ends_at):
             return b"L" + _LEASE.pack(lease_id, ttl, ends_at)
@@ -149,7 +149,7 @@ def _encode_body(record: Record) -> bytes:
 def _decode_body(body: bytes) -> Record:
     match body[:1]:
         case b"S":
-            return Start(*_START.unpack(body[1:]))
+            return SnapshotHead(*_START.unpack(body[1:]))
         case b"L":
             return SavedLease(*_LEASE.unpack(body[1:]))
         case b"I":
@@ -173,7 +173,7 @@ class Image:
         self.store_id = self.boot_id = b""
         self.now = 0.0
         self.keyspace = Keyspace()
-        self._start: Start | None = None
+        self._start: SnapshotHead | None = None
         self._leases: list[SavedLease] = []
         self._items: list[SavedItem] = []
         self.complete = False
@@ -183,13 +183,15 @@ class Image:
     def empty(cls, store_id: bytes, boot_id: bytes) -> Image:
         """Make the image of a new log."""
         image = cls()
-        image.feed(Start(store_id, boot_id, now=0, revision=0, next_lease=1, leases=0, items=0))
+        image.feed(
+            SnapshotHead(store_id, boot_id, now=0, revision=0, next_lease=1, leases=0, items=0)
+        )
         return image
 
     def feed(self, record: Record) -> None:
         """Take the next record; PeerViolation if it cannot stand here."""
         match record:
-            case Start() if self._start is None:
+            case SnapshotHead() if self._start is None:
                 self._start = record
                 self.store_id, self.boot_id = record.store_id, record.boot_id
                 self.now = record.now
@@ -231,7 +233,7 @@ def encode_image(image: Image) -> Iterator[bytes]:
     """Encode a log that holds nothing but the image's present state, piece by piece."""
     saved = image.keyspace.dump()
     yield MAGIC + encode_record(
-        Start(
+        SnapshotHead(
             image.store_id,
             image.boot_id,
             image.now,

@@ -30,9 +30,9 @@ __all__ = [
     "KEY_CONTEXT",
     "WATCHES_MAX",
     "Call",
+    "CallFailure",
     "Cancel",
     "Changed",
-    "Failure",
     "FromClient",
     "FromServer",
     "Hello",
@@ -40,9 +40,9 @@ __all__ = [
     "Ping",
     "Pong",
     "Reply",
-    "Snapshot",
     "WatchClose",
     "WatchOpen",
+    "WatchSnapshot",
     "Welcome",
     "Why",
     "decode_from_client",
@@ -144,7 +144,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CallFailure:
     """A call's failure. `keys` are the missing ones of a cancelled wait."""
 
     number: int
@@ -154,7 +154,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class WatchSnapshot:
     """The state under a watch at `revision`, in parts; `last` closes it."""
 
     watch: int
@@ -177,7 +177,7 @@ class Pong:
 
 
 FromClient: TypeAlias = Hello | Call | Cancel | WatchOpen | WatchClose | Ping | Parting
-FromServer: TypeAlias = Welcome | Reply | Failure | Snapshot | Changed | Pong
+FromServer: TypeAlias = Welcome | Reply | CallFailure | WatchSnapshot | Changed | Pong
 
 _CALL = struct.Struct(">BQQ")
 _NUMBERED = struct.Struct(">BQ")
@@ -214,11 +214,11 @@ def encode(message: FromClient | FromServer) -> bytes:
             return b"\x07"
         case Welcome(incarnation, resumed):
             return _WELCOME.pack(17, incarnation, resumed)
-        case Failure(number, why, text, keys):
+        case CallFailure(number, why, text, keys):
             parts = [_FAILURE.pack(19, number, why), put_maybe(text.encode())]
             parts.append(_COUNT.pack(len(keys)))
             return b"".join(parts + [put_text(key) for key in keys])
-        case Snapshot(watch, last, revision, entries):
+        case WatchSnapshot(watch, last, revision, entries):
             return _SNAPSHOT.pack(20, watch, last, revision) + put_entries(entries)
         case Pong():
             return b"\x16"
@@ -265,9 +265,9 @@ def decode_from_server(data: bytes) -> FromServer:
         case 17:
             message = Welcome(r.u64(), r.flag())
         case 19:
-            message = Failure(r.u64(), _why(r.u8()), r.long_text(), r.texts())
+            message = CallFailure(r.u64(), _why(r.u8()), r.long_text(), r.texts())
         case 20:
-            message = Snapshot(r.u32(), r.flag(), r.u64(), r.entries())
+            message = WatchSnapshot(r.u32(), r.flag(), r.u64(), r.entries())
         case 21:
             watch, revision = r.u32(), r.u64()
             message = Changed(watch, Change(r.text(), r.maybe(), revision))

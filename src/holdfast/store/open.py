@@ -219,14 +219,14 @@ def _open_tcp(wish: _Wish) -> Store:
 
 
 def _open_etcd(wish: _Wish) -> Store:
-    from holdfast.store.etcd.store import DEFAULT_PREFIX, EtcdStore
+    from holdfast.store.etcd.v3.store import DEFAULT_PREFIX, EtcdStore
 
     where = wish.where
     return EtcdStore(where.addresses, where.path or DEFAULT_PREFIX, tls=_tls_of(where))
 
 
 def _open_etcd_v2(wish: _Wish) -> Store:
-    from holdfast.store.etcd.v2 import DEFAULT_PREFIX, EtcdV2Store
+    from holdfast.store.etcd.v2.store import DEFAULT_PREFIX, EtcdV2Store
 
     where = wish.where
     return EtcdV2Store(where.addresses, where.path or DEFAULT_PREFIX, tls=_tls_of(where))

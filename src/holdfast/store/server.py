@@ -6,8 +6,8 @@ time, and performs its effects.
 Guarantees
     SS-1  A byte of a peer reaches the codec only after the peer has proved itself.
     SS-2  A peer that has not done so and said Hello within HANDSHAKE_WITHIN_S is dropped, and at
-          most STRANGERS_MAX unproved ones are held, and an eighth of the descriptors: the oldest of
-          the address that holds the most makes room.
+          most UNAUTHENTICATED_MAX unproved ones are held, and an eighth of the descriptors: the
+          oldest of the address that holds the most makes room.
     SS-3  A client that breaks the protocol loses its connection; the others do not notice.
     SS-4  A client gets its answers at the pace at which it reads them: while more than
           CONGESTED_BYTES wait for it, its further calls wait too, at most one read's worth of
@@ -32,9 +32,9 @@ from holdfast.net.address import Address
 from holdfast.net.auth import NONCE_BYTES, ServerHandshake
 from holdfast.net.descriptors import share_of_descriptors
 from holdfast.net.frames import FrameDecoder, encode_frame
-from holdfast.net.reactor import Connection, Reactor, Timer
+from holdfast.net.reactor import Reactor, ReactorConnection, Timer
 from holdfast.net.secret import Secret
-from holdfast.net.strangers import Strangers
+from holdfast.net.unauthenticated import UnauthenticatedConnections
 from holdfast.observe.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -46,12 +46,12 @@ from holdfast.observe.metrics import Metric, Metrics
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.store.messages import KEY_CONTEXT
 from holdfast.store.ops import Set, check_key, check_value
-from holdfast.store.service import Hangup, Send, Service, Status
+from holdfast.store.service import Hangup, SendFrame, Service, ServiceStatus
 
-__all__ = ["HANDSHAKE_WITHIN_S", "STRANGERS_MAX", "StoreServer"]
+__all__ = ["HANDSHAKE_WITHIN_S", "UNAUTHENTICATED_MAX", "StoreServer"]
 
 HANDSHAKE_WITHIN_S = 5.0
-STRANGERS_MAX = 1024
+UNAUTHENTICATED_MAX = 1024
 CONGESTED_BYTES = 1024 * 1024
 
 
@@ -91,7 +91,9 @@ class StoreServer:
         )
         self._peers: dict[int, _Peer] = {}
         # Peers that have not proved themselves yet.
-        self._strangers = Strangers[_Peer](share_of_descriptors(STRANGERS_MAX))
+        self._unauthenticated = UnauthenticatedConnections[_Peer](
+            share_of_descriptors(UNAUTHENTICATED_MAX)
+        )
         self._numbers = count(1)
         # The machine's timer, and the moment for which it is set.
         self._wake: Timer | None = None
@@ -126,7 +128,7 @@ class StoreServer:
             )
         )
 
-    def status(self) -> Status:
+    def status(self) -> ServiceStatus:
         """Return a snapshot of the numbers; it may be a step behind."""
         return self._service.status()
 
@@ -154,10 +156,10 @@ class StoreServer:
     def _now(self) -> float:
         return self._clock.monotonic()
 
-    def _admit(self, connection: Connection) -> _Peer:
+    def _admit(self, connection: ReactorConnection) -> _Peer:
         peer = _Peer(self, connection, next(self._numbers))
         self._peers[peer.number] = peer
-        crowded_out = self._strangers.admit(peer, connection.host)  # SS-2
+        crowded_out = self._unauthenticated.admit(peer, connection.host)  # SS-2
         if crowded_out is not None:
             crowded_out.drop("made room for newer connections")
         return peer
@@ -165,13 +167,13 @@ class StoreServer:
     def _perform(self) -> None:
         """Do what the machine wants, and set its timer."""
         effects = self._service.take_effects()
-        if len(effects) == 1 and isinstance(effects[0], Send):
+        if len(effects) == 1 and isinstance(effects[0], SendFrame):
             self._send(effects[0].connection, encode_frame(effects[0].payload))
         elif effects:
             # One write for each connection, however many frames it gets.
             batches: dict[int, list[bytes]] = {}
             for effect in effects:
-                if isinstance(effect, Send):
+                if isinstance(effect, SendFrame):
                     batches.setdefault(effect.connection, []).append(encode_frame(effect.payload))
             for number, frames in batches.items():
                 self._send(number, b"".join(frames))
@@ -206,7 +208,7 @@ class StoreServer:
 class _Peer:
     """One connection: first a stranger in a handshake, then a client of the machine."""
 
-    def __init__(self, server: StoreServer, connection: Connection, number: int) -> None:
+    def __init__(self, server: StoreServer, connection: ReactorConnection, number: int) -> None:
         self.connection = connection
         self.number = number
         self._server = server
@@ -258,7 +260,7 @@ class _Peer:
         server._peers.pop(self.number, None)
         self._calm()
         if self._handshake is not None:
-            server._strangers.forget(self)
+            server._unauthenticated.forget(self)
             self._refuse(reason)
             return
         by_peer = self.connection.closed_by_peer
@@ -286,7 +288,7 @@ class _Peer:
             self.connection.send(answer)
             return b""
         server = self._server
-        server._strangers.forget(self)
+        server._unauthenticated.forget(self)
         self._handshake = None
         server._service.connect(self.number)
         server._opened.add()

@@ -42,17 +42,17 @@ from holdfast.store.messages import (
     CALLS_MAX,
     WATCHES_MAX,
     Call,
+    CallFailure,
     Cancel,
     Changed,
-    Failure,
     Hello,
     Parting,
     Ping,
     Pong,
     Reply,
-    Snapshot,
     WatchClose,
     WatchOpen,
+    WatchSnapshot,
     Welcome,
     Why,
     decode_from_client,
@@ -73,7 +73,7 @@ from holdfast.store.ops import (
 from holdfast.store.pending import Pending
 from holdfast.store.wire import encode_result
 
-__all__ = ["LINGERING_MAX", "LINGER_S", "Effect", "Hangup", "Send", "Service", "Status"]
+__all__ = ["LINGERING_MAX", "LINGER_S", "Effect", "Hangup", "SendFrame", "Service", "ServiceStatus"]
 
 LINGER_S = 120.0
 LINGERING_MAX = 16_384
@@ -82,7 +82,7 @@ SNAPSHOT_BYTES = 1024 * 1024
 ANSWERS_BYTES_MAX = 64 * 1024 * 1024
 
 
-class Send(NamedTuple):
+class SendFrame(NamedTuple):
     """Send a frame to a connection."""
 
     connection: int
@@ -96,10 +96,10 @@ class Hangup(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = Send | Hangup
+Effect: TypeAlias = SendFrame | Hangup
 
 
-class Status(NamedTuple):
+class ServiceStatus(NamedTuple):
     """A snapshot for people and metrics."""
 
     keys: int
@@ -222,10 +222,10 @@ class Service:
         self.queued_bytes = 0
         return effects
 
-    def status(self) -> Status:
+    def status(self) -> ServiceStatus:
         """Return a snapshot of the numbers. Any thread may ask: the copies are made at once."""
         sessions, connections = list(self._sessions.values()), list(self._connections.values())
-        return Status(
+        return ServiceStatus(
             keys=len(self.keyspace),
             revision=self.keyspace.revision,
             sessions=len(sessions),
@@ -325,11 +325,11 @@ class Service:
                 self._linger(session, result.id, op.linger)
             return self._reply(number, op, result)
         except UsageError as error:
-            return encode(Failure(number, Why.USAGE, str(error)))
+            return encode(CallFailure(number, Why.USAGE, str(error)))
         except LeaseLost as error:
-            return encode(Failure(number, Why.LEASE_LOST, str(error)))
+            return encode(CallFailure(number, Why.LEASE_LOST, str(error)))
         except Fenced as error:
-            return encode(Failure(number, Why.FENCED, str(error)))
+            return encode(CallFailure(number, Why.FENCED, str(error)))
 
     def _linger(self, session: ClientSession, lease: LeaseId, seconds: float) -> None:
         """Note that a lease ends with its connection; now and then, forget those that ended."""
@@ -346,7 +346,7 @@ class Service:
             if size <= FRAME_BYTES_MAX:
                 return answer
         text = f"the answer would take {size} bytes, at most {FRAME_BYTES_MAX} fit"
-        return encode(Failure(number, Why.USAGE, text))
+        return encode(CallFailure(number, Why.USAGE, text))
 
     # Waits.
 
@@ -377,7 +377,7 @@ class Service:
         if parked is not None:
             missing = tuple(key for key in parked.op.keys if key in parked.missing)
             # Without a text it is no longer than the call was, so it fits into a frame.
-            self._send(session.connection, encode(Failure(number, Why.CANCELLED, "", missing)))
+            self._send(session.connection, encode(CallFailure(number, Why.CANCELLED, "", missing)))
 
     # Watches.
 
@@ -401,10 +401,10 @@ class Service:
             part.append(entry)
             size += len(entry.key) + len(entry.value)
             if size > SNAPSHOT_BYTES:
-                snapshot = Snapshot(watch.id, False, self.keyspace.revision, tuple(part))
+                snapshot = WatchSnapshot(watch.id, False, self.keyspace.revision, tuple(part))
                 self._send(conn.id, encode(snapshot))
                 part, size = [], 0
-        last = Snapshot(watch.id, True, self.keyspace.revision, tuple(part))
+        last = WatchSnapshot(watch.id, True, self.keyspace.revision, tuple(part))
         self._send(conn.id, encode(last))
 
     def _close_watch(self, conn: ClientConnection, watch_id: int) -> None:
@@ -455,7 +455,7 @@ class Service:
             self._send(watch.connection.id, payload)
 
     def _send(self, connection: int, payload: bytes) -> None:
-        self._effects.append(Send(connection, payload))
+        self._effects.append(SendFrame(connection, payload))
         self.queued_bytes += len(payload)
 
 

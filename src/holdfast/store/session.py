@@ -42,18 +42,18 @@ from holdfast.store.messages import (
     CALLS_MAX,
     WATCHES_MAX,
     Call,
+    CallFailure,
     Cancel,
     Changed,
-    Failure,
     FromClient,
     Hello,
     Parting,
     Ping,
     Pong,
     Reply,
-    Snapshot,
     WatchClose,
     WatchOpen,
+    WatchSnapshot,
     Welcome,
     Why,
     decode_from_server,
@@ -220,10 +220,10 @@ class Session:
             case Changed(watch, change):
                 if state := self._watches.get(watch):
                     self._changed(state, change)
-            case Snapshot():
+            case WatchSnapshot():
                 if state := self._watches.get(message.watch):
                     self._snapshot(state, message)
-            case Failure():
+            case CallFailure():
                 self._failed(message)
             case Welcome():
                 self._welcomed(message)
@@ -327,7 +327,7 @@ class Session:
         call.done = True
         self._settle(number)
 
-    def _failed(self, failure: Failure) -> None:
+    def _failed(self, failure: CallFailure) -> None:
         call = self._settle(failure.number)
         if call is None:
             return
@@ -354,7 +354,7 @@ class Session:
             watch.known[change.key] = change.revision
         watch.pending.offer((change,))
 
-    def _snapshot(self, watch: WatchState, part: Snapshot) -> None:
+    def _snapshot(self, watch: WatchState, part: WatchSnapshot) -> None:
         for entry in part.entries:
             watch.arriving[entry.key] = Change(entry.key, entry.value, entry.revision)
         if not part.last:

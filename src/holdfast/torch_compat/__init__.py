@@ -11,27 +11,13 @@ or, with a program that is not to be touched at all:
 Layout, in reading order
     after.py            acts after a module has been imported
     theirs.py           what stays torch's own
-    contexts.py         contexts of distributed autograd
-    tensors.py          how tensors are pickled
-    devices.py          tensors on devices: where they arrive, and how they get there
-    graph.py            where tensors leave a worker and arrive, in torch's graph
-    wire.py             what torch's pickler makes of a value, on its way
-    futures.py          futures of torch for calls of ours
-    places.py           who is where, by a store of torch
-    agents.py           agents by torch's names
-    raised.py           what a Python function raised
-    rrefs.py            references by torch's name
-    serving.py          the callee's side of calls
-    calls.py            calls, by the names of torch's binding
-    quick.py            the short path of most calls
-    ddp.py              DDP in a context of distributed autograd
-    engine.py           what one worker does of a distributed backward pass
-    autograd.py         distributed autograd, by the names of torch's binding
-    optimizer.py        torch's distributed optimizer, without TorchScript
-    scripts.py          calls from inside TorchScript, which are errors
-    rpc_names.py        the modules that stand in for torch's binding
+    tensors/            tensors on their way to another worker
+    autograd/           distributed autograd: contexts, the graph, the backward pass
+    rpc/                agents, calls and references, by torch's names
+    autograd_binding.py distributed autograd, by the names of torch's binding
+    rpc_binding.py      the modules that stand in for torch's binding
     elastic/            the launcher and its agents, by torch's names
-    binding.py          binds torch's names to ours
+    patching.py         binds torch's names to ours
 
 `__main__.py` runs a program with it; the folder `site` lets children have it too.
 
@@ -58,7 +44,7 @@ def install() -> None:
     import torch  # first: in a child that is what installs us
 
     from holdfast.errors import UsageError
-    from holdfast.torch_compat.binding import bind
+    from holdfast.torch_compat.patching import bind
 
     if not installed() and torch._C._distributed_rpc._is_current_rpc_agent_set():
         raise UsageError("holdfast.torch_compat.install: torch's RPC runs: do it before init_rpc")
@@ -90,5 +76,5 @@ def installed() -> bool:
     """Say whether they are."""
     import sys
 
-    binding = sys.modules.get("holdfast.torch_compat.binding")
-    return binding is not None and binding.is_bound()
+    patching = sys.modules.get("holdfast.torch_compat.patching")
+    return patching is not None and patching.is_bound()

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from holdfast.process.child import run
+from holdfast.process.start.child import run
 from holdfast.torch_compat import install_with_torch
 
 __all__: list[str] = []

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import holdfast.torch_compat
-from holdfast.torch_compat.devices import HANDLE_BYTES
+from holdfast.torch_compat.tensors.devices import HANDLE_BYTES
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU of NVIDIA, and torch for CUDA"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from signal import SIGINT
 
 from holdfast.agent.effects import Finish
-from holdfast.agent.machine import GATHER_S, Agent, Terms
+from holdfast.agent.machine import GATHER_S, AgentMachine, Terms
 from holdfast.agent.outcome import Outcome
 from holdfast.agent.policy import RestartBudget
 from holdfast.errors import HoldfastError, RendezvousClosed, RendezvousTimedOut, StoreUnavailable
@@ -16,26 +16,26 @@ TERMS = Terms(budget=RestartBudget(1), grace_s=30.0, exit_barrier_s=300.0)
 CLOSED = RendezvousClosed("run job is closed: rank 3 failed", failed=True)
 NO_STORE = StoreUnavailable("no store")
 
-Act = Callable[[Agent], object]
+Act = Callable[[AgentMachine], object]
 
 
-def agent(*acts: Act, terms: Terms = TERMS) -> Agent:
+def agent(*acts: Act, terms: Terms = TERMS) -> AgentMachine:
     """Return a machine to which all this has happened."""
-    machine = Agent(terms)
+    machine = AgentMachine(terms)
     for act in acts:
         act(machine)
     machine.take_effects()
     return machine
 
 
-def after(machine: Agent, *acts: Act) -> list[str]:
+def after(machine: AgentMachine, *acts: Act) -> list[str]:
     """Return what the machine wants after these events."""
     for act in acts:
         act(machine)
     return [brief(effect) for effect in machine.take_effects()]
 
 
-def outcome(machine: Agent) -> Outcome:
+def outcome(machine: AgentMachine) -> Outcome:
     """Return the outcome with which it has just ended."""
     (finish,) = [one for one in machine.take_effects() if isinstance(one, Finish)]
     return finish.outcome

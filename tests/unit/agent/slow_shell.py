@@ -6,8 +6,17 @@ import random
 from collections.abc import Callable
 from signal import SIGTERM
 
-from holdfast.agent.effects import Count, Effect, Finish, Join, Meet, Publish, Start, Stop
-from holdfast.agent.machine import Agent, Terms
+from holdfast.agent.effects import (
+    CountFailure,
+    Effect,
+    Finish,
+    Join,
+    Meet,
+    Publish,
+    StartWorkers,
+    Stop,
+)
+from holdfast.agent.machine import AgentMachine, Terms
 from holdfast.errors import StoreUnavailable
 from tests.unit.agent.stories import ended_well, failed, failure, place
 
@@ -18,7 +27,7 @@ class SlowShell:
     def __init__(self, seed: int, terms: Terms) -> None:
         self.terms = terms
         self.rng = random.Random(seed)
-        self.machine = Agent(terms)
+        self.machine = AgentMachine(terms)
         self.alive: set[int] = set()
         self.group = self.joining = self.counting = self.ended = False
         self.round = 0
@@ -77,9 +86,9 @@ class SlowShell:
     def perform(self) -> None:
         effects = self.machine.take_effects()
         assert not (self.ended and effects)  # AG-8
-        if Count() in effects:
+        if CountFailure() in effects:
             kinds = [type(effect) for effect in effects]
-            assert kinds.index(Count) < kinds.index(Publish) < kinds.index(Stop)  # AG-4
+            assert kinds.index(CountFailure) < kinds.index(Publish) < kinds.index(Stop)  # AG-4
         for effect in effects:
             self.perform_one(effect)
 
@@ -89,7 +98,7 @@ class SlowShell:
                 assert not self.group  # AG-1
                 assert not self.joining  # AG-2
                 self.joining = True
-            case Start(where):
+            case StartWorkers(where):
                 assert not self.group  # AG-1
                 assert where.failures <= self.terms.budget.max_restarts  # AG-3
                 self.group, self.alive = True, set(range(where.workers))
@@ -99,7 +108,7 @@ class SlowShell:
                 assert not self.alive
             case Finish():
                 self.ended = True
-            case Count():
+            case CountFailure():
                 self.counting = True
             case _:
                 pass

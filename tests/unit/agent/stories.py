@@ -6,17 +6,17 @@ from typing import assert_never
 
 from holdfast.agent.effects import (
     Close,
-    Count,
+    CountFailure,
     Effect,
     Finish,
     Join,
     Meet,
     Place,
     Publish,
-    Start,
+    StartWorkers,
     Stop,
 )
-from holdfast.process.failure import Failure, WorkerExited
+from holdfast.process.outcome.failure import Failure, WorkerExited
 from holdfast.process.spec import Exit
 
 __all__ = ["brief", "ended_well", "failed", "failure", "place"]
@@ -58,14 +58,14 @@ def brief(effect: Effect) -> str:
     match effect:
         case Join(why):
             return f"join: {why}" if why else "join"
-        case Start(where):
+        case StartWorkers(where):
             return f"start round {where.round}"
         case Stop(number, grace_s):
             return f"stop {number.name} {grace_s:g}"
         case Publish(failures, final):
             ranks = " ".join(str(one.rank) for one in failures) or "none"
             return f"publish {ranks}{' final' if final else ''}"
-        case Count():
+        case CountFailure():
             return "count"
         case Meet(timeout_s):
             return f"meet {timeout_s:g}"

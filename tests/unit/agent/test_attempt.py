@@ -11,9 +11,9 @@ import pytest
 from holdfast.agent.attempt import Attempt, Membership, Report
 from holdfast.agent.job import Job
 from holdfast.agent.roles import NodeInfo
-from holdfast.process.logs import AttemptLogs, RunLogs
+from holdfast.process.output.logs import AttemptLogs, RunLogs
+from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import Function, Launch, Program
-from holdfast.process.streams import LogOptions
 from holdfast.rendezvous.handler import Round
 from holdfast.store.memory import MemoryStore
 from tests.unit.agent.troupe import PlayedGroup, a_job

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.effects import Close, Count, Finish, Join, Publish, Start, Stop
+from holdfast.agent.effects import Close, CountFailure, Finish, Join, Publish, StartWorkers, Stop
 from holdfast.agent.machine import GATHER_S, NOT_HELD, State, Terms
 from holdfast.agent.outcome import Ending
 from holdfast.agent.policy import RestartBudget
@@ -20,7 +20,7 @@ from holdfast.errors import (
     StoreUnavailable,
     WorkersStuck,
 )
-from holdfast.rendezvous.effects import Held
+from holdfast.rendezvous.effects import LeaseHeld
 from tests.unit.agent.machine_events import (
     CLOSED,
     COUNTING,
@@ -530,7 +530,7 @@ def test_an_error_of_its_own_ends_the_run_for_everybody(state: str) -> None:
 
 # The end of the lease comes near.
 
-HELD = Held(stop_at=12.0, kill_at=13.5)
+HELD = LeaseHeld(stop_at=12.0, kill_at=13.5)
 
 
 def test_ag10_workers_are_stopped_in_the_time_that_is_left_of_the_lease() -> None:
@@ -550,7 +550,7 @@ def test_ag10_workers_are_stopped_in_the_time_that_is_left_of_the_lease() -> Non
 def test_ag10_a_renewal_moves_the_end() -> None:
     machine = agent(*RUN)
     machine.held(HELD)
-    machine.held(Held(17.0, 18.5))
+    machine.held(LeaseHeld(17.0, 18.5))
     machine.tick(16.9)
     assert machine.take_effects() == []
 
@@ -569,7 +569,7 @@ def test_ag10_what_became_of_workers_then_is_no_failure() -> None:
     after(machine, fails())
     machine.group_ended((), 100.0)
     wanted = machine.take_effects()
-    assert not [one for one in wanted if isinstance(one, Count)]
+    assert not [one for one in wanted if isinstance(one, CountFailure)]
     assert [one.failures for one in wanted if isinstance(one, Publish)] == [()]
     assert Join(NOT_HELD) in wanted
 
@@ -590,9 +590,9 @@ def test_ag10_no_workers_are_started_after_the_end_of_the_lease() -> None:
     machine.joined(place(), 12.0)
     assert machine.take_effects() == [Join(NOT_HELD)]
     assert machine.state is State.JOINING
-    machine.held(Held(17.0, 18.5))
+    machine.held(LeaseHeld(17.0, 18.5))
     machine.joined(place(), 12.1)
-    assert [type(one) for one in machine.take_effects()] == [Start]
+    assert [type(one) for one in machine.take_effects()] == [StartWorkers]
 
 
 def test_ag10_a_node_without_workers_waits_in_peace() -> None:

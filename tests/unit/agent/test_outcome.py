@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.agent.outcome import Ending, Outcome, gist
-from holdfast.process.failure import hint_for
+from holdfast.process.outcome.failure import hint_for
 from holdfast.process.spec import Exit
 from tests.unit.agent.stories import failure
 

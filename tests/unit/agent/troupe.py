@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from signal import Signals
 from typing import Any
 
-from holdfast.agent.agent import ElasticAgent, Status
+from holdfast.agent.agent import AgentStatus, ElasticAgent
 from holdfast.agent.attempt import Report
 from holdfast.agent.job import Job
 from holdfast.agent.machine import Terms
@@ -23,10 +23,10 @@ from holdfast.errors import HoldfastError
 from holdfast.ids import NodeId, RunId
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import MemorySink
-from holdfast.process.failure import Failure, WorkerExited
-from holdfast.process.logs import AttemptLogs, RunLogs
+from holdfast.process.outcome.failure import Failure, WorkerExited
+from holdfast.process.output.logs import AttemptLogs, RunLogs
+from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import Exit, GroupEnded, Launch, Script
-from holdfast.process.streams import LogOptions
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.handler import StoreRendezvous
 from holdfast.rendezvous.model import Announcement, Keys, Phase
@@ -47,7 +47,7 @@ def a_job(**changes: Any) -> Job:
         terms=Terms(budget=RestartBudget(1), grace_s=5.0, exit_barrier_s=20.0),
         environment={"HOME": "/home/me"},
         host="a",
-        door=False,
+        torch_store=False,
         monitor_interval_s=0.01,
     )
     return replace(job, **changes)
@@ -140,7 +140,7 @@ class PlayedAgent:
     groups: queue.SimpleQueue[PlayedGroup]
     sink: MemorySink
     metrics: Metrics
-    shown: queue.SimpleQueue[Status]
+    shown: queue.SimpleQueue[AgentStatus]
     outcome: Future[Outcome]
 
     def next_group(self) -> PlayedGroup:
@@ -179,7 +179,7 @@ class Troupe:
         logs = RunLogs(LogOptions(), RUN)
         logs.open()
         groups: queue.SimpleQueue[PlayedGroup] = queue.SimpleQueue()
-        shown: queue.SimpleQueue[Status] = queue.SimpleQueue()
+        shown: queue.SimpleQueue[AgentStatus] = queue.SimpleQueue()
         sink, metrics = MemorySink(), Metrics()
 
         def make(launches: Sequence[Launch], logs: AttemptLogs, report: Report) -> PlayedGroup:

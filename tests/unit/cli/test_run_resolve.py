@@ -20,8 +20,8 @@ from holdfast.cli.run_flags import add_flags, flags, read_flags
 from holdfast.cli.run_resolve import Invocation, describe, resolve
 from holdfast.errors import UsageError
 from holdfast.launch.config import LaunchConfig
+from holdfast.process.output.streams import LogOptions, Std
 from holdfast.process.spec import Entrypoint, Module, Program, Script
-from holdfast.process.streams import LogOptions, Std
 from tests.torch_versions import needs_newest
 
 HERE = __file__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast.agent.agent import Status
+from holdfast.agent.agent import AgentStatus
 from holdfast.agent.attempt import Membership
 from holdfast.agent.effects import Place
 from holdfast.agent.machine import State
@@ -16,7 +16,7 @@ from holdfast.rendezvous.model import Member
 from holdfast.store.memory import MemoryStore
 
 STORE = MemoryStore()
-RUNNING = Status(
+RUNNING = AgentStatus(
     state=State.RUNNING,
     reason="why",
     place=Place(round=3, node=1, nodes=3, workers=2, failures=1),
@@ -33,13 +33,13 @@ RUNNING = Status(
             reason="",
         ),
         nodes=(NodeInfo("r", 4), NodeInfo("r", 2), NodeInfo("s", 1)),
-        door=False,
+        torch_store=False,
     ),
     turned_at=0.0,
 )
 
 
-def lines(status: Status) -> list[str]:
+def lines(status: AgentStatus) -> list[str]:
     found = view(status, "here", 5)
     return [str(node) for node in (found.here, *found.others)]
 

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from holdfast.agent import health
-from holdfast.agent.agent import Status
+from holdfast.agent.agent import AgentStatus
 from holdfast.agent.machine import State
 from holdfast.errors import Signalled, StoreUnavailable, UsageError, WorkersFailed
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.launcher import elastic_launch, run_job
 from holdfast.observe.events import Event, JobEnded
 from holdfast.observe.sinks import MemorySink
+from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import Function, Program, Script
-from holdfast.process.streams import LogOptions
 from holdfast.process.watchdog import expires
 from holdfast.store import client
 
@@ -88,7 +88,7 @@ def test_the_agent_may_open_many_files_and_its_workers_as_many_as_before() -> No
 
 
 def test_where_nodes_meet_is_shown_before_anybody_is_looked_for() -> None:
-    shown: list[Status] = []
+    shown: list[AgentStatus] = []
     static = config(rdzv_backend="static", rdzv_endpoint="127.0.0.1:4000")
     run_job(static, Function(ten_more, (0,)), show=shown.append)
     assert shown[0].state is State.JOINING
@@ -316,7 +316,7 @@ def test_health_is_served_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_signal_ends_it_and_says_which() -> None:
-    def interrupt(status: Status) -> None:
+    def interrupt(status: AgentStatus) -> None:
         if status.state is State.RUNNING:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -345,7 +345,7 @@ def test_the_exit_barrier_can_be_replaced_and_fails_nothing() -> None:
 
 
 def test_an_error_of_the_agent_is_raised_as_it_is() -> None:
-    def fail(status: Status) -> None:
+    def fail(status: AgentStatus) -> None:
         raise ZeroDivisionError("in the agent")
 
     with pytest.raises(ZeroDivisionError, match="in the agent"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.launch import report
 from holdfast.launch.report import as_json, as_text, workers_failed
-from holdfast.process.failure import Failure
+from holdfast.process.outcome.failure import Failure
 from holdfast.process.spec import Exit
 
 TRACEBACK = """Traceback (most recent call last):

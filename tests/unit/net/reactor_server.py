@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from holdfast.net.address import Address
-from holdfast.net.reactor import Connection, Reactor
+from holdfast.net.reactor import Reactor, ReactorConnection
 from holdfast.testing.clock import ManualClock
 
 SOON = 30.0
@@ -19,7 +19,7 @@ LOOPBACK = Address("127.0.0.1", 0)
 class Recorder:
     """A handler that notes what happens, and does what it is told."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ReactorConnection) -> None:
         self.connection = connection
         self.received_bytes: queue.Queue[bytes] = queue.Queue()
         self.closed_for: queue.Queue[str] = queue.Queue()
@@ -49,7 +49,7 @@ class Server:
         self.handlers: queue.Queue[Recorder] = queue.Queue()
         self.address = self.reactor.listen(address, self.make)
 
-    def make(self, connection: Connection) -> Recorder:
+    def make(self, connection: ReactorConnection) -> Recorder:
         handler = Recorder(connection)
         self.handlers.put(handler)
         return handler

@@ -18,7 +18,7 @@ import pytest
 from holdfast.errors import PeerViolation, Unavailable, UsageError
 from holdfast.net import reactor as module
 from holdfast.net.address import Address
-from holdfast.net.reactor import Connection, Reactor, Timer, tune
+from holdfast.net.reactor import Reactor, ReactorConnection, Timer, tune
 from holdfast.testing.clock import ManualClock
 from tests.unit.net.reactor_server import (
     LOOPBACK,
@@ -154,7 +154,7 @@ def test_a_bug_in_making_a_handler_harms_nobody(caplog: pytest.LogCaptureFixture
     server = Server()
     fails = [True]
 
-    def make(connection: Connection) -> Recorder:
+    def make(connection: ReactorConnection) -> Recorder:
         if fails.pop():
             raise ZeroDivisionError("a bug")
         fails.append(False)

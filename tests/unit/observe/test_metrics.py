@@ -11,8 +11,8 @@ from holdfast.observe.metrics import (
     Counter,
     Gauge,
     Histogram,
-    Kind,
     Metric,
+    MetricKind,
     Metrics,
     Series,
 )
@@ -72,10 +72,13 @@ def test_the_snapshot_is_ordered_and_does_not_move() -> None:
     metrics.histogram("c", "C", (1.0,)).observe(0.0)
     assert before == (
         Metric(
-            "a", Kind.COUNTER, "A", (Series((("op", "get"),), 2.0), Series((("op", "set"),), 1.0))
+            "a",
+            MetricKind.COUNTER,
+            "A",
+            (Series((("op", "get"),), 2.0), Series((("op", "set"),), 1.0)),
         ),
-        Metric("b", Kind.GAUGE, "B", (Series((), 1.0),)),
-        Metric("c", Kind.HISTOGRAM, "C", (Series((), 3.0, (1.0,), (0, 1)),)),
+        Metric("b", MetricKind.GAUGE, "B", (Series((), 1.0),)),
+        Metric("c", MetricKind.HISTOGRAM, "C", (Series((), 3.0, (1.0,), (0, 1)),)),
     )
 
 

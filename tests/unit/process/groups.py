@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.process.containment import Containment
-from holdfast.process.failure import Failure, WorkerExited
 from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
-from holdfast.process.logs import AttemptLogs, Place, RunLogs
-from holdfast.process.spawn import Starter
+from holdfast.process.outcome.failure import Failure, WorkerExited
+from holdfast.process.output.logs import AttemptLogs, RunLogs, WorkerPlace
+from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import Entrypoint, Exit, GroupEnded, Launch, Program
-from holdfast.process.streams import LogOptions
+from holdfast.process.start.spawn import Starter
+from holdfast.process.stop.containment import Containment
 
 # What a worker says goes to the pipe SAY; it lives for as long as nobody ends it.
 SAY = 'echo "$RANK $$" > $SAY; '
@@ -80,7 +80,7 @@ class Bench:
         monitor_interval_s: float = LOOK_EVERY_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> WorkerGroup:
-        places = [Place(rank, rank, "worker") for rank in range(len(workers))]
+        places = [WorkerPlace(rank, rank, "worker") for rank in range(len(workers))]
         attempt = self._logs.attempt(len(self.groups), places)
         group = WorkerGroup(
             [self.launch(rank, what, attempt) for rank, what in enumerate(workers)],

@@ -21,11 +21,7 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Unavailable, UsageError
 from holdfast.process import group as group_module
-from holdfast.process import handle
-from holdfast.process.escalation import ENDING_WAIT_S
-from holdfast.process.failure import Failure
-from holdfast.process.handle import watch
-from holdfast.process.spawn import Starter, WorkerProcess
+from holdfast.process.outcome.failure import Failure
 from holdfast.process.spec import (
     Exit,
     Function,
@@ -34,7 +30,11 @@ from holdfast.process.spec import (
     Script,
     StartMethod,
 )
-from holdfast.process.warm import Standbys
+from holdfast.process.start.spawn import Starter, WorkerProcess
+from holdfast.process.start.warm import Standbys
+from holdfast.process.stop import handle
+from holdfast.process.stop.escalation import ENDING_WAIT_S
+from holdfast.process.stop.handle import watch
 from holdfast.testing.clock import ManualClock
 from tests.patience import with_more_time
 from tests.unit.process.groups import (

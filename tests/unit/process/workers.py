@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.process.handle import is_ending
-from holdfast.process.spawn import Starter, WorkerProcess, _fork_quietly
 from holdfast.process.spec import Entrypoint, Exit, Launch
+from holdfast.process.start.spawn import Starter, WorkerProcess, _fork_quietly
+from holdfast.process.stop.handle import is_ending
 
 TIMEOUT_S = 60.0
 

@@ -8,8 +8,8 @@ from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.ids import NodeId, RunId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import Follow, Notice, Perform, RoundReady
-from holdfast.rendezvous.machine import Node
-from holdfast.rendezvous.model import Announcement, Keys, Phase, Record
+from holdfast.rendezvous.machine import NodeMachine
+from holdfast.rendezvous.model import Announcement, Keys, Phase, RoundRecord
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.ops import AnyOp, Change, Entry, Get, Set
 
@@ -25,7 +25,7 @@ class Driven:
             NodeId(name), f"host-{name}", "127.0.0.1", 4000, Phase.WAITING, 0, slot, ""
         )
         self.world = world
-        self.node = Node(me, KEYS, rules)
+        self.node = NodeMachine(me, KEYS, rules)
         self.prefix: str | None = None
         self.inbox: list[Change] = []
         self.notices: list[Notice] = []
@@ -178,10 +178,10 @@ def pair(rules: Rules = RULES) -> tuple[World, Driven, Driven]:
     return world, a, b
 
 
-def record(world: World) -> Record:
+def record(world: World) -> RoundRecord:
     entry = world.entry(KEYS.round)
     assert entry is not None
-    return Record.decode(entry.value)
+    return RoundRecord.decode(entry.value)
 
 
 def announced(world: World, name: str) -> Announcement:

@@ -32,7 +32,7 @@ from holdfast.rendezvous.handler import Round, StoreRendezvous
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
 from holdfast.store import open as store_open
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.open import open_store, serve_store
 from holdfast.testing.clock import ManualClock
 
@@ -509,7 +509,7 @@ class TestFile:
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[Address]:
-    with EtcdServer() as server:
+    with LocalEtcdServer() as server:
         host, _, port = server.endpoint.removeprefix("etcd://").partition(":")
         yield Address(host, int(port))
 

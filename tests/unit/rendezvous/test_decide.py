@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from holdfast.errors import UsageError
 from holdfast.ids import NodeId
 from holdfast.rendezvous.decide import Decision, Rules, Situation, decide
-from holdfast.rendezvous.model import Announcement, Phase, Progress, Record, Status
+from holdfast.rendezvous.model import Announcement, Phase, Progress, RoundRecord, Status
 
 RULES = Rules(min_nodes=2, max_nodes=4, join_s=100, last_call_s=10)
-BEGIN = Record(1, Status.FORMING, (), "the run begins")
+BEGIN = RoundRecord(1, Status.FORMING, (), "the run begins")
 
 
 def node(
@@ -38,7 +38,7 @@ def working(name: str, round_: int = 1) -> Announcement:
 
 
 def seen(
-    record: Record,
+    record: RoundRecord,
     nodes: Sequence[Announcement],
     forming_since: float = 0.0,
     enough_since: float | None = None,
@@ -46,12 +46,12 @@ def seen(
     return Situation(record, {node.node: node for node in nodes}, forming_since, enough_since)
 
 
-def complete(names: str, number: int = 1) -> Record:
+def complete(names: str, number: int = 1) -> RoundRecord:
     members = tuple(node(name).member() for name in names)
-    return Record(number, Status.COMPLETE, members, f"round {number} is complete with {names}")
+    return RoundRecord(number, Status.COMPLETE, members, f"round {number} is complete with {names}")
 
 
-def forming(names: str, number: int = 2) -> Record:
+def forming(names: str, number: int = 2) -> RoundRecord:
     return replace(complete(names, number), status=Status.FORMING, reason="one is gone")
 
 
@@ -253,7 +253,7 @@ class TestComplete:
 
     def test_a_member_that_is_gone_ends_the_round(self) -> None:
         decision = decide(seen(complete("ab"), [working("a")]), RULES, 0.0)
-        assert decision.record == Record(
+        assert decision.record == RoundRecord(
             2, Status.FORMING, complete("ab").members, "round 1 is over: host-b is gone"
         )
 
@@ -284,7 +284,7 @@ class TestComplete:
         nodes = [node(name, round_=1, why="w" * 200) for name in names]
         decision = decide(seen(complete(names), nodes), rules, 0.0)
         assert decision.record is not None
-        assert Record.decode(decision.record.encode()) == decision.record
+        assert RoundRecord.decode(decision.record.encode()) == decision.record
         assert type(decision.progress).decode(decision.progress.encode()) == decision.progress
 
 
@@ -333,7 +333,7 @@ class TestFinished:
 
 def test_a_closed_run_stays_closed() -> None:
     """RV-4."""
-    closed = Record(3, Status.CLOSED, (), "the job is done")
+    closed = RoundRecord(3, Status.CLOSED, (), "the job is done")
     decision = decide(seen(closed, [node(name) for name in "abcd"]), RULES, 1e6)
     assert (decision.record, decision.wake_at) == (None, None)
     assert decision.reason == "the run is closed: the job is done"
@@ -370,7 +370,7 @@ NODE = st.builds(
 )
 NODES = st.lists(NODE, max_size=8, unique_by=lambda node: node.node)
 RECORD = st.builds(
-    lambda number, status, names: Record(
+    lambda number, status, names: RoundRecord(
         number, status, tuple(node(name).member() for name in names), "why"
     ),
     st.integers(1, 4),
@@ -383,7 +383,7 @@ TIMES = st.floats(0, 200)
 @settings(max_examples=1000)
 @given(RECORD, NODES, TIMES, st.none() | TIMES, TIMES, st.integers(1, 4), st.integers(0, 3))
 def test_every_decision_keeps_the_guarantees(
-    record: Record,
+    record: RoundRecord,
     nodes: list[Announcement],
     since: float,
     enough: float | None,
@@ -399,7 +399,7 @@ def test_every_decision_keeps_the_guarantees(
     new = decision.record
     if new is None:
         return
-    assert Record.decode(new.encode()) == new
+    assert RoundRecord.decode(new.encode()) == new
     assert record.status is not Status.CLOSED  # RV-4
     assert new.status is not Status.CLOSED
     if record.status is Status.COMPLETE:  # RV-1, RV-3

@@ -26,7 +26,7 @@ from holdfast.observe.events import RoundAwaited
 from holdfast.observe.sinks import MemorySink
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import Counted
-from holdfast.rendezvous.handler import Ending, Round, StoreRendezvous
+from holdfast.rendezvous.handler import Round, RunEnd, StoreRendezvous
 from holdfast.rendezvous.model import Announcement, Failures, Keys, Phase
 from holdfast.store import client
 from holdfast.store.memory import MemoryStore
@@ -262,7 +262,7 @@ def test_closing_ends_the_run_for_everyone(party: Party) -> None:
     a.close("the job is done")
     until(b, b.closed)
     assert b.closed() == b.over() == "the job is done"
-    assert b.ended() == Ending("the job is done", failed=False)
+    assert b.ended() == RunEnd("the job is done", failed=False)
     for node in (a, b):
         with pytest.raises(RendezvousClosed, match="^run job is closed: the job is done$"):
             node.next_round(timeout=SOON)
@@ -279,13 +279,13 @@ def test_a_run_can_be_closed_as_failed(party: Party) -> None:
     assert a.ended() is None
     a.close("too many failures", failed=True)
     until(b, b.closed)
-    assert b.ended() == Ending("too many failures", failed=True)
+    assert b.ended() == RunEnd("too many failures", failed=True)
     for node in (a, b, party.add("late")):
         with pytest.raises(RendezvousClosed) as caught:
             node.next_round(timeout=SOON)
         assert caught.value.failed
     b.close("all is well")  # is closed: what was said first stands
-    assert b.ended() == a.ended() == Ending("too many failures", failed=True)
+    assert b.ended() == a.ended() == RunEnd("too many failures", failed=True)
 
 
 def test_leaving_does_not_close(party: Party) -> None:

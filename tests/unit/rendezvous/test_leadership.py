@@ -10,7 +10,15 @@ from holdfast.ids import LeaseId, NodeId, RunId
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import RoundOver, RoundReady
 from holdfast.rendezvous.leadership import PROGRESS_EVERY_S, Leadership
-from holdfast.rendezvous.model import Announcement, Keys, Leader, Phase, Progress, Record, Status
+from holdfast.rendezvous.model import (
+    Announcement,
+    Keys,
+    Leader,
+    Phase,
+    Progress,
+    RoundRecord,
+    Status,
+)
 from holdfast.rendezvous.ranks import sticky_ranks
 from holdfast.store.ops import (
     AnyOp,
@@ -144,14 +152,14 @@ def test_a_new_round_has_a_last_call_of_its_own() -> None:
     leader = leadership(entry("a", 6), entry("b", 7))
     leader.decide(None, 100.0)
     leader.decision = None
-    decision = leader.decide(Record(2, Status.FORMING, (), ""), 105.0)
+    decision = leader.decide(RoundRecord(2, Status.FORMING, (), ""), 105.0)
     assert decision is not None
     assert decision.wake_at == 115.0
 
 
 def test_a_wish_older_than_the_last_round_starts_no_last_call() -> None:
     leader = leadership(entry("a", 6), entry("b", 7))  # both wishes are of round 0
-    forming = Record(2, Status.FORMING, (node("a").member(),), "")
+    forming = RoundRecord(2, Status.FORMING, (node("a").member(),), "")
     waiting = leader.decide(forming, 100.0)
     assert waiting is not None
     assert waiting.reason == "have 1 of 2: waiting for 1 more (host-a)"
@@ -202,7 +210,7 @@ def test_a_record_is_published_and_not_told() -> None:
 def test_failures_are_read_afresh_for_every_round_that_is_formed() -> None:
     """RV-7."""
     leader = leadership(*(entry(name, 6) for name in "abc"))
-    first, second = (Record(number, Status.FORMING, (), "") for number in (2, 3))
+    first, second = (RoundRecord(number, Status.FORMING, (), "") for number in (2, 3))
     assert not leader.must_read_failures(None)  # the first round: none can have been counted
     assert not leader.must_read_failures(replace(first, status=Status.COMPLETE))
     leader.read_failures(7)  # a reading that began before the round
@@ -220,7 +228,7 @@ def test_failures_are_read_afresh_for_every_round_that_is_formed() -> None:
 def test_a_leader_reads_publishes_and_tells_under_its_guard() -> None:
     """ND-2."""
     leader = leadership(entry("a", 6), entry("b", 7))
-    forming = Record(2, Status.FORMING, (), "")
+    forming = RoundRecord(2, Status.FORMING, (), "")
     leader.decide(forming, 0.0)
     assert leader.next_op(forming, b"old", LEASE, 0.0) == Get(KEYS.failures)
     leader.read_failures(0)

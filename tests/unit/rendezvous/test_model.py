@@ -20,7 +20,7 @@ from holdfast.rendezvous.model import (
     Member,
     Phase,
     Progress,
-    Record,
+    RoundRecord,
     Status,
     clipped,
 )
@@ -44,7 +44,7 @@ ANNOUNCEMENT = st.builds(
 )
 LEADER = st.builds(Leader, NODE_ID, COUNT)
 MEMBERS = st.lists(MEMBER, max_size=5, unique_by=lambda member: member.node).map(tuple)
-RECORD = st.builds(Record, COUNT, st.sampled_from(Status), MEMBERS, TEXT, COUNT, st.booleans())
+RECORD = st.builds(RoundRecord, COUNT, st.sampled_from(Status), MEMBERS, TEXT, COUNT, st.booleans())
 SECONDS = st.none() | st.floats(0, 1e8)
 PROGRESS = st.builds(
     Progress, COUNT, COUNT, COUNT, st.lists(TEXT, max_size=4).map(tuple), SECONDS, TEXT
@@ -52,10 +52,10 @@ PROGRESS = st.builds(
 MOMENTS = st.lists(st.floats(0, 1e11), max_size=5).map(tuple)
 FAILURES = st.builds(Failures, COUNT, COUNT, MOMENTS)
 VALUE = ANNOUNCEMENT | LEADER | RECORD | PROGRESS | FAILURES
-KINDS: tuple[Any, ...] = (Announcement, Leader, Record, Progress, Failures, Member)
+KINDS: tuple[Any, ...] = (Announcement, Leader, RoundRecord, Progress, Failures, Member)
 
 ALICE = Member(NodeId("a"), "host-a", "10.0.0.1", 4000)
-COMPLETE = Record(3, Status.COMPLETE, (ALICE,), "all places are taken")
+COMPLETE = RoundRecord(3, Status.COMPLETE, (ALICE,), "all places are taken")
 
 
 @settings(max_examples=2000)
@@ -134,31 +134,31 @@ def with_field(name: str, value: object, of: Any = COMPLETE) -> bytes:
 
 @pytest.mark.parametrize("version", [0, 2, "1", True, 1.0, None, [1]])
 def test_another_version_is_refused(version: object) -> None:
-    with pytest.raises(PeerViolation, match=r"^Record: version 1 was expected$"):
-        Record.decode(with_field("v", version))
+    with pytest.raises(PeerViolation, match=r"^RoundRecord: version 1 was expected$"):
+        RoundRecord.decode(with_field("v", version))
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("number", -1, "Record.number: -1 is out of place"),
-        ("number", True, "Record.number: True is out of place"),
-        ("number", 1 << 63, "Record.number: 9223372036854775808 is out of place"),
-        ("number", 1.0, "Record.number: 1.0 is out of place"),
-        ("status", "open", "Record.status: 'open' is out of place"),
-        ("status", ["forming"], "Record.status: list is out of place"),
-        ("reason", None, "Record.reason: None is out of place"),
-        ("reason", {}, "Record.reason: dict is out of place"),
-        ("members", {}, "Record.members: dict is out of place"),
-        ("members", [1], "Record.members: list is out of place"),
+        ("number", -1, "RoundRecord.number: -1 is out of place"),
+        ("number", True, "RoundRecord.number: True is out of place"),
+        ("number", 1 << 63, "RoundRecord.number: 9223372036854775808 is out of place"),
+        ("number", 1.0, "RoundRecord.number: 1.0 is out of place"),
+        ("status", "open", "RoundRecord.status: 'open' is out of place"),
+        ("status", ["forming"], "RoundRecord.status: list is out of place"),
+        ("reason", None, "RoundRecord.reason: None is out of place"),
+        ("reason", {}, "RoundRecord.reason: dict is out of place"),
+        ("members", {}, "RoundRecord.members: dict is out of place"),
+        ("members", [1], "RoundRecord.members: list is out of place"),
         ("members", [{}], "Member: fields address, host, node, port are missing or unknown"),
-        ("failed", 1, "Record.failed: 1 is out of place"),
-        ("more", 1, "Record: fields more are missing or unknown"),
+        ("failed", 1, "RoundRecord.failed: 1 is out of place"),
+        ("more", 1, "RoundRecord: fields more are missing or unknown"),
     ],
 )
 def test_what_is_wrong_is_said(name: str, value: object, message: str) -> None:
     with pytest.raises(PeerViolation) as caught:
-        Record.decode(with_field(name, value))
+        RoundRecord.decode(with_field(name, value))
     assert str(caught.value) == message
 
 
@@ -200,9 +200,9 @@ def test_odd_names_are_refused(missing: object) -> None:
 
 
 def test_a_node_cannot_be_in_a_round_twice() -> None:
-    twice = Record(1, Status.COMPLETE, (ALICE, ALICE), "")
-    with pytest.raises(PeerViolation, match=r"^Record\.members: list is out of place$"):
-        Record.decode(twice.encode())
+    twice = RoundRecord(1, Status.COMPLETE, (ALICE, ALICE), "")
+    with pytest.raises(PeerViolation, match=r"^RoundRecord\.members: list is out of place$"):
+        RoundRecord.decode(twice.encode())
 
 
 @pytest.mark.parametrize("depth", [50, 200, 500, 900, 985, 2_000, 100_000])
@@ -211,7 +211,7 @@ def test_deep_nesting_ends_in_a_violation(depth: int) -> None:
         nested = b"[" * depth + b"]" * depth
         data = with_field(name, "HERE").replace(b'"HERE"', nested)
         with pytest.raises(PeerViolation):
-            Record.decode(data)
+            RoundRecord.decode(data)
 
 
 @pytest.mark.parametrize(
@@ -221,35 +221,35 @@ def test_deep_nesting_ends_in_a_violation(depth: int) -> None:
 def test_what_is_no_object_is_refused(data: bytes) -> None:
     refused_or_true(data)
     with pytest.raises(PeerViolation):
-        Record.decode(data)
+        RoundRecord.decode(data)
 
 
 def test_a_huge_value_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(PeerViolation, match=r"4194305 bytes, at most 4194304 are allowed$"):
-        Record.decode(b" " * (model.VALUE_BYTES_MAX + 1))
+        RoundRecord.decode(b" " * (model.VALUE_BYTES_MAX + 1))
 
 
 def test_a_long_text_is_refused_and_clipped_it_is_taken() -> None:
     for length, whole in ((500, True), (501, False), (100_000, False)):
-        record = Record(1, Status.FORMING, (), clipped("x" * length))
-        assert Record.decode(record.encode()) == record
+        record = RoundRecord(1, Status.FORMING, (), clipped("x" * length))
+        assert RoundRecord.decode(record.encode()) == record
         assert (record.reason == "x" * length) is whole
         assert record.reason.endswith("…") is not whole
-    with pytest.raises(PeerViolation, match=r"^Record\.reason: 'xxx"):
-        Record.decode(Record(1, Status.FORMING, (), "x" * 501).encode())
+    with pytest.raises(PeerViolation, match=r"^RoundRecord\.reason: 'xxx"):
+        RoundRecord.decode(RoundRecord(1, Status.FORMING, (), "x" * 501).encode())
 
 
 def test_ten_thousand_members_fit() -> None:
     members = tuple(Member(NodeId(f"n{n:011}"), f"h{n}", "10.0.0.1", n) for n in range(10_000))
-    record = Record(1, Status.COMPLETE, members, "")
-    assert Record.decode(record.encode()) == record
+    record = RoundRecord(1, Status.COMPLETE, members, "")
+    assert RoundRecord.decode(record.encode()) == record
 
 
 def test_only_a_complete_round_has_ranks() -> None:
     assert COMPLETE.rank_of(NodeId("a")) == 0
     assert COMPLETE.rank_of(NodeId("b")) is None
-    assert Record(4, Status.FORMING, (ALICE,), "").rank_of(NodeId("a")) is None
-    assert Record(4, Status.CLOSED, (ALICE,), "").rank_of(NodeId("a")) is None
+    assert RoundRecord(4, Status.FORMING, (ALICE,), "").rank_of(NodeId("a")) is None
+    assert RoundRecord(4, Status.CLOSED, (ALICE,), "").rank_of(NodeId("a")) is None
 
 
 def test_what_a_round_shares_lies_apart_from_what_nodes_follow() -> None:

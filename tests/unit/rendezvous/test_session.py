@@ -15,7 +15,7 @@ from holdfast.ids import NodeId, RunId
 from holdfast.observe.events import RoundAwaited, RoundEnded, RoundFormed, RunEnded
 from holdfast.observe.sinks import MemorySink
 from holdfast.rendezvous.decide import Rules
-from holdfast.rendezvous.machine import Node
+from holdfast.rendezvous.machine import NodeMachine
 from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
 from holdfast.rendezvous.session import NodeSession
@@ -77,7 +77,7 @@ def start(store: OddStore) -> Iterator[Start]:
         heartbeat_s: float = 5.0,
     ) -> NodeSession:
         me = Announcement(NodeId(name), name, "127.0.0.1", 1, Phase.WAITING, 0, None, "")
-        node = Node(me, Keys(RUN), rules, rank)
+        node = NodeMachine(me, Keys(RUN), rules, rank)
         session = NodeSession(
             RUN, node, store, op_timeout_s=30.0, heartbeat_s=heartbeat_s, sink=sink or MemorySink()
         )

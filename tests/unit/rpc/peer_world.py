@@ -13,7 +13,7 @@ from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.server.listener import Server
 from holdfast.rpc.server.serving import Later
-from holdfast.rpc.wire.hello import Hello, Purpose
+from holdfast.rpc.wire.hello import Purpose, WorkerHello
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
@@ -33,12 +33,12 @@ class Desk:
         self.lies = False
         self.refusal: HoldfastError | None = None
 
-    def check_hello(self, hello: Hello) -> None:
+    def check_hello(self, hello: WorkerHello) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.purposes.append(hello.purpose)
 
-    def handle(self, caller: Hello, message: Message, later: Later) -> Message | None:
+    def handle(self, caller: WorkerHello, message: Message, later: Later) -> Message | None:
         if not message.kind.is_request:
             self.notes.append(message.call)
             self.entered.release()

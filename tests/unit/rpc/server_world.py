@@ -16,7 +16,7 @@ from holdfast.rpc.client.blocking import before_block
 from holdfast.rpc.server.listener import Server
 from holdfast.rpc.server.serving import Later
 from holdfast.rpc.wire.connection import Connection
-from holdfast.rpc.wire.hello import Hello, Purpose, decode_welcome
+from holdfast.rpc.wire.hello import Purpose, WorkerHello, decode_welcome
 from holdfast.rpc.wire.messages import Kind, Message
 
 KEY = derive_key(b"a secret that only two know", "rpc")
@@ -33,11 +33,11 @@ class Desk:
         self.threads: set[int] = set()
         self.refusal: HoldfastError | None = None
 
-    def check_hello(self, hello: Hello) -> None:
+    def check_hello(self, hello: WorkerHello) -> None:
         if self.refusal is not None:
             raise self.refusal
 
-    def handle(self, caller: Hello, message: Message, later: Later) -> Message | None:
+    def handle(self, caller: WorkerHello, message: Message, later: Later) -> Message | None:
         answer = Message(Kind.REPLY, message.call, message.body, message.buffers)
         self.threads.add(threading.get_ident())
         match bytes(message.body):
@@ -92,7 +92,7 @@ class World:
 
     def open(self, purpose: Purpose, incarnation: str = "life") -> Connection:
         connection = self.shake()
-        connection.send(Hello("w0", 0, incarnation, "me", purpose).encode())
+        connection.send(WorkerHello("w0", 0, incarnation, "me", purpose).encode())
         assert decode_welcome(connection.receive()) == ""
         return connection
 

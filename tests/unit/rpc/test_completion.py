@@ -17,7 +17,7 @@ from holdfast.rpc.client.future import Driver
 from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.client.pipe import Reply
 from holdfast.rpc.client.transport import Direct
-from holdfast.rpc.completion import CallFuture
+from holdfast.rpc.completion import ReplyFuture
 from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.wire.messages import Kind, Message
 from tests.unit.rpc.world import agents
@@ -241,7 +241,7 @@ class Carries:
 def test_rd2_a_call_is_given_up_before_anybody_hears_that_it_is_cancelled(world: World) -> None:
     told: list[object] = []
     for chained in (False, True):
-        future = CallFuture()
+        future = ReplyFuture()
         peer = world.one._peer("w1")
         future._asked = (world.one, peer, Message(Kind.PYTHON_CALL, 7))
         future._driver = Carries(told)

@@ -18,7 +18,7 @@ from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.current import reset_agent, set_agent
 from holdfast.rpc.metrics import InterpreterWait
 from holdfast.rpc.values.pickling import dump
-from holdfast.rpc.wire.hello import Hello, Purpose
+from holdfast.rpc.wire.hello import Purpose, WorkerHello
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.peer_memory import BIG_BYTES
 from holdfast.rpc.wire.worker_info import WorkerInfo
@@ -179,7 +179,7 @@ def test_calls_that_may_be_sent_again(two: list[Agent]) -> None:
 
 def test_answers_are_kept_until_they_are_acknowledged(two: list[Agent]) -> None:
     other = two[1]
-    caller = Hello("w0", 0, "a life", other.rrefs.incarnation, Purpose.DIRECT)
+    caller = WorkerHello("w0", 0, "a life", other.rrefs.incarnation, Purpose.DIRECT)
     body, _ = dump((add, (1, 2), None))
     request = Message(Kind.PYTHON_CALL, 7, body, once=True)
     answers: list[Message] = []

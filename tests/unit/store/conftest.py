@@ -9,15 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.net.address import Address
-from holdfast.store.etcd.server import EtcdServer
+from holdfast.store.etcd.local_server import LocalEtcdServer
 from tests.unit.store.etcd.proxy import Proxy
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def etcd_server() -> Iterator[EtcdServer]:
-    with EtcdServer() as server:
+def etcd_server() -> Iterator[LocalEtcdServer]:
+    with LocalEtcdServer() as server:
         yield server
 
 
@@ -27,7 +27,7 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def proxy(etcd_server: EtcdServer) -> Iterator[Proxy]:
+def proxy(etcd_server: LocalEtcdServer) -> Iterator[Proxy]:
     """A proxy in front of the etcd, which can lose requests and replies."""
     with Proxy(etcd_server.addresses[0]) as made:
         yield made

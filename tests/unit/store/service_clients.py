@@ -16,7 +16,7 @@ from holdfast.store.messages import (
     encode,
 )
 from holdfast.store.ops import AnyOp
-from holdfast.store.service import Hangup, Send, Service
+from holdfast.store.service import Hangup, SendFrame, Service
 from holdfast.store.wire import decode_result
 
 LIFE = 77
@@ -42,7 +42,7 @@ class Clients:
     def perform(self) -> None:
         for effect in self.service.take_effects():
             match effect:
-                case Send(connection, payload):
+                case SendFrame(connection, payload):
                     assert len(payload) <= FRAME_BYTES_MAX
                     self.got.setdefault(connection, []).append(decode_from_server(payload))
                 case Hangup(connection):

@@ -23,7 +23,7 @@ from holdfast.net.transport import Transport
 from holdfast.store.client import RemoteStore
 from holdfast.store.messages import KEY_CONTEXT, FromClient, encode
 from holdfast.store.server import StoreServer
-from holdfast.store.service import Send, Service
+from holdfast.store.service import SendFrame, Service
 
 SECRET = Secret(b"a secret that every test knows")
 KEY = SECRET.key(KEY_CONTEXT)
@@ -125,7 +125,7 @@ class InprocServer:
                 for payload in end.receive(LONG_S):
                     self.service.receive(number, payload, SYSTEM_CLOCK.monotonic())
                     for effect in self.service.take_effects():
-                        if isinstance(effect, Send):
+                        if isinstance(effect, SendFrame):
                             end.send(effect.payload, Deadline(None))
         except (Unavailable, PeerViolation):
             self.service.disconnect(number, SYSTEM_CLOCK.monotonic())

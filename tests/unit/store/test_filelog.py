@@ -17,7 +17,7 @@ from holdfast.store.filelog import (
     Image,
     Performed,
     Record,
-    Start,
+    SnapshotHead,
     decode_record,
     encode_image,
     encode_record,
@@ -28,7 +28,7 @@ from holdfast.store.ops import Add, Delete, LeaseGrant, LeaseKeep, MultiSet, Set
 
 ID, BOOT = b"s" * 16, b"b" * 16
 RECORDS: list[Record] = [
-    Start(ID, BOOT, 12.5, 7, 3, 1, 2),
+    SnapshotHead(ID, BOOT, 12.5, 7, 3, 1, 2),
     SavedLease(LeaseId(2), 5.0, 17.25),
     SavedItem("é/key", b"\x00value", 7, LeaseId(2)),
     SavedItem("k", b"", 1, None),
@@ -143,7 +143,7 @@ def test_a_new_image_is_empty_and_complete() -> None:
     assert len(image.keyspace) == 0
 
 
-EMPTY = Start(ID, BOOT, 5.0, 0, 1, 0, 0)
+EMPTY = SnapshotHead(ID, BOOT, 5.0, 0, 1, 0, 0)
 OUT_OF_PLACE: list[list[Record]] = [
     [Boot(BOOT)],
     [Performed(Set("k", b""), 0.0)],
@@ -168,4 +168,4 @@ def test_what_cannot_have_been_performed_is_refused() -> None:
     with pytest.raises(PeerViolation, match="was performed fails: lease 9"):
         replayed(EMPTY, Performed(LeaseKeep(LeaseId(9)), 6.0))
     with pytest.raises(PeerViolation, match="KS-1"):
-        replayed(Start(ID, BOOT, 0.0, 0, 1, 0, 1), SavedItem("k", b"", 5, None))
+        replayed(SnapshotHead(ID, BOOT, 0.0, 0, 1, 0, 1), SavedItem("k", b"", 5, None))

@@ -15,9 +15,9 @@ from holdfast.errors import PeerViolation
 from holdfast.ids import SessionId
 from holdfast.store.messages import (
     Call,
+    CallFailure,
     Cancel,
     Changed,
-    Failure,
     FromClient,
     FromServer,
     Hello,
@@ -25,9 +25,9 @@ from holdfast.store.messages import (
     Ping,
     Pong,
     Reply,
-    Snapshot,
     WatchClose,
     WatchOpen,
+    WatchSnapshot,
     Welcome,
     Why,
     decode_from_client,
@@ -58,8 +58,8 @@ CLIENTS: dict[type[FromClient], st.SearchStrategy[Any]] = {
 SERVERS: dict[type[FromServer], st.SearchStrategy[Any]] = {
     Welcome: st.builds(Welcome, U64, st.booleans()),
     Reply: st.builds(Reply, U64, st.binary(max_size=20)),
-    Failure: st.builds(Failure, U64, st.sampled_from(Why), KEYS | st.just(""), MANY_KEYS),
-    Snapshot: st.builds(Snapshot, U32, st.booleans(), U64, MANY_ENTRIES),
+    CallFailure: st.builds(CallFailure, U64, st.sampled_from(Why), KEYS | st.just(""), MANY_KEYS),
+    WatchSnapshot: st.builds(WatchSnapshot, U32, st.booleans(), U64, MANY_ENTRIES),
     Changed: st.builds(Changed, U32, CHANGES),
     Pong: st.builds(Pong),
 }
@@ -142,7 +142,7 @@ def test_each_side_refuses_what_only_it_may_say() -> None:
 
 
 def test_unknown_reasons_of_failure_are_refused() -> None:
-    data = bytearray(encode(Failure(1, Why.USAGE, "text")))
+    data = bytearray(encode(CallFailure(1, Why.USAGE, "text")))
     data[9] = max(Why) + 1
     with pytest.raises(PeerViolation, match="failure kind 5 is unknown"):
         decode_from_server(bytes(data))
@@ -150,7 +150,7 @@ def test_unknown_reasons_of_failure_are_refused() -> None:
 
 def test_a_failures_text_must_be_utf8() -> None:
     with pytest.raises(PeerViolation, match="not UTF-8"):
-        decode_from_server(encode(Failure(1, Why.USAGE, "a")).replace(b"a", b"\xff"))
+        decode_from_server(encode(CallFailure(1, Why.USAGE, "a")).replace(b"a", b"\xff"))
 
 
 def test_watches_within_bounds_are_taken_and_others_refused() -> None:
@@ -170,7 +170,7 @@ LYING_COUNT = struct.pack(">I", 2**32 - 1)
 
 @pytest.mark.parametrize(
     "head",
-    [encode(Failure(1, Why.CANCELLED, ""))[:-4], encode(Snapshot(1, True, 1, ()))[:-4]],
+    [encode(CallFailure(1, Why.CANCELLED, ""))[:-4], encode(WatchSnapshot(1, True, 1, ()))[:-4]],
     ids=["failure", "snapshot"],
 )
 def test_a_lying_count_costs_no_memory(head: bytes) -> None:

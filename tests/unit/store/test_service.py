@@ -12,17 +12,17 @@ from holdfast.store.messages import (
     CALLS_MAX,
     WATCHES_MAX,
     Call,
+    CallFailure,
     Cancel,
     Changed,
-    Failure,
     Hello,
     Parting,
     Ping,
     Pong,
     Reply,
-    Snapshot,
     WatchClose,
     WatchOpen,
+    WatchSnapshot,
     Welcome,
     Why,
     encode,
@@ -107,7 +107,7 @@ def test_sv1_a_write_sent_again_gets_its_first_answer(clients: Clients) -> None:
 def test_sv1_failures_are_remembered_too(clients: Clients) -> None:
     clients.call(1, 1, Set("n", b"no number"))
     (failure,) = clients.say(1, Call(2, 1, Add("n", 1)))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, CallFailure)
     assert failure.why is Why.USAGE
     clients.call(1, 3, Set("n", b"1"))
     assert clients.say(1, Call(2, 1, Add("n", 1))) == [failure]
@@ -167,7 +167,7 @@ def test_sv2_leases_that_ended_are_gone_before_the_call(clients: Clients) -> Non
     clients.now = 5.0
     assert clients.call(1, 3, Get("k")) is None
     (failure,) = clients.say(1, Call(4, 1, LeaseKeep(lease.id)))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, CallFailure)
     assert (failure.why, failure.number) == (Why.LEASE_LOST, 4)
 
 
@@ -249,7 +249,7 @@ def test_sv4_expiry_while_parking_counts(clients: Clients) -> None:
 def test_sv4_cancel_answers_with_what_is_missing(clients: Clients) -> None:
     clients.call(1, 1, Set("b", b""))
     clients.say(1, Call(2, 1, Wait(("a", "b", "c"))))
-    assert clients.say(1, Cancel(2)) == [Failure(2, Why.CANCELLED, "", ("a", "c"))]
+    assert clients.say(1, Cancel(2)) == [CallFailure(2, Why.CANCELLED, "", ("a", "c"))]
     assert clients.say(1, Cancel(2), Cancel(99)) == []
     assert clients.service.status().waits == 0
 
@@ -262,7 +262,7 @@ def test_sv4_the_answer_to_a_cancel_fits_into_a_frame(clients: Clients) -> None:
     assert len(encode(call)) == FRAME_BYTES_MAX
     clients.say(1, call)
     (failure,) = clients.say(1, Cancel(1))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, CallFailure)
     assert failure.keys == keys
 
 
@@ -283,7 +283,7 @@ def test_an_answer_too_large_for_a_frame_is_a_failure(clients: Clients) -> None:
     for n in range(5):
         clients.call(1, n + 1, Set(f"k{n}", bytes(VALUE_BYTES_MAX)))
     (failure,) = clients.say(1, Call(9, 1, ListPrefix("k")))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, CallFailure)
     assert failure.why is Why.USAGE
     assert f"at most {FRAME_BYTES_MAX} fit" in failure.text
 
@@ -294,7 +294,7 @@ def test_a_wait_that_ends_in_too_large_an_answer_fails_alone(clients: Clients) -
     for n in range(5):
         clients.call(2, n + 1, Set(f"k{n}", bytes(VALUE_BYTES_MAX)))
     (failure,) = clients.take(1)
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, CallFailure)
     assert failure.why is Why.USAGE
 
 
@@ -303,7 +303,7 @@ def test_an_answer_whose_values_just_fit_may_be_too_large_with_its_keys(clients:
         clients.call(1, n + 1, Set(f"k{n}", bytes(VALUE_BYTES_MAX)))
     assert 4 * VALUE_BYTES_MAX == FRAME_BYTES_MAX
     (failure,) = clients.say(1, Call(9, 1, ListPrefix("k")))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, CallFailure)
     assert failure.why is Why.USAGE
 
 
@@ -313,7 +313,7 @@ def test_an_answer_too_large_for_a_frame_is_not_even_made(
     clients.call(1, 1, Set("k", bytes(1024 * 1024)))
     monkeypatch.setattr(service_module, "encode_result", None)  # would copy it
     (failure,) = clients.say(1, Call(2, 2, MultiGet(("k",) * 65_536)))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, CallFailure)
     assert failure.why is Why.USAGE
     assert "the answer would take 68719476736 bytes" in failure.text
 
@@ -334,7 +334,7 @@ def test_what_waits_to_be_sent_is_counted_until_it_is_taken(clients: Clients) ->
 def test_sv5_a_watch_gets_the_state_and_then_every_change(clients: Clients) -> None:
     clients.call(1, 1, Set("k", b"1"))
     assert clients.say(1, WatchOpen(7, False, "k")) == [
-        Snapshot(7, True, 1, (Entry("k", b"1", 1),))
+        WatchSnapshot(7, True, 1, (Entry("k", b"1", 1),))
     ]
     clients.join(2, session=2)
     clients.call(2, 1, Append("k", b"2"))
@@ -352,8 +352,8 @@ def test_sv5_a_watch_gets_the_state_and_then_every_change(clients: Clients) -> N
 def test_sv5_a_prefix_watch_gets_what_lies_under_it(clients: Clients) -> None:
     clients.call(1, 1, MultiSet((("a/1", b"1"), ("a/2", b"2"), ("b", b""))))
     assert clients.say(1, WatchOpen(1, True, "a/"), WatchOpen(2, True, "zz")) == [
-        Snapshot(1, True, 1, (Entry("a/1", b"1", 1), Entry("a/2", b"2", 1))),
-        Snapshot(2, True, 1, ()),
+        WatchSnapshot(1, True, 1, (Entry("a/1", b"1", 1), Entry("a/2", b"2", 1))),
+        WatchSnapshot(2, True, 1, ()),
     ]
     clients.join(2, session=2)
     clients.call(2, 1, CompareSet("a/3", None, b"3"))
@@ -367,8 +367,10 @@ def test_sv5_a_large_state_comes_in_parts(
     monkeypatch.setattr(service_module, "SNAPSHOT_BYTES", 10)
     clients.call(1, 1, MultiSet(tuple((f"k{n}", b"12345") for n in range(5))))
     parts = clients.say(1, WatchOpen(1, True, "k"))
-    assert [part.last for part in parts if isinstance(part, Snapshot)] == [False, False, True]
-    keys = [entry.key for part in parts if isinstance(part, Snapshot) for entry in part.entries]
+    assert [part.last for part in parts if isinstance(part, WatchSnapshot)] == [False, False, True]
+    keys = [
+        entry.key for part in parts if isinstance(part, WatchSnapshot) for entry in part.entries
+    ]
     assert keys == [f"k{n}" for n in range(5)]
 
 
@@ -412,7 +414,7 @@ def test_sv5_what_expired_before_a_watch_opened_is_not_told_to_it(clients: Clien
     clients.now = 5.0
     assert clients.say(1, WatchOpen(2, False, "k")) == [
         Changed(1, Change("k", None, 2)),
-        Snapshot(2, True, 2, ()),
+        WatchSnapshot(2, True, 2, ()),
     ]
 
 
@@ -533,7 +535,7 @@ def test_time_alone_ends_leases_and_tells_watchers(clients: Clients) -> None:
     assert clients.take(1) == [Changed(1, Change("k", None, 2))]
     assert clients.service.keyspace.revision == 2
     (failure,) = clients.say(1, Call(3, 1, Set("k", b"", LeaseId(99))))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, CallFailure)
     assert failure.why is Why.LEASE_LOST
 
 
@@ -567,7 +569,7 @@ def test_sv1_a_guarded_write_sent_again_gets_its_first_answer(clients: Clients) 
     assert clients.call(1, 2, guarded) == 1
     clients.call(1, 3, Set("g", b"2"))
     (failure,) = clients.say(1, Call(4, 1, guarded))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, CallFailure)
     assert (failure.why, failure.number) == (Why.FENCED, 4)
     assert clients.call(1, 2, guarded) == 1
     clients.call(1, 5, Set("g", b"1"))
@@ -636,7 +638,7 @@ def test_sv7_a_client_that_comes_back_too_late_finds_it_lost(
     clients.join(3, life=LIFE)  # nobody ticked since
     assert clients.take(2) == [Changed(1, Change("k", None, 2))]
     (failure,) = clients.say(3, Call(3, 1, LeaseKeep(lease.id)))
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, CallFailure)
     assert failure.why is Why.LEASE_LOST
 
 

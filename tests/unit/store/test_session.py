@@ -20,9 +20,9 @@ from holdfast.store.messages import (
     CALLS_MAX,
     WATCHES_MAX,
     Call,
+    CallFailure,
     Cancel,
     Changed,
-    Failure,
     FromClient,
     FromServer,
     Hello,
@@ -30,9 +30,9 @@ from holdfast.store.messages import (
     Ping,
     Pong,
     Reply,
-    Snapshot,
     WatchClose,
     WatchOpen,
+    WatchSnapshot,
     Welcome,
     Why,
     decode_from_client,
@@ -51,7 +51,7 @@ from holdfast.store.ops import (
     Set,
     Wait,
 )
-from holdfast.store.service import LINGER_S, Send, Service
+from holdfast.store.service import LINGER_S, SendFrame, Service
 from holdfast.store.session import SILENCE_S, PendingCall, Session, WatchState, missing_keys
 
 ME = SessionId(5)
@@ -141,8 +141,13 @@ def test_se1_an_answer_settles_its_call(session: Session) -> None:
 
 
 def test_se1_answers_to_unknown_calls_are_ignored(session: Session) -> None:
-    hear(session, Reply(9, b"nonsense"), Failure(9, Why.USAGE, ""), Changed(9, Change("k", b"", 1)))
-    hear(session, Snapshot(9, True, 1, ()))
+    hear(
+        session,
+        Reply(9, b"nonsense"),
+        CallFailure(9, Why.USAGE, ""),
+        Changed(9, Change("k", b"", 1)),
+    )
+    hear(session, WatchSnapshot(9, True, 1, ()))
     assert session.take_output() == []
 
 
@@ -165,7 +170,7 @@ def test_se1_a_malformed_result_does_not_settle(session: Session) -> None:
 )
 def test_se1_failures_are_told_by_kind(session: Session, why: Why, error: type[Exception]) -> None:
     call = session.begin(Set("k", b"", LeaseId(1)))
-    hear(session, Failure(1, why, "because", ("k",)))
+    hear(session, CallFailure(1, why, "because", ("k",)))
     with pytest.raises(error, match="because|'k'"):
         call.outcome()
 
@@ -183,7 +188,7 @@ def test_se1_a_wait_whose_answer_crosses_its_cancel(session: Session) -> None:
     session.cancel(wait)
     assert output(session)[1:] == [Cancel(1)]
     entry = b"\0\0\0\1\0\1k\0\0\0\0" + bytes(7) + b"\1"
-    hear(session, Reply(1, entry), Failure(1, Why.CANCELLED, "", ("k",)))
+    hear(session, Reply(1, entry), CallFailure(1, Why.CANCELLED, "", ("k",)))
     assert wait.outcome() == (Entry("k", b"", 1),)
     session.cancel(wait)
     assert output(session) == []
@@ -192,7 +197,7 @@ def test_se1_a_wait_whose_answer_crosses_its_cancel(session: Session) -> None:
 def test_se1_a_cancelled_wait_names_what_is_missing(session: Session) -> None:
     wait = session.begin(Wait(("a", "b")))
     session.cancel(wait)
-    hear(session, Failure(1, Why.CANCELLED, "", ("b",)))
+    hear(session, CallFailure(1, Why.CANCELLED, "", ("b",)))
     with pytest.raises(TimeoutExpired, match="still missing 'b'") as caught:
         wait.outcome()
     assert caught.value.waiting_for == ("b",)
@@ -386,9 +391,13 @@ def test_a_server_that_does_not_welcome_is_given_up() -> None:
 
 def test_se4_a_watch_delivers_its_state_and_then_changes(session: Session) -> None:
     watch = session.open_watch("k", True)
-    hear(session, Snapshot(1, False, 4, (Entry("k1", b"1", 3),)))
+    hear(session, WatchSnapshot(1, False, 4, (Entry("k1", b"1", 3),)))
     assert not watch.synced
-    hear(session, Snapshot(1, True, 4, (Entry("k2", b"2", 4),)), Changed(1, Change("k1", None, 5)))
+    hear(
+        session,
+        WatchSnapshot(1, True, 4, (Entry("k2", b"2", 4),)),
+        Changed(1, Change("k1", None, 5)),
+    )
     assert watch.synced
     assert changes_of(watch) == [Change("k2", b"2", 4), Change("k1", None, 5)]
 
@@ -396,12 +405,12 @@ def test_se4_a_watch_delivers_its_state_and_then_changes(session: Session) -> No
 def test_se4_after_a_gap_only_what_differs_is_delivered(session: Session) -> None:
     watch = session.open_watch("k", True)
     state = (Entry("k1", b"1", 1), Entry("k2", b"2", 2), Entry("k3", b"3", 3))
-    hear(session, Snapshot(1, True, 3, state))
+    hear(session, WatchSnapshot(1, True, 3, state))
     changes_of(watch)
     assert reconnect(session) == [WatchOpen(1, True, "k")]
     # Meanwhile k1 was deleted, k2 deleted and made again, k3 left alone, k4 made.
     state = (Entry("k2", b"2", 6), Entry("k3", b"3", 3), Entry("k4", b"4", 7))
-    hear(session, Snapshot(1, True, 8, state))
+    hear(session, WatchSnapshot(1, True, 8, state))
     assert changes_of(watch) == [
         Change("k1", None, 8),
         Change("k2", b"2", 6),
@@ -413,16 +422,16 @@ def test_se4_after_a_gap_only_what_differs_is_delivered(session: Session) -> Non
 
 def test_se4_half_a_snapshot_is_forgotten_with_its_connection(session: Session) -> None:
     watch = session.open_watch("k", True)
-    hear(session, Snapshot(1, False, 5, (Entry("k1", b"1", 1),)))
+    hear(session, WatchSnapshot(1, False, 5, (Entry("k1", b"1", 1),)))
     reconnect(session)
-    hear(session, Snapshot(1, True, 6, ()))
+    hear(session, WatchSnapshot(1, True, 6, ()))
     assert watch.synced
     assert changes_of(watch) == []
 
 
 def test_se4_a_deletion_of_an_unknown_key_is_delivered(session: Session) -> None:
     watch = session.open_watch("k", False)
-    hear(session, Snapshot(1, True, 1, ()), Changed(1, Change("k", None, 2)))
+    hear(session, WatchSnapshot(1, True, 1, ()), Changed(1, Change("k", None, 2)))
     assert changes_of(watch) == [Change("k", None, 2)]
 
 
@@ -432,7 +441,7 @@ def test_a_closed_watch_is_deaf_and_is_not_opened_again(session: Session) -> Non
     session.close_watch(watch)
     session.close_watch(watch)
     assert output(session) == [WatchClose(1), Ping()]
-    hear(session, Snapshot(1, True, 1, (Entry("k", b"", 1),)))
+    hear(session, WatchSnapshot(1, True, 1, (Entry("k", b"", 1),)))
     assert changes_of(watch) == []
     assert reconnect(session) == []
 
@@ -474,7 +483,7 @@ class Wire:
         return [
             effect.payload
             for effect in self.service.take_effects()
-            if isinstance(effect, Send) and effect.connection == self.connection
+            if isinstance(effect, SendFrame) and effect.connection == self.connection
         ]
 
     def talk(self, *, copies: int = 1) -> None:

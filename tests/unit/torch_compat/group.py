@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.distributed.rpc import internal
 
-from holdfast.torch_compat import agents
-from holdfast.torch_compat.agents import TensorPipeAgent
+from holdfast.torch_compat.rpc import agents
+from holdfast.torch_compat.rpc.agents import TensorPipeAgent
 
 __all__ = ["TRIPLE", "at_once", "group"]
 

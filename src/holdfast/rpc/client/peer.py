@@ -46,8 +46,8 @@ from holdfast.rpc.client.connecting import PendingPipe
 from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.client.future import Driver
 from holdfast.rpc.client.pipe import Pipe, Reply
-from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionClosed
-from holdfast.rpc.wire.hello import Hello, Purpose, decode_welcome
+from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionEnded
+from holdfast.rpc.wire.hello import Purpose, WorkerHello, decode_welcome
 from holdfast.rpc.wire.messages import Message
 
 __all__ = ["Peer"]
@@ -107,7 +107,7 @@ class Peer:
         except BaseException as error:
             self._discard(connection)  # nobody knows what is still on its way
             if isinstance(error, PeerViolation):
-                error = ConnectionClosed(f"Connection closed by peer ({error})")
+                error = ConnectionEnded(f"Connection closed by peer ({error})")
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise self._gone(error) from None
             raise
@@ -318,7 +318,7 @@ class Peer:
     def _open(self, purpose: Purpose, at: float) -> Connection:
         """Open a connection, prove who we are, and say what it is for."""
         contact, me = self.contact, self._me
-        hello = Hello(me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose)
+        hello = WorkerHello(me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose)
         with self._lock:
             if self._lost is not None:
                 raise self._lost.anew()
@@ -342,7 +342,7 @@ class Peer:
         connection.close()
         raise self._lost.anew()
 
-    def _connect_until(self, hello: Hello, at: float) -> Connection:
+    def _connect_until(self, hello: WorkerHello, at: float) -> Connection:
         deadline = Deadline(None if at == NEVER else at, self._clock)
         longer = 1
         while True:
@@ -358,10 +358,10 @@ class Peer:
                 continue  # PE-4
             if refusal:
                 connection.close()
-                raise self._unopened(ConnectionClosed(refusal), at)
+                raise self._unopened(ConnectionEnded(refusal), at)
             return connection
 
-    def _say_hello(self, connection: Connection, hello: Hello, deadline: Deadline) -> str:
+    def _say_hello(self, connection: Connection, hello: WorkerHello, deadline: Deadline) -> str:
         """Say who we are and what for; return why that is refused, or nothing."""
         try:
             connection.set_limit(NEVER if deadline.at is None else deadline.at)
@@ -382,7 +382,7 @@ class Peer:
         info, text = self.contact.info, str(error)
         if _errno(error) in _SHORTAGES:
             return Overloaded(f"{info}: no connection can be opened: {text}")
-        if not isinstance(error, ConnectionClosed):
+        if not isinstance(error, ConnectionEnded):
             text = f"Connection closed by peer ({text})"
         return PeerLost(f"{info}: {text}", peer=info.name, incarnation=self.contact.incarnation)
 

@@ -31,7 +31,7 @@ from holdfast.rpc.server.serving import Later
 from holdfast.rpc.server.worker_pool import THREADS_MAX
 from holdfast.rpc.values.errors import dump_error, in_short
 from holdfast.rpc.values.funcref import resolve_function
-from holdfast.rpc.wire.hello import Hello
+from holdfast.rpc.wire.hello import WorkerHello
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.tickets import CREATION_BYTES, Number, decode_creation
 from holdfast.rpc.wire.worker_info import WorkerInfo
@@ -71,7 +71,7 @@ class Dispatcher:
         self._tasks: dict[tuple[str, int], Future[Any]] = {}
         self._dead: dict[str, None] = {}  # the latest ones
         self._cancelled: dict[tuple[str, int], None] = {}  # of which no task was known then, latest
-        self._handlers: dict[Kind, Callable[[Hello, Message], Any]] = {}
+        self._handlers: dict[Kind, Callable[[WorkerHello, Message], Any]] = {}
         # What is a script is the same by another name, for those who tell languages apart.
         for kind in _CREATIONS:
             self._handlers[kind] = self._run_remote
@@ -82,7 +82,7 @@ class Dispatcher:
             self.add_handler(kind, self._counting(kind))
         self.add_handler(Kind.RREF_UNREAD, self._run_unread)
 
-    def add_handler(self, kind: Kind, handler: Callable[[Hello, Any], Any]) -> None:
+    def add_handler(self, kind: Kind, handler: Callable[[WorkerHello, Any], Any]) -> None:
         """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
         unpack = self._rrefs.unpack
         self._handlers[kind] = lambda caller, message: handler(
@@ -100,7 +100,7 @@ class Dispatcher:
         with self._lock:
             return self._dedup.kept()
 
-    def check_hello(self, hello: Hello) -> None:
+    def check_hello(self, hello: WorkerHello) -> None:
         """Refuse who means an earlier one of our name, and who has been given up himself."""
         if hello.target != self._incarnation:
             raise PeerLost("Connection closed by peer (another one has its name now)")
@@ -125,7 +125,7 @@ class Dispatcher:
         for task in tasks:
             self._loop.cancel(task)
 
-    def handle(self, caller: Hello, message: Message, later: Later) -> Message | None:
+    def handle(self, caller: WorkerHello, message: Message, later: Later) -> Message | None:
         """Run a request and return its answer; None if it comes later, or none is due."""
         if message.kind >= _REPLY:  # and no request
             self._note(caller, message)
@@ -160,7 +160,7 @@ class Dispatcher:
             case DedupVerdict.FORGOTTEN:
                 return self._failure(message, UsageError("this call was answered long ago"))
 
-    def _answer_all(self, caller: Hello, message: Message) -> Later:
+    def _answer_all(self, caller: WorkerHello, message: Message) -> Later:
         """Return what gives an answer to everybody who asked for this call."""
 
         def answer(answer: Message) -> None:
@@ -171,7 +171,7 @@ class Dispatcher:
 
         return answer
 
-    def _note(self, caller: Hello, message: Message) -> None:
+    def _note(self, caller: WorkerHello, message: Message) -> None:
         match message.kind:
             case Kind.ACKNOWLEDGE:
                 with self._lock:
@@ -188,7 +188,7 @@ class Dispatcher:
             case _:
                 _log.debug("%s sent a %s, which is for nobody", caller.name, message.kind.name)
 
-    def _perform(self, caller: Hello, message: Message, later: Later) -> Message | None:
+    def _perform(self, caller: WorkerHello, message: Message, later: Later) -> Message | None:
         if message.budget_ms:
             serve((self._clock.monotonic() + message.budget_ms / 1000, caller.name))
         try:
@@ -232,7 +232,7 @@ class Dispatcher:
             return self._loop.run(value)
         return expected(function, value)
 
-    def _room(self, caller: Hello, message: Message) -> Future[Any] | None:
+    def _room(self, caller: WorkerHello, message: Message) -> Future[Any] | None:
         """Make the room for a value that is asked for; None if it was before."""
         reference, fork = decode_creation(message.body)
         life = caller.incarnation
@@ -246,7 +246,7 @@ class Dispatcher:
                 ReferenceFailed(f"RRef creation via rpc.remote() failed at {self._info}: {why}")
             )
 
-    def _run_remote(self, caller: Hello, message: Message) -> Any:
+    def _run_remote(self, caller: WorkerHello, message: Message) -> Any:
         room = self._room(caller, message)
         try:
             rest = memoryview(message.body)[CREATION_BYTES:]
@@ -268,14 +268,14 @@ class Dispatcher:
         value.add_done_callback(lambda done: _copy(done, room))
         return value.then(lambda done: None)
 
-    def _run_fetch(self, caller: Hello, request: Any) -> Any:
+    def _run_fetch(self, caller: WorkerHello, request: Any) -> Any:
         return self._rrefs.value(Number(*request))
 
-    def _run_unread(self, caller: Hello, request: Any) -> Any:
+    def _run_unread(self, caller: WorkerHello, request: Any) -> Any:
         return self._rrefs.unread_by(caller.incarnation, request)
 
-    def _counting(self, kind: Kind) -> Callable[[Hello, Any], Any]:
-        def run(caller: Hello, request: Any) -> bool:
+    def _counting(self, kind: Kind) -> Callable[[WorkerHello, Any], Any]:
+        def run(caller: WorkerHello, request: Any) -> bool:
             reference, fork = request
             user = caller.incarnation
             return self._rrefs.handle(kind, Number(*reference), Number(*fork), user)
@@ -284,7 +284,9 @@ class Dispatcher:
 
     # Answers.
 
-    def _when_done(self, caller: Hello, message: Message, value: Future[Any], later: Later) -> None:
+    def _when_done(
+        self, caller: WorkerHello, message: Message, value: Future[Any], later: Later
+    ) -> None:
         key = (caller.incarnation, message.call)
         with self._lock:
             self._tasks[key] = value
@@ -307,7 +309,7 @@ class Dispatcher:
         if unwanted:
             self._loop.cancel(value)
 
-    def _answer(self, caller: Hello, message: Message, value: Any) -> Message:
+    def _answer(self, caller: WorkerHello, message: Message, value: Any) -> Message:
         body, buffers, given = self._rrefs.pack(caller.incarnation, value, True)
         if given:
             self._rrefs.answered(caller.incarnation, message.call, given)

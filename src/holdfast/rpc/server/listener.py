@@ -37,7 +37,7 @@ from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
 from holdfast.net.credentials import check_peer
 from holdfast.net.descriptors import share_of_descriptors
 from holdfast.net.reactor import tune
-from holdfast.net.strangers import Strangers
+from holdfast.net.unauthenticated import UnauthenticatedConnections
 from holdfast.observe.events import ConnectionRefused
 from holdfast.observe.sinks import LogSink
 from holdfast.rpc.server.parking import Parking
@@ -46,11 +46,11 @@ from holdfast.rpc.server.serving import (
     PipeConnection,
     RequestHandler,
     Serving,
-    Watch,
+    StallWatch,
 )
 from holdfast.rpc.server.worker_pool import WorkerPool, try_start
-from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionClosed
-from holdfast.rpc.wire.hello import Hello, Purpose, decode_hello, encode_welcome
+from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionEnded
+from holdfast.rpc.wire.hello import Purpose, WorkerHello, decode_hello, encode_welcome
 
 __all__ = ["Server"]
 
@@ -79,15 +79,17 @@ class Server:
         self._handshake_within_s = handshake_within_s
         self._lock = threading.Lock()
         self._listeners: list[socket.socket] = []
-        self._strangers = Strangers[socket.socket](share_of_descriptors(strangers_max))
-        self._connections: dict[Connection, Hello] = {}
-        self.left: Callable[[Hello], object] | None = None
+        self._strangers = UnauthenticatedConnections[socket.socket](
+            share_of_descriptors(strangers_max)
+        )
+        self._connections: dict[Connection, WorkerHello] = {}
+        self.left: Callable[[WorkerHello], object] | None = None
         """Hears of callers that have no pipe any more, maybe more than once. Must not block."""
         self._handled = 0  # on connections that are over
         self._closing = False
         self._pool = WorkerPool(name)
         self._parking = Parking(name, self._pool)
-        self._watch = Watch(name)
+        self._watch = StallWatch(name)
         self._serving = Serving(handler, self._pool, self._parking, self._watch, self._forget)
         self._cause = CauseId(name)
         self._sink = LogSink()
@@ -112,7 +114,7 @@ class Server:
             connection.shut()
 
     @property
-    def connections(self) -> dict[Connection, Hello]:
+    def connections(self) -> dict[Connection, WorkerHello]:
         """The connections that are served, and whose they are."""
         with self._lock:
             return dict(self._connections)
@@ -221,7 +223,7 @@ class Server:
             )
         )
 
-    def _admit(self, sock: socket.socket) -> tuple[Connection, Hello]:
+    def _admit(self, sock: socket.socket) -> tuple[Connection, WorkerHello]:
         limit = Deadline.after(self._handshake_within_s)
         if sock.family != socket.AF_UNIX:
             tune(sock)
@@ -232,7 +234,7 @@ class Server:
             sock.settimeout(max(0.001, limit.remaining() or 0.0))
             data = sock.recv(256)
             if not data:
-                raise ConnectionClosed("Connection closed by peer")
+                raise ConnectionEnded("Connection closed by peer")
             try:
                 answer = machine.receive(data)
             except HoldfastError:

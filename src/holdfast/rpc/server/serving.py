@@ -29,7 +29,7 @@ from holdfast.rpc.server.parking import Parking
 from holdfast.rpc.server.reply_writer import ReplyWriter
 from holdfast.rpc.server.worker_pool import WorkerPool, try_start
 from holdfast.rpc.wire.connection import Connection
-from holdfast.rpc.wire.hello import Hello
+from holdfast.rpc.wire.hello import WorkerHello
 from holdfast.rpc.wire.messages import Message
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "PipeConnection",
     "RequestHandler",
     "Serving",
-    "Watch",
+    "StallWatch",
 ]
 
 TICK_S = 0.002
@@ -57,11 +57,11 @@ Later = Callable[[Message], None]
 class RequestHandler(Protocol):
     """What a server does with what it reads."""
 
-    def check_hello(self, hello: Hello) -> None:
+    def check_hello(self, hello: WorkerHello) -> None:
         """Judge the worker that opened a connection; an error is sent to it, and ends it."""
         ...
 
-    def handle(self, caller: Hello, message: Message, later: Later) -> Message | None:
+    def handle(self, caller: WorkerHello, message: Message, later: Later) -> Message | None:
         """Run a request and return its reply; None for a note, or if `later` is given it.
 
         Must not raise. `later` may be called by any thread, once; it raises if the connection is
@@ -77,14 +77,14 @@ class Serving:
     handler: RequestHandler
     pool: WorkerPool
     parking: Parking
-    watch: Watch
+    watch: StallWatch
     ended: Callable[[Connection], None]
 
 
 class DirectConnection:
     """A connection for one call after another: its caller waits for each reply."""
 
-    def __init__(self, connection: Connection, caller: Hello, serving: Serving) -> None:
+    def __init__(self, connection: Connection, caller: WorkerHello, serving: Serving) -> None:
         self._connection = connection
         self._caller = caller
         self._serving = serving
@@ -124,7 +124,7 @@ class DirectConnection:
 class PipeConnection:
     """A connection for many calls at once; see above for which thread owns it when."""
 
-    def __init__(self, connection: Connection, caller: Hello, serving: Serving) -> None:
+    def __init__(self, connection: Connection, caller: WorkerHello, serving: Serving) -> None:
         self._connection = connection
         self._caller = caller
         self._serving = serving
@@ -237,7 +237,7 @@ class PipeConnection:
         return False
 
 
-class Watch:
+class StallWatch:
     """Gives pipes whose call does not end to other threads. Asleep while no call runs."""
 
     def __init__(self, name: str) -> None:
@@ -258,7 +258,7 @@ class Watch:
                 self._begun = try_start(f"{self._name}-watch", self._run)
 
     def remove(self, owner: PipeConnection) -> None:
-        """Watch it no longer."""
+        """Stop watching a pipe."""
         with self._lock:
             self._owners.pop(owner, None)
 

@@ -40,7 +40,7 @@ from holdfast.rpc.wire.parts import JOIN_BYTES, parts_of, take_off, views_of
 from holdfast.rpc.wire.peer_memory import BIG_BYTES, PLACE_BYTES, PeerMemory, memory
 from holdfast.rpc.wire.spin import SPINS, AdaptiveSpin
 
-__all__ = ["CORES", "NEVER", "Connection", "ConnectionClosed"]
+__all__ = ["CORES", "NEVER", "Connection", "ConnectionEnded"]
 
 NEVER = float("inf")
 CORES = os.cpu_count() or 1
@@ -54,7 +54,7 @@ _DONTWAIT = socket.MSG_DONTWAIT
 _REPLY, _FAILURE, _OFFER, _TAKEN = Kind.REPLY, Kind.FAILURE, Kind.OFFER, Kind.TAKEN
 
 
-class ConnectionClosed(ConnectionError):
+class ConnectionEnded(ConnectionError):
     """The connection is over; the message says how, in the system's words."""
 
 
@@ -220,7 +220,7 @@ class Connection:
         try:
             poll.register(self._sock, select.POLLOUT)
         except ValueError:  # it has been closed here
-            raise ConnectionClosed("Connection closed by peer") from None
+            raise ConnectionEnded("Connection closed by peer") from None
         self._wait(poll)
 
     def _wait(self, poll: select.poll) -> None:
@@ -232,7 +232,7 @@ class Connection:
     # In.
 
     def receive(self) -> Message:
-        """Return the next message. Blocks; ConnectionClosed at the connection's end.
+        """Return the next message. Blocks; ConnectionEnded at the connection's end.
 
         Tells the peer what is due, so who calls this is the only one who sends meanwhile, unless
         it only ever receives requests.
@@ -433,7 +433,7 @@ class Connection:
             raise _closed(error) from None
         if not size:
             is_late = self.limit <= self._clock.monotonic()  # whoever watches has closed it, then
-            raise TimeoutError if is_late else ConnectionClosed("Connection closed by peer")
+            raise TimeoutError if is_late else ConnectionEnded("Connection closed by peer")
         return size
 
     def _tell_limit(self) -> None:
@@ -456,5 +456,5 @@ def _closed(error: OSError) -> OSError:
     if isinstance(error, (TimeoutError, BlockingIOError)):
         return TimeoutError()
     if isinstance(error, (BrokenPipeError, ConnectionResetError)):
-        return ConnectionClosed("Connection reset by peer")
-    return ConnectionClosed(f"Connection closed by peer ({error.strerror or error})")
+        return ConnectionEnded("Connection reset by peer")
+    return ConnectionEnded(f"Connection closed by peer ({error.strerror or error})")

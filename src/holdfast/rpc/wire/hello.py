@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError, PeerViolation
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
-__all__ = ["Hello", "Purpose", "decode_hello", "decode_welcome", "encode_welcome"]
+__all__ = ["Purpose", "WorkerHello", "decode_hello", "decode_welcome", "encode_welcome"]
 
 _BYTES_MAX = 4096
 
@@ -28,7 +28,7 @@ class Purpose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class WorkerHello:
     """Who opens the connection, and which incarnation of the other side he means."""
 
     name: str
@@ -42,14 +42,14 @@ class Hello:
         return Message(Kind.HELLO, 0, json.dumps(asdict(self)).encode())
 
 
-def decode_hello(message: Message) -> Hello:
+def decode_hello(message: Message) -> WorkerHello:
     """Read a hello; PeerViolation if it is none."""
     try:
         if message.kind is not Kind.HELLO or len(message.body) > _BYTES_MAX or message.buffers:
             raise ValueError
         plain = json.loads(bytes(message.body))
         WorkerInfo(plain["name"], plain["id"])
-        hello = Hello(**plain | {"purpose": Purpose(plain["purpose"])})
+        hello = WorkerHello(**plain | {"purpose": Purpose(plain["purpose"])})
         if not isinstance(hello.incarnation, str) or not isinstance(hello.target, str):
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError, HoldfastError):

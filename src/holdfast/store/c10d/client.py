@@ -35,7 +35,7 @@ from holdfast.errors import (
 )
 from holdfast.net.address import Address
 from holdfast.store.c10d import messages as c10d
-from holdfast.store.c10d.line import REPLY_WITHIN_S, RETRY_S, Lane, Line, Lines
+from holdfast.store.c10d.line import REPLY_WITHIN_S, RETRY_S, ConnectionPool, ConnectionSlot, Line
 from holdfast.store.c10d.space import parse_decimal
 from holdfast.store.c10d.wire import (
     CANCELLED,
@@ -97,8 +97,8 @@ class C10dStore(Store):
     def __init__(self, address: Address, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.endpoint = f"c10d://{address}"
         self._clock = clock
-        self._lines = Lines(self.endpoint, address, clock)
-        self._shared = Lane()  # for all calls but waits, which have lanes of their own
+        self._lines = ConnectionPool(self.endpoint, address, clock)
+        self._shared = ConnectionSlot()  # for all calls but waits, which have lanes of their own
 
     def _perform(self, op: Op[R], deadline: Deadline) -> R:
         self._lines.check_open()
@@ -233,7 +233,7 @@ class C10dStore(Store):
         return tuple(Entry(key, value or b"", 0) for key, value in zip(keys, values, strict=True))
 
     def _wait_all(
-        self, lane: Lane, raw: tuple[bytes, ...], deadline: Deadline
+        self, lane: ConnectionSlot, raw: tuple[bytes, ...], deadline: Deadline
     ) -> list[bytes | None]:
         """Wait for keys and read them; None for each that is missing at the deadline."""
         with contextlib.suppress(TimeoutExpired):
@@ -249,7 +249,7 @@ class C10dStore(Store):
         except (Unavailable, TimeoutExpired):
             return [None] * len(raw)
 
-    def _wait_slice(self, lane: Lane, raw: tuple[bytes, ...], deadline: Deadline) -> bool:
+    def _wait_slice(self, lane: ConnectionSlot, raw: tuple[bytes, ...], deadline: Deadline) -> bool:
         """Wait for a while; say whether the server says that all keys have been there."""
 
         def talk(line: Line) -> bool:
@@ -272,7 +272,7 @@ class C10dStore(Store):
     # Reading.
 
     def _read_all(
-        self, lane: Lane, keys: tuple[bytes, ...], deadline: Deadline
+        self, lane: ConnectionSlot, keys: tuple[bytes, ...], deadline: Deadline
     ) -> list[bytes | None]:
         """Read keys, None for each that is missing.
 
@@ -296,7 +296,7 @@ class C10dStore(Store):
                 found[key] = self._read_exactly(lane, key, deadline)
         return [found.get(key) for key in keys]
 
-    def _read_exactly(self, lane: Lane, key: bytes, deadline: Deadline) -> bytes | None:
+    def _read_exactly(self, lane: ConnectionSlot, key: bytes, deadline: Deadline) -> bytes | None:
         """Read one key so that empty and missing differ.
 
         Exchanging a value that nobody has for itself writes nothing. The answer is the stored
@@ -311,7 +311,7 @@ class C10dStore(Store):
 
     def _ask(
         self,
-        lane: Lane,
+        lane: ConnectionSlot,
         data: bytes,
         read: Callable[[], Fields[R]],
         deadline: Deadline,

@@ -1,7 +1,7 @@
 """Connections to a server of torch's store protocol; everything on them has a deadline.
 
-A `Line` is one connection. `Lines` are those of one client: it opens them, closes those that
-failed, and says in our errors what became of a call.
+A `Line` is one connection. A `ConnectionPool` has those of one client: it opens them, closes those
+that failed, and says in our errors what became of a call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.net.tcp import open_socket
 from holdfast.store.c10d.messages import Ping, Validate
 from holdfast.store.c10d.wire import Fields, FieldStream, encode_request, read_u32
 
-__all__ = ["REPLY_WITHIN_S", "RETRY_S", "Lane", "Line", "Lines"]
+__all__ = ["REPLY_WITHIN_S", "RETRY_S", "ConnectionPool", "ConnectionSlot", "Line"]
 
 HANDSHAKE_WITHIN_S = 5.0
 REPLY_WITHIN_S = 30.0
@@ -146,7 +146,7 @@ class Line:
         )
 
 
-class Lane:
+class ConnectionSlot:
     """A place for one connection, used by one call at a time."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Lane:
         self.line: Line | None = None
 
 
-class Lines:
+class ConnectionPool:
     """The connections of one client. Used by many threads."""
 
     def __init__(self, endpoint: str, address: Address, clock: Clock) -> None:
@@ -162,13 +162,15 @@ class Lines:
         self._address = address
         self._clock = clock
         self._guard = threading.Lock()  # of all that follows
-        self._spare: list[Lane] = []
+        self._spare: list[ConnectionSlot] = []
         self._idle: set[Line] = set()
         self._busy: set[Line] = set()
         self._met = False
         self._closed = False
 
-    def use(self, lane: Lane, talk: Callable[[Line], R], deadline: Deadline, *, write: bool) -> R:
+    def use(
+        self, lane: ConnectionSlot, talk: Callable[[Line], R], deadline: Deadline, *, write: bool
+    ) -> R:
         """Talk over the lane's connection. If that fails, close it, and unless `write` try again.
 
         Raises StoreUnavailable or TimeoutExpired; their `maybe_applied` is right for a write.
@@ -191,10 +193,10 @@ class Lines:
             lane.lock.release()
 
     @contextlib.contextmanager
-    def spare_lane(self) -> Iterator[Lane]:
+    def spare_lane(self) -> Iterator[ConnectionSlot]:
         """Lend a lane that nobody else uses; its connection is kept for the next one."""
         with self._guard:
-            lane = self._spare.pop() if self._spare else Lane()
+            lane = self._spare.pop() if self._spare else ConnectionSlot()
         try:
             yield lane
         finally:
@@ -222,7 +224,9 @@ class Lines:
         if self._closed:
             raise UsageError(f"the store {self._endpoint} is closed")
 
-    def _talk(self, lane: Lane, talk: Callable[[Line], R], deadline: Deadline, write: bool) -> R:
+    def _talk(
+        self, lane: ConnectionSlot, talk: Callable[[Line], R], deadline: Deadline, write: bool
+    ) -> R:
         if deadline.passed():
             raise TimeoutExpired(f"{self._endpoint}: no time was left")
         line, lane.line = lane.line or self._connect(deadline), None

@@ -12,9 +12,9 @@ from itertools import count
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, TimeoutExpired
-from holdfast.store.etcd.client import EtcdClient, backoff_s, still_missing
-from holdfast.store.etcd.http import Lost, NoAnswer, NotSent
-from holdfast.store.etcd.watch import REREAD_S, EtcdWatch, Snapshot, Source
+from holdfast.store.etcd.http.cluster import EtcdClient, backoff_s, still_missing
+from holdfast.store.etcd.http.connection import Lost, NoAnswer, NotSent
+from holdfast.store.etcd.watch import REREAD_S, ChangeSource, EtcdWatch, Snapshot
 from holdfast.store.ops import Entry
 
 __all__ = ["Followers"]
@@ -27,10 +27,10 @@ class Followers:
         self._client = client
         self._lock = threading.Lock()  # guards what follows
         self._watches: set[EtcdWatch] = set()
-        self._sources: set[Source] = set()  # of the waits that are going on
+        self._sources: set[ChangeSource] = set()  # of the waits that are going on
 
     def watch(
-        self, key: str, prefix: bool, source: Source, snapshot: Snapshot, deadline: Deadline
+        self, key: str, prefix: bool, source: ChangeSource, snapshot: Snapshot, deadline: Deadline
     ) -> EtcdWatch:
         """Open a watch that follows this source."""
         watch = EtcdWatch(self._client, key, prefix, source, snapshot, self._forget)
@@ -48,7 +48,7 @@ class Followers:
         self,
         keys: tuple[str, ...],
         read: Callable[[Deadline], tuple[int, Sequence[Entry | None]]],
-        follow: Callable[[tuple[str, ...]], Source],
+        follow: Callable[[tuple[str, ...]], ChangeSource],
         deadline: Deadline,
     ) -> tuple[Entry, ...]:
         """Wait until all keys exist; return their entries at that moment.
@@ -89,7 +89,7 @@ class Followers:
             self._watches.discard(watch)
 
     def _await_writes(
-        self, keys: tuple[str, ...], source: Source, revision: int, deadline: Deadline
+        self, keys: tuple[str, ...], source: ChangeSource, revision: int, deadline: Deadline
     ) -> None:
         """Return when all keys have been written since `revision`, or the source has ended.
 

@@ -16,13 +16,13 @@ from typing import Protocol
 
 from holdfast.clock import Deadline
 from holdfast.errors import TimeoutExpired, Unavailable, UsageError
-from holdfast.store.etcd.client import EtcdClient, backoff_s
-from holdfast.store.etcd.http import Lost, NoAnswer, NotSent
+from holdfast.store.etcd.http.cluster import EtcdClient, backoff_s
+from holdfast.store.etcd.http.connection import Lost, NoAnswer, NotSent
 from holdfast.store.ops import Change, Entry
 from holdfast.store.pending import Pending
 from holdfast.store.store import Watch
 
-__all__ = ["REREAD_S", "EtcdWatch", "Snapshot", "Source"]
+__all__ = ["REREAD_S", "ChangeSource", "EtcdWatch", "Snapshot"]
 
 REREAD_S = 5.0
 """How often what the events should have told is read anyway."""
@@ -35,7 +35,7 @@ Snapshot = Callable[[Deadline], tuple[int, list[Entry]]]
 """Reads everything that is watched: the revision of the store, and the entries."""
 
 
-class Source(Protocol):
+class ChangeSource(Protocol):
     """Where the changes come from. One thread reads; any may call `shut`."""
 
     def open(self, revision: int, deadline: Deadline) -> None:
@@ -75,7 +75,7 @@ class EtcdWatch(Watch):
         client: EtcdClient,
         key: str,
         prefix: bool,
-        source: Source,
+        source: ChangeSource,
         snapshot: Snapshot,
         forget: Callable[[EtcdWatch], None],
     ) -> None:

@@ -33,7 +33,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.torch_compat.elastic.rendezvous import Handler, RoundOver
+from holdfast.torch_compat.elastic.rendezvous import HoldfastRendezvousHandler, RoundEndedEarly
 
 __all__ = ["LocalElasticAgent"]
 
@@ -62,7 +62,7 @@ class LocalElasticAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[
         while True:
             try:
                 super()._rendezvous(worker_group)
-            except RoundOver:
+            except RoundEndedEarly:
                 _log.info("the round ended before it began: there will be another")
             else:
                 return
@@ -71,7 +71,7 @@ class LocalElasticAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
         handler = spec.rdzv_handler
-        if not isinstance(handler, Handler):
+        if not isinstance(handler, HoldfastRendezvousHandler):
             assigned: list[Worker] = super()._assign_worker_ranks(
                 store, group_rank, group_world_size, spec
             )
@@ -109,9 +109,9 @@ class LocalElasticAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[
         if handler is not None:
             handler.leave()
 
-    def _handler(self) -> Handler | None:
+    def _handler(self) -> HoldfastRendezvousHandler | None:
         handler = self._worker_group.spec.rdzv_handler
-        return handler if isinstance(handler, Handler) else None
+        return handler if isinstance(handler, HoldfastRendezvousHandler) else None
 
 
 def _first_line(message: str | dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import atexit
 from typing import Any
 
 from holdfast.errors import UsageError
-from holdfast.store.etcd import server
+from holdfast.store.etcd import local_server
 
 __all__ = ["EtcdServer"]
 
@@ -20,13 +20,13 @@ class EtcdServer:
 
     def __init__(self, data_dir: str | None = None) -> None:
         self._data_dir = data_dir
-        self._server: server.EtcdServer | None = None
+        self._server: local_server.LocalEtcdServer | None = None
 
     def start(self, timeout: float = 60, num_retries: int = 3, stderr: Any = None) -> None:
         """Start it, and wait until it serves. It finds free ports itself, and keeps a log."""
         if self._server is not None:
             raise UsageError(f"the etcd server at {self.get_endpoint()} has been started already")
-        self._server = server.EtcdServer(data_dir=self._data_dir).start(timeout)
+        self._server = local_server.LocalEtcdServer(data_dir=self._data_dir).start(timeout)
         atexit.register(self.stop)
 
     def stop(self) -> None:
@@ -55,7 +55,7 @@ class EtcdServer:
         where = self._served().addresses[0]
         return etcd.Client(host=where.host, port=where.port, version_prefix="/v2", read_timeout=10)
 
-    def _served(self) -> server.EtcdServer:
+    def _served(self) -> local_server.LocalEtcdServer:
         if self._server is None:
             raise RuntimeError("No etcd server process started. Call etcd_server.start() first")
         return self._server

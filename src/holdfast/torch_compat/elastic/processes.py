@@ -36,18 +36,18 @@ from torch.distributed.elastic.multiprocessing.errors import _NOT_AVAILABLE, Pro
 from holdfast import env
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.launch.entrypoints import make_entrypoint
-from holdfast.process.containment import Containment
-from holdfast.process.errorfile import examine
-from holdfast.process.escalation import KILL_WAIT_S
-from holdfast.process.failure import Failure, WorkerExited, first_cause
 from holdfast.process.group import WorkerGroup
-from holdfast.process.memory import MemoryWatch
 from holdfast.process.numa import cpus_for
-from holdfast.process.pump import open_log_file
-from holdfast.process.returns import read_return
+from holdfast.process.outcome.errorfile import examine
+from holdfast.process.outcome.failure import Failure, WorkerExited, first_cause
+from holdfast.process.outcome.memory import MemoryWatch
+from holdfast.process.output.pump import open_log_file
 from holdfast.process.signals import hear_of_children
-from holdfast.process.spawn import Starter
 from holdfast.process.spec import Exit, GroupEnded, Launch
+from holdfast.process.start.returns import read_return
+from holdfast.process.start.spawn import Starter
+from holdfast.process.stop.containment import Containment
+from holdfast.process.stop.escalation import KILL_WAIT_S
 from holdfast.torch_compat.elastic import timers
 
 __all__ = ["Processes", "start_processes"]

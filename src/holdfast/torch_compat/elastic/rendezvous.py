@@ -1,8 +1,8 @@
 """torch's rendezvous by ours: a handler for its agents, over every backend that torch names.
 
 torch's agents ask for a round, and get ranks and a store of torch's own kind. The rounds are ours;
-the store is a door that the node of rank 0 opens, new for each round. At the round's master, if
-that can be bound, the door is also the store of the workers.
+the store is a torch_store that the node of rank 0 opens, new for each round. At the round's master,
+if that can be bound, the torch_store is also the store of the workers.
 
 Guarantees
     TH-1  Every member of a round gets a client of the same store, which no other round has used.
@@ -35,9 +35,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from holdfast import env, ids
-from holdfast.agent.door import Door, serve_master
 from holdfast.agent.exchange import swap
 from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
+from holdfast.agent.torch_store import TorchStoreServer, serve_master
 from holdfast.agent.vouching import Witness
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import (
@@ -53,7 +53,7 @@ from holdfast.rendezvous import parameters
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.rendezvous.registry import create_rendezvous
 
-__all__ = ["BACKENDS", "Handler", "RoundOver", "create_handler"]
+__all__ = ["BACKENDS", "HoldfastRendezvousHandler", "RoundEndedEarly", "create_handler"]
 
 BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
 """The names that torch's own backends have."""
@@ -62,12 +62,12 @@ MEET_WITHIN_S = 60.0
 _SLICE_S = 1.0
 _CONNECT_S = 5.0
 _AGAIN_S = 0.05
-_DOOR = "torch"
+_TORCH_STORE = "torch"
 
 _log = logging.getLogger("holdfast.torch_compat")
 
 
-class RoundOver(Exception):  # it is no error: there will be another
+class RoundEndedEarly(Exception):  # it is no error: there will be another
     """The round ended before its members had met."""
 
 
@@ -94,7 +94,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         config=config,
     )
     with _torchs_errors():
-        return Handler(create_rendezvous(ours), params.run_id)
+        return HoldfastRendezvousHandler(create_rendezvous(ours), params.run_id)
 
 
 def _is_too_long(config: Mapping[str, Any]) -> bool:
@@ -105,14 +105,14 @@ def _is_too_long(config: Mapping[str, Any]) -> bool:
         return False
 
 
-class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
+class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
     """What torch's agent asks for rounds."""
 
     def __init__(self, rendezvous: Rendezvous, run_id: str) -> None:
         self._rendezvous = rendezvous
         self._run_id = run_id
         self._here: Round | None = None
-        self._door: Door | None = None
+        self._torch_store: TorchStoreServer | None = None
         self._witness: Witness | None = None
         self._shared = False
 
@@ -136,11 +136,11 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
         why = ""
         with _torchs_errors():
             while True:
-                self._close_door()
+                self._close_torch_store()
                 here = self._rendezvous.next_round(why)
                 try:
                     return self._enter(here)
-                except RoundOver:
+                except RoundEndedEarly:
                     why = self._rendezvous.over() or "the round ended before it began"
 
     def exchange(self, role: str, workers: int) -> tuple[WorkerRanks, ...]:
@@ -150,7 +150,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
         with _torchs_errors():
             swapped = swap(here, NodeInfo(role, workers), self._shared, self._is_over, deadline)
         if swapped is None:
-            raise RoundOver
+            raise RoundEndedEarly
         return assign(swapped[0], here.rank)
 
     def num_nodes_waiting(self) -> int:
@@ -189,7 +189,7 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
         try:
             return self._rendezvous.shutdown()
         finally:
-            self._close_door()
+            self._close_torch_store()
 
     def _close(self, reason: str, *, failed: bool) -> bool:
         try:
@@ -209,33 +209,35 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
         self._here = here
         try:
             if here.rank == 0:
-                self._open_door(here)
+                self._open_torch_store(here)
             else:
                 self._witness = Witness(here)
                 master = Address(here.master_address, here.master_port)
                 self._witness.start(master, Deadline.after(MEET_WITHIN_S))
         except Fenced:
-            raise RoundOver from None
-        store = self._connect(self._find_door(here))
+            raise RoundEndedEarly from None
+        store = self._connect(self._find_torch_store(here))
         master = RendezvousStoreInfo(here.master_address, here.master_port)
         return RendezvousInfo(store, here.rank, here.world_size, master)
 
-    def _open_door(self, here: Round) -> None:
+    def _open_torch_store(self, here: Round) -> None:
         """Serve the round's store: at its master if that can be bound, else at a free port."""
         where = Address(here.master_address, here.master_port)
-        self._door = serve_master(where, here) if env.current().share_store else None
-        shared = self._door is not None
-        if self._door is None:
-            self._door = Door(Address(here.members[0].address, 0), here)
-            where = self._door.address
+        self._torch_store = serve_master(where, here) if env.current().share_store else None
+        shared = self._torch_store is not None
+        if self._torch_store is None:
+            self._torch_store = TorchStoreServer(Address(here.members[0].address, 0), here)
+            where = self._torch_store.address
         told = f"{int(shared)} {where}".encode()
-        here.store.set(_DOOR, told, timeout=MEET_WITHIN_S)
+        here.store.set(_TORCH_STORE, told, timeout=MEET_WITHIN_S)
 
-    def _find_door(self, here: Round) -> Address:
+    def _find_torch_store(self, here: Round) -> Address:
         deadline = Deadline.after(MEET_WITHIN_S)
         while not self._is_over():
             try:
-                (told,) = here.store.wait([_DOOR], timeout=deadline.sooner(_SLICE_S).remaining())
+                (told,) = here.store.wait(
+                    [_TORCH_STORE], timeout=deadline.sooner(_SLICE_S).remaining()
+                )
             except TimeoutExpired:
                 if deadline.passed():
                     raise
@@ -243,27 +245,32 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
             shared, _, where = told.decode().partition(" ")
             self._shared = shared == "1"
             return parse_address(where, 0)
-        raise RoundOver
+        raise RoundEndedEarly
 
-    def _connect(self, door: Address) -> TCPStore:
+    def _connect(self, torch_store: Address) -> TCPStore:
         """Connect to the round's store: whoever serves it may die before we do."""
         deadline = Deadline.after(MEET_WITHIN_S)
         while not self._is_over():
             within = timedelta(seconds=deadline.sooner(_CONNECT_S).remaining() or 0.0)
             try:
                 store = TCPStore(
-                    door.host, door.port, is_master=False, timeout=within, wait_for_workers=False
+                    torch_store.host,
+                    torch_store.port,
+                    is_master=False,
+                    timeout=within,
+                    wait_for_workers=False,
                 )
             except DistError as error:
                 if deadline.passed():
                     raise RendezvousConnectionError(
-                        f"run {self._run_id}: no connection to the round's store at {door}: {error}"
+                        f"run {self._run_id}: no connection to the round's store at "
+                        f"{torch_store}: {error}"
                     ) from None
                 SYSTEM_CLOCK.sleep(_AGAIN_S)
             else:
                 store.set_timeout(timedelta(seconds=MEET_WITHIN_S))
                 return store
-        raise RoundOver
+        raise RoundEndedEarly
 
     def _round(self) -> Round:
         if self._here is None:
@@ -273,11 +280,11 @@ class Handler(RendezvousHandler):  # type: ignore[misc]  # it is torch's
     def _is_over(self) -> bool:
         return self._rendezvous.over() is not None
 
-    def _close_door(self) -> None:
-        door, self._door = self._door, None
+    def _close_torch_store(self) -> None:
+        torch_store, self._torch_store = self._torch_store, None
         witness, self._witness = self._witness, None
-        if door is not None:
-            door.close()
+        if torch_store is not None:
+            torch_store.close()
         if witness is not None:
             witness.close()
 

@@ -22,7 +22,7 @@ from holdfast.rpc.client import peer as peers_module
 from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.wire.connection import Connection
-from holdfast.rpc.wire.hello import Hello, Purpose
+from holdfast.rpc.wire.hello import Purpose, WorkerHello
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.patience import with_more_time
@@ -435,7 +435,7 @@ def admit_after(world: World, refused: int, monkeypatch: pytest.MonkeyPatch) -> 
     """Let the server hang up on as many strangers; return a list of all that came."""
     admit, came = world.server._admit, list[int]()
 
-    def hang_up_first(sock: socket.socket) -> tuple[Connection, Hello]:
+    def hang_up_first(sock: socket.socket) -> tuple[Connection, WorkerHello]:
         came.append(1)
         if len(came) <= refused:
             raise OSError("too many strangers")
@@ -463,9 +463,9 @@ def test_a_peer_that_hangs_up_on_strangers_is_tried_again(
 def test_a_peer_that_hangs_up_before_its_welcome_is_tried_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_hello, came = world.desk.check_hello, list[Hello]()
+    check_hello, came = world.desk.check_hello, list[WorkerHello]()
 
-    def fail_first(hello: Hello) -> None:
+    def fail_first(hello: WorkerHello) -> None:
         came.append(hello)
         if len(came) <= 2:
             raise OSError("no time")

@@ -19,7 +19,7 @@ from holdfast.rpc.rref.protocol import (
 )
 from holdfast.rpc.wire.messages import Kind
 from holdfast.rpc.wire.tickets import Number, Ticket
-from holdfast.testing.rrefjudge import inconsistencies
+from tests.sim.rref.judge import inconsistencies
 
 B, A, C = "owner", "a", "c"
 NOTHING = {"owners": 0, "forks": 0, "held": 0, "pending_users": 0, "pending_children": 0}

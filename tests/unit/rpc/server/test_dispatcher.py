@@ -32,13 +32,13 @@ from holdfast.rpc.values.errors import load_error
 from holdfast.rpc.values.funcref import encode_function
 from holdfast.rpc.values.pickling import dump, load
 from holdfast.rpc.wire.acknowledgement import encode_acknowledgement
-from holdfast.rpc.wire.hello import Hello, Purpose
+from holdfast.rpc.wire.hello import Purpose, WorkerHello
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.tickets import Number, Ticket, encode_creation
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
 ME = WorkerInfo("me", 0)
-CALLER = Hello("you", 1, "your life", "my life", Purpose.PIPE)
+CALLER = WorkerHello("you", 1, "your life", "my life", Purpose.PIPE)
 SOON = 30.0
 UNSERVED = Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ
 
@@ -233,7 +233,7 @@ def test_a_coroutine_whose_caller_gave_up_is_cancelled(answerer: Dispatcher) -> 
     assert answerer.handle(CALLER, call(1, forever), later) is None
     until(lambda: "began" in ran)
     assert answerer.handle(CALLER, Message(Kind.CANCEL, 2), later) is None
-    other = Hello("other", 2, "other life", "my life", Purpose.PIPE)
+    other = WorkerHello("other", 2, "other life", "my life", Purpose.PIPE)
     assert answerer.handle(other, Message(Kind.CANCEL, 1), later) is None
     assert ran == ["began"]
     assert answerer.handle(CALLER, Message(Kind.CANCEL, 1), later) is None
@@ -265,7 +265,7 @@ def test_what_was_cancelled_does_not_pile_up(
 
 
 def test_a_coroutine_that_begins_when_its_caller_is_gone_is_cancelled(answerer: Dispatcher) -> None:
-    def begin(caller: Hello, request: object) -> Future[None]:
+    def begin(caller: WorkerHello, request: object) -> Future[None]:
         answerer.died(caller.incarnation)
         return answerer._loop.run(forever())
 
@@ -278,7 +278,7 @@ def test_a_coroutine_that_begins_when_its_caller_is_gone_is_cancelled(answerer: 
 
 def test_a_coroutine_whose_caller_is_gone_is_cancelled(answerer: Dispatcher) -> None:
     later, others = Later(), Later()
-    other = Hello("other", 2, "other life", "my life", Purpose.PIPE)
+    other = WorkerHello("other", 2, "other life", "my life", Purpose.PIPE)
     assert answerer.handle(CALLER, call(1, forever), later) is None
     assert answerer.handle(other, call(1, forever), others) is None
     until(lambda: ran == ["began", "began"])
@@ -526,7 +526,7 @@ def test_too_large_answers_that_wait_are_refused(answerer: Dispatcher) -> None:
 def test_who_means_another_life_is_refused(answerer: Dispatcher) -> None:
     answerer.check_hello(CALLER)
     with pytest.raises(PeerLost, match="another one has its name"):
-        answerer.check_hello(Hello("you", 1, "your life", "an earlier life", Purpose.PIPE))
+        answerer.check_hello(WorkerHello("you", 1, "your life", "an earlier life", Purpose.PIPE))
 
 
 def test_who_was_given_up_is_not_heard_again(answerer: Dispatcher) -> None:
@@ -538,7 +538,7 @@ def test_who_was_given_up_is_not_heard_again(answerer: Dispatcher) -> None:
     with pytest.raises(PeerLost, match="given up"):
         answerer.check_hello(CALLER)
     assert ran == [(1, 2)]
-    new = Hello("you", 1, "a new life", "my life", Purpose.PIPE)
+    new = WorkerHello("you", 1, "a new life", "my life", Purpose.PIPE)
     answerer.check_hello(new)
     assert read(answerer.handle(new, call(1, add, 1, 2), later)) == 3
 
@@ -568,7 +568,7 @@ def test_an2_who_is_given_up_just_now_has_nothing_run_again(answerer: Dispatcher
 
 def test_who_was_given_up_before_we_came_is_not_heard(answerer: Dispatcher) -> None:
     with pytest.raises(PeerLost, match="given up"):  # AN-4: the directory does not know him
-        answerer.check_hello(Hello("you", 1, "a stale life", "my life", Purpose.PIPE))
+        answerer.check_hello(WorkerHello("you", 1, "a stale life", "my life", Purpose.PIPE))
 
 
 def test_who_cannot_be_told_from_a_stale_one_may_try_again(

@@ -14,8 +14,8 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import HoldfastError, Overloaded, PeerLost
 from holdfast.net.auth import derive_key
 from holdfast.rpc.server import listener as server_module
-from holdfast.rpc.wire.connection import ConnectionClosed
-from holdfast.rpc.wire.hello import Hello, Purpose, decode_welcome
+from holdfast.rpc.wire.connection import ConnectionEnded
+from holdfast.rpc.wire.hello import Purpose, WorkerHello, decode_welcome
 from tests.unit.rpc.server_world import SOON, World, ask, ended, raises, until
 
 
@@ -43,7 +43,7 @@ def test_hanging_up_on_one_caller_leaves_the_others(world: World) -> None:
     other = world.open(Purpose.DIRECT, "here")
     world.server.hang_up("gone")
     for connection in connections:
-        with pytest.raises(ConnectionClosed):
+        with pytest.raises(ConnectionEnded):
             connection.receive()
     other.send(ask(1))
     assert other.receive().call == 1
@@ -76,7 +76,7 @@ def test_closing_hangs_up_on_everybody(world: World) -> None:
     world.desk.entered.acquire()
     world.server.close()
     for connection in connections:
-        with pytest.raises(ConnectionClosed):
+        with pytest.raises(ConnectionEnded):
             connection.receive()
     assert ended(stranger)
     with pytest.raises(ConnectionError):
@@ -142,7 +142,7 @@ def test_sr1_who_is_silent_or_slow_is_hung_up_on(world: World) -> None:
 
 def test_who_greets_nobody_is_hung_up_on(world: World) -> None:
     world.server._handshake_within_s = 0.5
-    with pytest.raises((ConnectionClosed, HoldfastError)):  # before, where that took too long
+    with pytest.raises((ConnectionEnded, HoldfastError)):  # before, where that took too long
         world.shake().receive()
 
 
@@ -171,16 +171,16 @@ def test_those_inside_do_not_count_as_strangers(world: World) -> None:
 def test_a_greeting_that_is_refused_is_told_why(world: World) -> None:
     world.desk.refusal = PeerLost("another one has its name now")
     connection = world.shake()
-    connection.send(Hello("w0", 0, "life", "me", Purpose.DIRECT).encode())
+    connection.send(WorkerHello("w0", 0, "life", "me", Purpose.DIRECT).encode())
     assert decode_welcome(connection.receive()) == "another one has its name now"
-    with pytest.raises(ConnectionClosed):
+    with pytest.raises(ConnectionEnded):
         connection.receive()
 
 
 def test_a_greeting_that_is_none_is_hung_up_on(world: World) -> None:
     connection = world.shake()
     connection.send(ask(1))
-    with pytest.raises(ConnectionClosed):
+    with pytest.raises(ConnectionEnded):
         connection.receive()
     assert not world.desk.threads
 

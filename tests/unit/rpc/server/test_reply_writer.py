@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.rpc.server.reply_writer import ReplyWriter
-from holdfast.rpc.wire.connection import Connection, ConnectionClosed
+from holdfast.rpc.wire.connection import Connection, ConnectionEnded
 from holdfast.rpc.wire.messages import Kind, Message
 
 SOON = 20.0
@@ -115,10 +115,10 @@ def test_the_end_of_the_connection_is_told_to_who_sends(ends: Ends) -> None:
     assert senders() == 1
     ends.peer.close()
     until(lambda: not ends.outlet._sending.locked())
-    with pytest.raises(ConnectionClosed):
+    with pytest.raises(ConnectionEnded):
         ends.outlet.offer(answer(2))
     ends.outlet.gather(answer(3))
-    with pytest.raises(ConnectionClosed):
+    with pytest.raises(ConnectionEnded):
         ends.outlet.flush()
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.rpc.server import serving
-from holdfast.rpc.server.serving import Later, PipeConnection, Watch
+from holdfast.rpc.server.serving import Later, PipeConnection, StallWatch
 from holdfast.rpc.wire.codec import HEADER, encode_head
-from holdfast.rpc.wire.connection import ConnectionClosed
-from holdfast.rpc.wire.hello import Hello, Purpose
+from holdfast.rpc.wire.connection import ConnectionEnded
+from holdfast.rpc.wire.hello import Purpose, WorkerHello
 from holdfast.rpc.wire.messages import Kind, Message
 from tests.unit.rpc.server_world import SOON, World, ask, ended, raises, until
 
@@ -48,7 +48,7 @@ def test_sr6_neither_the_last_request_nor_the_last_answer_is_kept(
     class Block(bytearray):
         """Tells when it is gone."""
 
-    def watch(caller: Hello, message: Message, later: Later) -> Message | None:
+    def watch(caller: WorkerHello, message: Message, later: Later) -> Message | None:
         block = Block(b"answer")
         for watched in (block, message.buffers[0]):
             weakref.finalize(watched, gone.release).atexit = False
@@ -175,7 +175,7 @@ def test_a_peer_that_sends_nonsense_is_hung_up_on(world: World) -> None:
     for purpose in Purpose:
         connection = world.open(purpose)
         world.socks[-1].sendall(HEADER.pack(99, 0, 65535, 0, 0, 2**63))
-        with pytest.raises(ConnectionClosed):
+        with pytest.raises(ConnectionEnded):
             connection.receive()
 
 
@@ -186,7 +186,7 @@ def test_a_bug_in_the_handler_ends_the_connection_instead_of_leaving_it_unread(
 ) -> None:
     connection = world.open(purpose)
     connection.send(ask(1, b"bug"))
-    with pytest.raises(ConnectionClosed):
+    with pytest.raises(ConnectionEnded):
         connection.receive()
 
 
@@ -217,14 +217,14 @@ def test_without_a_thread_to_be_had_a_call_goes_on_where_it_is(
 def test_a_pipe_works_without_a_thread_that_watches_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watch, "wake", lambda watch: None)
+    monkeypatch.setattr(StallWatch, "wake", lambda watch: None)
     connection = world.open(Purpose.PIPE)
     connection.send_all([ask(1), ask(2, b"way"), ask(3)])
     assert {connection.receive().call, connection.receive().call} == {1, 3}
 
 
 def test_sr3_a_watch_that_sleeps_can_be_woken_whoever_came_when_it_fell_asleep() -> None:
-    watch = Watch("test")
+    watch = StallWatch("test")
     could_be_woken: list[bool] = []
 
     class Late(threading.Event):
@@ -248,7 +248,7 @@ def test_sr3_a_watch_that_sleeps_can_be_woken_whoever_came_when_it_fell_asleep()
 
 
 def test_a_watch_that_is_about_to_sleep_notices_its_end() -> None:
-    watch = Watch("test")
+    watch = StallWatch("test")
 
     class Late(threading.Event):
         """Is closed at the last moment."""

@@ -14,7 +14,7 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import PeerViolation, UsageError
 from holdfast.rpc.wire.codec import BUFFERS_MAX, HEADER, encode_head
-from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionClosed
+from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionEnded
 from holdfast.rpc.wire.messages import Buffer, Kind, Message
 from holdfast.rpc.wire.parts import parts_of, views_of
 
@@ -252,9 +252,9 @@ def test_who_sends_hears_that_the_link_is_closed_here(ends: Ends) -> None:
     views = views_of(message.buffers)
     assert not here.send_some(views)
     one.close()
-    with pytest.raises(ConnectionClosed):
+    with pytest.raises(ConnectionEnded):
         here._wait_for_room()
-    with pytest.raises(ConnectionClosed):
+    with pytest.raises(ConnectionEnded):
         here.send_parts(views)
 
 
@@ -285,15 +285,15 @@ def test_the_end_of_the_connection_is_told(ends: Ends) -> None:
     here.close()
     here.close()
     assert here.fileno() == -1
-    with pytest.raises(ConnectionClosed, match="^Connection closed by peer$"):
+    with pytest.raises(ConnectionEnded, match="^Connection closed by peer$"):
         there.receive()
-    with pytest.raises(ConnectionClosed, match="Connection closed by peer"):
+    with pytest.raises(ConnectionEnded, match="Connection closed by peer"):
         there.advance()
-    with pytest.raises(ConnectionClosed, match="Connection reset by peer"):
+    with pytest.raises(ConnectionEnded, match="Connection reset by peer"):
         there.send(Message(Kind.REPLY, 1))
-    with pytest.raises(ConnectionClosed, match="Connection reset by peer"):
+    with pytest.raises(ConnectionEnded, match="Connection reset by peer"):
         there.send_some(views_of([b"x"]))
-    with pytest.raises(ConnectionClosed, match="Connection closed by peer"):
+    with pytest.raises(ConnectionEnded, match="Connection closed by peer"):
         here.send(Message(Kind.REPLY, 1, b"", [b"x"]))
 
 
@@ -305,7 +305,7 @@ def test_a_reset_is_told() -> None:
         connection.send(Message(Kind.REPLY, 1))
         other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         other.close()
-        with pytest.raises(ConnectionClosed, match="Connection reset by peer"):
+        with pytest.raises(ConnectionEnded, match="Connection reset by peer"):
             connection.receive()
 
 
@@ -316,7 +316,7 @@ def test_who_receives_hears_that_the_link_is_closed_here(ends: Ends) -> None:
     def receive() -> None:
         try:
             here.receive()
-        except ConnectionClosed as error:
+        except ConnectionEnded as error:
             heard.append(str(error))
 
     thread = beside(receive)
@@ -370,7 +370,7 @@ def test_who_looks_before_it_sleeps_gets_what_is_there_and_hears_of_the_end(ends
     assert same(there.receive(), message)
     assert there._spin.now  # it was worth it
     here.close()
-    with pytest.raises(ConnectionClosed, match="Connection closed by peer"):
+    with pytest.raises(ConnectionEnded, match="Connection closed by peer"):
         there.receive()
 
 

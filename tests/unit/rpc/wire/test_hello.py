@@ -9,21 +9,21 @@ import pytest
 
 from holdfast.errors import PeerViolation
 from holdfast.rpc.wire.hello import (
-    Hello,
     Purpose,
+    WorkerHello,
     decode_hello,
     decode_welcome,
     encode_welcome,
 )
 from holdfast.rpc.wire.messages import Kind, Message
 
-GREETING = Hello("w0", 3, "abc", "def", Purpose.PIPE)
+GREETING = WorkerHello("w0", 3, "abc", "def", Purpose.PIPE)
 PLAIN = {"name": "w0", "id": 3, "incarnation": "abc", "target": "def", "purpose": "pipe"}
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 def test_a_greeting_comes_back_as_it_went(purpose: Purpose) -> None:
-    hello = Hello("w0", 3, "abc", "def", purpose)
+    hello = WorkerHello("w0", 3, "abc", "def", purpose)
     assert decode_hello(hello.encode()) == hello
 
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.net.address import Address
-from holdfast.store.etcd.reply import ReplyParser
+from holdfast.store.etcd.http.reply import ReplyParser
 
 TIMEOUT_S = 30.0
 

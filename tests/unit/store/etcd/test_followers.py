@@ -12,9 +12,9 @@ import pytest
 from holdfast.clock import Deadline
 from holdfast.errors import TimeoutExpired, UsageError
 from holdfast.net.address import Address
-from holdfast.store.etcd.client import EtcdClient
 from holdfast.store.etcd.followers import Followers
-from holdfast.store.etcd.http import Lost, NoAnswer
+from holdfast.store.etcd.http.cluster import EtcdClient
+from holdfast.store.etcd.http.connection import Lost, NoAnswer
 from holdfast.store.ops import Change, Entry
 
 TIMEOUT_S = 30.0

@@ -14,10 +14,10 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import StoreUnavailable, TimeoutExpired, UsageError
 from holdfast.net.address import Address
 from holdfast.store.etcd import watch as etcd_watch
-from holdfast.store.etcd.client import EtcdClient
-from holdfast.store.etcd.http import Lost, NoAnswer
-from holdfast.store.etcd.server import EtcdServer
-from holdfast.store.etcd.store import EtcdStore
+from holdfast.store.etcd.http.cluster import EtcdClient
+from holdfast.store.etcd.http.connection import Lost, NoAnswer
+from holdfast.store.etcd.local_server import LocalEtcdServer
+from holdfast.store.etcd.v3.store import EtcdStore
 from holdfast.store.etcd.watch import EtcdWatch
 from holdfast.store.ops import Change, Entry
 from tests.unit.store.etcd.proxy import Proxy
@@ -225,7 +225,7 @@ def test_a_second_reader_waits_its_turn_until_its_deadline(setup: Setup) -> None
 
 
 @pytest.fixture
-def store(etcd_server: EtcdServer, prefix: str) -> Iterator[EtcdStore]:
+def store(etcd_server: LocalEtcdServer, prefix: str) -> Iterator[EtcdStore]:
     with EtcdStore(etcd_server.addresses, prefix) as made:
         yield made
 
@@ -240,7 +240,7 @@ def test_a_watch_survives_the_loss_of_its_connection(store: EtcdStore, proxy: Pr
 
 
 def test_a_watch_survives_a_restart_of_etcd_and_a_compaction() -> None:
-    with EtcdServer() as server, EtcdStore(server.addresses) as store:
+    with LocalEtcdServer() as server, EtcdStore(server.addresses) as store:
         store.multi_set({"gone": b"", "k": b"1"})
         with store.watch("", prefix=True) as watch:
             assert {watch.next(TIMEOUT_S).key for _ in range(2)} == {"gone", "k"}
@@ -257,7 +257,7 @@ def test_a_watch_survives_a_restart_of_etcd_and_a_compaction() -> None:
 
 
 def test_closing_a_watch_wakes_a_reader_of_a_dead_cluster() -> None:
-    with EtcdServer() as server, EtcdStore(server.addresses) as store:
+    with LocalEtcdServer() as server, EtcdStore(server.addresses) as store:
         watch = store.watch("k")
         server.kill(0)
         with ThreadPoolExecutor() as pool:

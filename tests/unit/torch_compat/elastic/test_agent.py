@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from holdfast.agent.roles import NodeInfo, assign
 from holdfast.torch_compat.elastic.agent import LocalElasticAgent
-from holdfast.torch_compat.elastic.rendezvous import Handler, RoundOver
+from holdfast.torch_compat.elastic.rendezvous import HoldfastRendezvousHandler, RoundEndedEarly
 
 
 def nothing() -> None:
@@ -37,7 +37,7 @@ def make(handler: Any) -> LocalElasticAgent:
 
 
 def our_handler() -> Any:
-    handler = Mock(spec=Handler)
+    handler = Mock(spec=HoldfastRendezvousHandler)
     where = RendezvousStoreInfo("127.0.0.1", 1)
     handler.next_rendezvous.return_value = RendezvousInfo(HashStore(), 0, 1, where)
     handler.exchange.return_value = assign((NodeInfo("role", 2),), 0)
@@ -64,7 +64,7 @@ def test_ranks_come_from_our_round_and_a_round_that_is_over_is_followed_by_the_n
     """TA-1 and TA-4."""
     handler = our_handler()
     ranks = handler.exchange.return_value
-    handler.exchange.side_effect = [RoundOver, ranks]
+    handler.exchange.side_effect = [RoundEndedEarly, ranks]
     agent = make(handler)
     done = RunResult(WorkerState.SUCCEEDED, return_values={0: 0, 1: 1})
     assert run(agent, done) is done

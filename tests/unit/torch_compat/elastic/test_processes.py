@@ -18,9 +18,9 @@ from torch.numa.binding import AffinityMode, NumaOptions
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError
-from holdfast.process.failure import Failure
-from holdfast.process.handle import is_ending
+from holdfast.process.outcome.failure import Failure
 from holdfast.process.spec import Exit
+from holdfast.process.stop.handle import is_ending
 from holdfast.torch_compat.elastic.processes import start_processes
 
 Start = Callable[..., PContext]

@@ -18,17 +18,21 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from holdfast.agent import door, vouching
+from holdfast.agent import torch_store, vouching
 from holdfast.errors import PeerViolation, RendezvousTimedOut
 from holdfast.ids import NodeId, RunId
 from holdfast.net.address import Address
-from holdfast.rendezvous.handler import Ending, Rendezvous, Round
+from holdfast.rendezvous.handler import Rendezvous, Round, RunEnd
 from holdfast.rendezvous.model import Failures, Member
 from holdfast.rendezvous.port import HeldPort
 from holdfast.store.c10d import server as c10d_server
-from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.c10d.server import C10dServer
 from holdfast.store.memory import MemoryStore
-from holdfast.torch_compat.elastic.rendezvous import Handler, RoundOver, create_handler
+from holdfast.torch_compat.elastic.rendezvous import (
+    HoldfastRendezvousHandler,
+    RoundEndedEarly,
+    create_handler,
+)
 
 
 def parameters(**fields: Any) -> RendezvousParameters:
@@ -43,9 +47,9 @@ def parameters(**fields: Any) -> RendezvousParameters:
 
 
 @contextmanager
-def handler(**fields: Any) -> Iterator[Handler]:
+def handler(**fields: Any) -> Iterator[HoldfastRendezvousHandler]:
     made = create_handler(parameters(**fields))
-    assert isinstance(made, Handler)
+    assert isinstance(made, HoldfastRendezvousHandler)
     try:
         yield made
     finally:
@@ -101,9 +105,9 @@ def test_th1_no_round_sees_the_keys_of_another() -> None:
 
 
 def test_a_port_that_is_taken_is_left_to_the_workers(caplog: pytest.LogCaptureFixture) -> None:
-    with C10dDoor(Address("127.0.0.1", 0)) as somebody:
+    with C10dServer(Address("127.0.0.1", 0)) as somebody:
         port = somebody.address.port
-        one = Handler(Rounds(here(0, port=port)), "unit")
+        one = HoldfastRendezvousHandler(Rounds(here(0, port=port)), "unit")
         info = one.next_rendezvous()
         assert not one.use_agent_store
         assert info.bootstrap_store_info.master_port == port
@@ -145,13 +149,13 @@ def test_a_given_master_that_is_not_this_host_is_left_to_rank_0() -> None:
 
 def test_agents_of_other_hosts_vouch_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes of this host, which take it for several, and its kernel for one that knows nothing."""
-    for module in (vouching, door, c10d_server):
+    for module in (vouching, torch_store, c10d_server):
         monkeypatch.setattr(module, "is_loopback", lambda host: False)
     monkeypatch.setattr(c10d_server, "judge_owner", lambda ends: None)
     two: dict[str, Any] = {"min_nodes": 2, "max_nodes": 2, "timeout": 60}
     with held() as endpoint, ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         handlers = [stack.enter_context(handler(endpoint=endpoint, **two)) for _ in "ab"]
-        infos = list(pool.map(Handler.next_rendezvous, handlers))
+        infos = list(pool.map(HoldfastRendezvousHandler.next_rendezvous, handlers))
         infos[0].store.set("key", "value")
         assert infos[1].store.get("key") == b"value"
 
@@ -189,7 +193,7 @@ def test_it_is_shut_down_once() -> None:
 def test_a_run_that_cannot_be_closed_is_left(caplog: pytest.LogCaptureFixture) -> None:
     rounds = Rounds(here(0))
     rounds.trouble = RendezvousTimedOut("no answer")
-    assert not Handler(rounds, "unit").shutdown()
+    assert not HoldfastRendezvousHandler(rounds, "unit").shutdown()
     assert rounds.left
     assert "no answer" in caplog.text
 
@@ -216,7 +220,7 @@ def test_other_errors_are_torchs_too() -> None:
     rounds = Rounds(here(0))
     rounds.trouble = PeerViolation("nonsense")
     with pytest.raises(RendezvousStateError, match="nonsense"):
-        Handler(rounds, "unit").set_closed()
+        HoldfastRendezvousHandler(rounds, "unit").set_closed()
 
 
 def test_what_makes_no_sense_is_refused() -> None:
@@ -293,7 +297,7 @@ class Rounds(Rendezvous):
     def closed(self) -> str | None:
         return None
 
-    def ended(self) -> Ending | None:
+    def ended(self) -> RunEnd | None:
         return None
 
     def close(self, reason: str = "closed", *, failed: bool = False) -> None:
@@ -307,7 +311,7 @@ class Rounds(Rendezvous):
 
 def test_a_round_that_ends_before_all_have_met_is_followed_by_the_next() -> None:
     rounds = Rounds(here(1), here(0))
-    one = Handler(rounds, "unit")
+    one = HoldfastRendezvousHandler(rounds, "unit")
     assert one.next_rendezvous().rank == 0
     assert rounds.asked == ["", "round 1 is over"]
     rounds.rounds.append(here(0))
@@ -315,12 +319,14 @@ def test_a_round_that_ends_before_all_have_met_is_followed_by_the_next() -> None
     assert rounds.asked[2:] == [""]  # that one is forgotten
     rounds.gone = "somebody died"
     assert one.num_nodes_waiting() == 1
-    with pytest.raises(RoundOver):
+    with pytest.raises(RoundEndedEarly):
         one.exchange("role", 1)
     one.leave()
 
 
-def nobody_at_home(rounds: Rounds, monkeypatch: pytest.MonkeyPatch, gone: str | None) -> Handler:
+def nobody_at_home(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, gone: str | None
+) -> HoldfastRendezvousHandler:
     """Make a handler that finds no store where there should be one, and its round gone then."""
     first = rounds.rounds[0]
     first.store.set("torch", b"1 127.0.0.1:1", timeout=60)
@@ -332,7 +338,7 @@ def nobody_at_home(rounds: Rounds, monkeypatch: pytest.MonkeyPatch, gone: str | 
         raise DistNetworkError("refused")
 
     monkeypatch.setattr("holdfast.torch_compat.elastic.rendezvous.TCPStore", connect)
-    return Handler(rounds, "unit")
+    return HoldfastRendezvousHandler(rounds, "unit")
 
 
 def test_a_round_whose_store_dies_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,4 +370,4 @@ def test_a_store_that_is_not_there_while_its_round_lasts_is_torchs_error(
 def test_who_does_not_speak_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.torch_compat.elastic.rendezvous.MEET_WITHIN_S", 0.05)
     with pytest.raises(RendezvousTimeoutError):
-        Handler(Rounds(here(1)), "unit").next_rendezvous()
+        HoldfastRendezvousHandler(Rounds(here(1)), "unit").next_rendezvous()

@@ -1,0 +1,464 @@
+"""Starts one worker, by any method.
+
+A worker's process is a session and a process group of its own, and ends with the thread that
+started it: call `start` from a thread that lives as long as the workers shall.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import IO, assert_never
+
+from holdfast.errors import HoldfastError, Unavailable, UsageError
+from holdfast.process.spec import (
+    Entrypoint,
+    Function,
+    Launch,
+    Module,
+    Program,
+    Script,
+    StartMethod,
+    entrypoint_name,
+)
+from holdfast.process.start import child
+from holdfast.process.start.forked import run_forked
+from holdfast.process.start.orders import write_order
+from holdfast.process.start.warm import REFILL_DELAY_S, Standbys, function_command
+from holdfast.process.start.zygote import Zygote, serve
+from holdfast.process.stop.containment import outlive_group
+from holdfast.process.stop.handle import WorkerProcess, open_process, readable, watch
+
+__all__ = ["Starter", "WorkerProcess", "check_entrypoint"]
+
+_log = logging.getLogger("holdfast.process")
+
+# Errors of the system that say that what we were asked to run is wrong.
+_WRONG = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.E2BIG)
+# What a package's code has in it that changes where its modules are found.
+_FINDING = (b"__path__", b"modules", b"meta_path", b"path_hooks", b"__import__")
+_BEGIN_S = 10.0  # how long a forked process may take to become a group of its own
+
+
+class Starter:
+    """Starts workers.
+
+    `cgroup` is the control group that they enter, as the path of its cgroup.procs. `files` are the
+    limits of open files that they get, if not ours.
+    `close_in_child` runs in a forked worker, which has a copy of all that this process has: it
+    closes what keeps others waiting, such as the writing ends of pipes. `standbys` are used where
+    they fit, kept at their number, and closed with the starter.
+    """
+
+    def __init__(
+        self,
+        *,
+        cgroup: Path | None = None,
+        files: tuple[int, int] | None = None,
+        close_in_child: Callable[[], None] = lambda: None,
+        standbys: Standbys | None = None,
+    ) -> None:
+        self._cgroup = cgroup
+        self._files = files
+        self._close_in_child = close_in_child
+        self._standbys = standbys
+        self._lock = threading.Lock()
+        self._zygote: Zygote | None = None
+        self._is_needless: Callable[[], bool] = lambda: False
+        self._interrupted = False
+        self._begun = False
+
+    def begin(self, is_needless: Callable[[], bool] = lambda: False) -> None:
+        """Begin with another group of workers: forget an `interrupt` of earlier ones.
+
+        `is_needless` says whether the rest of the group need not be started any more; it is asked
+        while a start waits for a forkserver.
+        """
+        with self._lock:
+            self._is_needless = is_needless
+            self._interrupted = False
+            self._begun = True
+
+    def interrupt(self) -> None:
+        """Let no start wait for a forkserver any longer: it fails. From any thread."""
+        with self._lock:
+            self._interrupted = True
+            if self._zygote is not None:
+                self._zygote.interrupt()
+
+    def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
+        """Start a worker that writes to these descriptors, or to ours where there is none.
+
+        UsageError if what it should run is not there; Unavailable if the system has no room.
+        StartGivenUp if a forkserver kept it waiting until it was needless.
+        """
+        try:
+            return self._start(launch, stdout, stderr)
+        except HoldfastError:
+            raise
+        except (OSError, ValueError) as error:
+            raise _refusal(error, launch) from error
+
+    def _start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
+        entrypoint = launch.entrypoint
+        order = self._order(launch)
+        check_entrypoint(entrypoint, launch.environment)
+        match entrypoint:
+            case Function(start_method=StartMethod.FORK):
+                return self._fork(entrypoint, launch, order, stdout, stderr)
+            case Function(start_method=StartMethod.FORKSERVER):
+                return self._fork_elsewhere(entrypoint, launch, order, stdout, stderr)
+            case Function():
+                return self._spawn(entrypoint, launch, order, stdout, stderr)
+            case Script(path, args, python):
+                command = [_interpreter(python), "-u", child.SCRIPT, path, *args]
+            case Module(name, args, python):
+                command = [_interpreter(python), "-u", child.SCRIPT, name, *args]
+            case Program(path, args):
+                order["program"] = _find_program(path, launch.environment)
+                command = [sys.executable, "-I", "-S", child.SCRIPT, path, *args]
+            case _:
+                assert_never(entrypoint)
+        return self._open(command, launch, order, stdout, stderr)
+
+    def _open(
+        self,
+        command: list[str],
+        launch: Launch,
+        order: dict[str, str],
+        stdout: int | None,
+        stderr: int | None,
+        payload: tuple[int, ...] = (),
+    ) -> WorkerProcess:
+        """Let a standby become the worker if there is one, else start a process."""
+        standby = self._standbys.take(launch) if self._standbys is not None else None
+        if self._standbys is not None and standby is not None:
+            taken = standby.become(order, launch.environment, _streams(stdout, stderr), payload)
+            self._standbys.fill(REFILL_DELAY_S)
+            if taken:
+                return standby.process
+        if payload:
+            order["payload"], order["inherited"] = str(payload[0]), ",".join(map(str, payload[1:]))
+        environment = {**launch.environment, child.ORDER: write_order(order)}
+        return open_process(command, environment, stdout, stderr, payload)
+
+    def close(self) -> None:
+        """Let go of what was kept for further workers. Idempotent.
+
+        What the start method forkserver started ends with it.
+        """
+        if self._standbys is not None:
+            self._standbys.close()
+        self._close_zygote()
+
+    def _close_zygote(self) -> None:
+        with self._lock:
+            zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
+
+    def _order(self, launch: Launch) -> dict[str, str]:
+        order = {
+            "kind": type(launch.entrypoint).__name__.lower(),
+            "parent": str(os.getpid()),
+            "folder": os.fspath(launch.folder.absolute()),
+        }
+        if self._cgroup is not None:
+            order["cgroup"] = os.fspath(self._cgroup)
+        if self._files is not None:
+            order["files"] = ",".join(map(str, self._files))
+        if launch.cpus is not None:
+            order["cpus"] = ",".join(map(str, sorted(launch.cpus)))
+        return order
+
+    def _spawn(
+        self,
+        function: Function,
+        launch: Launch,
+        order: dict[str, str],
+        stdout: int | None,
+        stderr: int | None,
+    ) -> WorkerProcess:
+        with tempfile.TemporaryFile(dir=launch.folder) as payload:
+            inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
+            command = function_command(function)
+            descriptors = (payload.fileno(), *inherited)
+            return self._open(command, launch, order, stdout, stderr, descriptors)
+
+    def _fork(
+        self,
+        function: Function,
+        launch: Launch,
+        order: dict[str, str],
+        stdout: int | None,
+        stderr: int | None,
+    ) -> WorkerProcess:
+        work = partial(child.call, function.call, function.args, function.kwargs, order["folder"])
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # else both processes would write what is in there
+        reading, writing = os.pipe()
+
+        def begun() -> None:
+            os.write(writing, b"x")
+            os.close(writing)
+            os.close(reading)
+            self._close_in_child()
+
+        try:
+            pid = _fork_quietly()
+            if pid == 0:
+                run_forked(order, launch.environment, (stdout, stderr), begun, work)
+            # Until then a signal to its process group would find none.
+            readable(reading, _BEGIN_S)
+        finally:
+            os.close(reading)
+            os.close(writing)
+        return watch(pid)
+
+    def _fork_elsewhere(
+        self,
+        function: Function,
+        launch: Launch,
+        order: dict[str, str],
+        stdout: int | None,
+        stderr: int | None,
+    ) -> WorkerProcess:
+        with tempfile.TemporaryFile(dir=launch.folder) as payload:
+            inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
+            self._drop_unusable_zygote()
+            zygote = self._zygote or Zygote(partial(self._start_zygote, function, launch))
+            with self._lock:
+                self._zygote = zygote
+                if self._interrupted:
+                    zygote.interrupt()
+            try:
+                return zygote.start(
+                    order,
+                    launch.environment,
+                    _streams(stdout, stderr),
+                    (payload.fileno(), *inherited),
+                    self._is_needless,
+                )
+            except Unavailable:  # it hangs, or cannot fork: another one may do better
+                self._close_zygote()
+                raise
+
+    def _drop_unusable_zygote(self) -> None:
+        """Let go of a zygote that has died, or is stopped before the first start of a group.
+
+        The workers that it has forked end with it: later it is the group's own that would.
+        """
+        first, self._begun = self._begun, False
+        if self._zygote is None:
+            return
+        if first and self._zygote.stopped():
+            _log.warning("the forkserver is stopped, and is replaced by another one")
+            self._close_zygote()
+        elif not self._zygote.alive():
+            self._close_zygote()
+
+    def _start_zygote(
+        self, function: Function, launch: Launch, orders: socket.socket
+    ) -> WorkerProcess:
+        """Start it as a worker that serves; it imports what the function's module is."""
+        folder = launch.folder / "forkserver"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        module = getattr(function.call, "__module__", None)
+        modules = (module,) if module and module != "__main__" else ()
+        server = replace(
+            launch,
+            entrypoint=Function(serve, (orders, modules)),
+            environment=outlive_group(launch.environment),
+            folder=folder,
+            cpus=None,
+        )
+        return self.start(server, None, None)
+
+
+def _streams(stdout: int | None, stderr: int | None) -> tuple[int, int]:
+    """Return the descriptors to send to a process that has none of ours."""
+    return 1 if stdout is None else stdout, 2 if stderr is None else stderr
+
+
+# What can be known to be wrong before anything runs.
+
+
+def check_entrypoint(entrypoint: Entrypoint, environment: Mapping[str, str]) -> None:
+    """Raise UsageError if what should run is not there; said before anything is started."""
+    match entrypoint:
+        case Script(path, _, python):
+            _check_script(path)
+            _interpreter(python)
+        case Module(name, _, python):
+            _interpreter(python)
+            if not python:
+                _check_module(name, environment.get("PYTHONPATH", ""))
+        case Program(path):
+            _find_program(path, environment)
+        case Function():
+            pass  # it is in our hands
+        case _:
+            assert_never(entrypoint)
+
+
+def _check_script(path: str) -> None:
+    if not os.path.exists(path):
+        raise UsageError(f"script {path!r}: no such file ({_where()})")
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"script {path!r}: it may not be read")
+    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "__main__.py")):
+        raise UsageError(f"script {path!r}: is a folder, and has no __main__.py")
+
+
+def _where() -> str:
+    return f"the folder is {''.join(child.here()) or 'removed'}"
+
+
+def _check_module(name: str, python_path: str) -> None:
+    """Look for a module without running any code of the packages that it is in.
+
+    A package whose code may say itself where its modules are is taken at its word.
+    """
+    package, *parts = name.split(".")
+    spec = _find_outermost(name, python_path)
+    for part in [*parts, "__main__"]:
+        if spec is None or _finds_its_own(spec):
+            return
+        if spec.submodule_search_locations is None and part == "__main__":
+            return  # it is no package: this is what runs
+        package = f"{package}.{part}"
+        try:
+            spec = _find_spec(package, list(spec.submodule_search_locations or ()))
+        except Exception:  # in a finder of somebody else: the worker will see
+            return
+        if spec is None:
+            no_main = part == "__main__" and "it is a package, and has no __main__"
+            raise UsageError(
+                f"module {name!r}: {no_main or f'no module named {package!r}'} ({_where()})"
+            )
+
+
+def _find_outermost(name: str, python_path: str) -> ModuleSpec | None:
+    """Return what is found of the outermost package; None if it was made by hand, in here."""
+    top = name.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:
+        return None
+    if spec is None:
+        places = [*child.here(), *filter(None, python_path.split(os.pathsep))]
+        spec = PathFinder.find_spec(top, places)
+    if spec is None:
+        raise UsageError(f"module {name!r}: no module named {top!r} ({_where()})")
+    return spec
+
+
+def _find_spec(name: str, places: list[str]) -> ModuleSpec | None:
+    """Ask every finder, as an import would after that of the package."""
+    specs = (finder.find_spec(name, places, None) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _finds_its_own(package: ModuleSpec) -> bool:
+    """Say whether a package may have modules that are not found in its folders."""
+    if package.origin is None:
+        return False  # no code: a folder
+    try:
+        code = Path(package.origin).read_bytes()
+    except OSError:  # in an archive, or no file at all
+        return True
+    return not package.origin.endswith(".py") or any(word in code for word in _FINDING)
+
+
+def _interpreter(python: str) -> str:
+    if not python:
+        return sys.executable
+    found = shutil.which(python)
+    if found is None:
+        raise UsageError(f"python {python!r}: not found, or not executable")
+    return found
+
+
+def _find_program(path: str, environment: Mapping[str, str]) -> str:
+    places = environment.get("PATH", os.defpath)
+    found = shutil.which(path, path=places)
+    if found is not None:
+        return os.path.abspath(found)
+    if os.path.dirname(path):
+        why = "it is not executable" if os.path.exists(path) else "no such file"
+    else:
+        why = f"not found in PATH ({places})"
+    raise UsageError(f"program {path!r}: {why}")
+
+
+# Pickling a function for another process, as multiprocessing does.
+
+
+class _Sending:
+    """Takes the place of multiprocessing's Popen while it pickles: it collects descriptors."""
+
+    def __init__(self) -> None:
+        from multiprocessing import popen_forkserver
+
+        self.DupFd = vars(popen_forkserver)["_DupFd"]
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        self.descriptors.append(descriptor)
+        return len(self.descriptors) - 1
+
+
+def _pickle_function(function: Function, name: str, file: IO[bytes]) -> list[int]:
+    """Write what the child needs to know of us, then the call; return what it must inherit.
+
+    Queues, locks and connections of multiprocessing may be among the arguments.
+    """
+    from multiprocessing import context, reduction, spawn
+
+    facts = vars(spawn)["get_preparation_data"](name)
+    facts["authkey"] = bytes(facts["authkey"])
+    sending = _Sending()
+    vars(context)["set_spawning_popen"](sending)
+    try:
+        reduction.dump(facts, file)
+        reduction.dump((function.call, function.args, function.kwargs), file)
+    except Exception as error:  # whatever the classes of the arguments do
+        raise UsageError(
+            f"function {entrypoint_name(function)} with its arguments cannot be pickled: {error}; "
+            f"define it at module level, or use start_method=fork"
+        ) from error
+    finally:
+        vars(context)["set_spawning_popen"](None)
+    file.seek(0)
+    return sending.descriptors
+
+
+# Failing to start.
+
+
+def _refusal(error: OSError | ValueError, launch: Launch) -> UsageError | Unavailable:
+    what = f"cannot start {entrypoint_name(launch.entrypoint)} (rank {launch.rank}): {error}"
+    if isinstance(error, OSError) and error.errno not in _WRONG:
+        return Unavailable(what)
+    return UsageError(what)
+
+
+def _fork_quietly() -> int:
+    """Fork, without the warning that other threads may hold locks: the user chose to fork."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()

@@ -1,0 +1,11 @@
+"""Distributed autograd: what one worker does of it.
+
+Layout, in reading order
+    contexts.py         contexts of distributed autograd
+    graph.py            where tensors leave a worker and arrive, in torch's graph
+    ddp.py              DDP in a context of distributed autograd
+    engine.py           what one worker does of a distributed backward pass
+    optimizer.py        torch's distributed optimizer, without TorchScript
+"""
+
+from __future__ import annotations

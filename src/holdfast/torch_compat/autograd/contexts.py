@@ -1,0 +1,293 @@
+"""Contexts of distributed autograd: what this worker knows of a backward pass that may come.
+
+A context is made by one worker and carried along by its calls, so that each worker which those
+reach has a context of the same number. The worker that made it releases it, and tells those that it
+called; each of them releases its own, and tells on.
+
+Guarantees
+    CX-1  A number of a context or of a message is never used twice: its upper 16 bits are its
+          maker's number, the others count up.
+    CX-2  Who releases a context tells each worker that it knows to have it, again if need be. A
+          worker tells once.
+    CX-3  A released context ends the passes that run in it.
+    CX-4  A context ends here too when nobody would release it: when a worker that has brought it
+          here has hung up, its maker is asked. If that has it, it tells this worker when it
+          releases it; if it has not, or is gone, it is released here.
+    CX-5  A pass fails when the worker that has asked for it has hung up: what it asked for is of
+          no use to anybody.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from holdfast.errors import HoldfastError, PeerLost
+from holdfast.rpc.client.future import Future
+from holdfast.rpc.client.retry_policy import RetryPolicy
+from holdfast.rpc.wire.hello import WorkerHello
+from holdfast.rpc.wire.messages import Kind
+
+__all__ = [
+    "CONTEXTS",
+    "NO_CONTEXT",
+    "Contexts",
+    "DistAutogradContext",
+    "asker_lost",
+    "left",
+    "release",
+    "share",
+]
+
+ID_BITS = 48
+NO_CONTEXT = -1
+
+
+class DistAutogradContext:
+    """What one worker knows of one context.
+
+    Under its lock: the send and recv functions, in the order in which they were made, and the
+    tokens of that order (`graph.py`); the workers that have the context from this one, and those
+    that this one has it from; the passes that have not ended, by number; and the gradients.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lock = threading.Lock()
+        self.sends: dict[int, Any] = {}
+        self.recvs: dict[int, Any] = {}
+        self.workers: set[int] = set()
+        self.sources: set[int] = set()
+        self.passes: dict[int, Any] = {}
+        self.over: set[int] = set()  # the passes that have ended
+        self.gradients: dict[Any, Any] = {}
+        self.reduces = False  # whether DDP has a part in it
+        self.is_released = False
+        self.first_token: Any = None
+        self.token: Any = None
+        # Under a lock of its own, since it is waited for: the pass that runs.
+        self.turns = threading.Condition()
+        self.running: Any = None
+
+    @property
+    def maker(self) -> int:
+        """The worker that made it."""
+        return self.number >> ID_BITS
+
+    def _context_id(self) -> int:
+        return self.number
+
+    def _send_functions(self) -> dict[int, Any]:
+        with self.lock:
+            return dict(self.sends)
+
+    def _recv_functions(self) -> dict[int, Any]:
+        with self.lock:
+            return dict(self.recvs)
+
+    def _known_worker_ids(self) -> set[int]:
+        with self.lock:
+            return set(self.workers)
+
+
+class _CurrentContext(threading.local):
+    number = NO_CONTEXT
+
+
+class Contexts:
+    """All contexts of this worker, and for each thread which one it works in."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: int | None = None
+        self._numbers = itertools.count()
+        self._messages = itertools.count()
+        self._known: dict[int, DistAutogradContext] = {}
+        self._here = _CurrentContext()
+
+    def begin(self, worker: int) -> None:
+        """Set this worker's number; it can be set once."""
+        if not 0 <= worker < 1 << (63 - ID_BITS):
+            raise RuntimeError(f"worker_id needs to be in the range [0, 65535]: got {worker}")
+        with self._lock:
+            if self._worker is not None and self._worker != worker:
+                raise RuntimeError(
+                    "Container is already initialized! "
+                    f"(worker_id {self._worker}; cannot become {worker})"
+                )
+            self._worker = worker
+
+    @property
+    def worker(self) -> int:
+        """This worker's number."""
+        if self._worker is None:
+            raise RuntimeError(
+                "Need to initialize distributed autograd using torch.distributed.autograd._init()"
+            )
+        return self._worker
+
+    @property
+    def largest(self) -> int:
+        """The largest number that a context of this worker can have."""
+        return (1 << ID_BITS) - 1 + (self.worker << ID_BITS)
+
+    def new_message(self) -> int:
+        """Return the number of a message, or of a pass."""
+        return (self.worker << ID_BITS) + next(self._messages)
+
+    # Contexts.
+
+    def make(self) -> DistAutogradContext:
+        """Make a context, in which this thread then works."""
+        if self._here.number != NO_CONTEXT:
+            raise RuntimeError(
+                "Already have an autograd context id for this thread. "
+                f"{self._here.number}: contexts cannot be nested"
+            )
+        context = self.join((self.worker << ID_BITS) + next(self._numbers))
+        self._here.number = context.number
+        return context
+
+    def join(self, number: int, source: int | None = None) -> DistAutogradContext:
+        """Return a context; one is made if this worker has none yet. `source` has brought it."""
+        with self._lock:
+            context = self._known.get(number)
+            if context is None:
+                context = self._known[number] = DistAutogradContext(number)
+        if source is not None:
+            with context.lock:
+                context.sources.add(source)
+        return context
+
+    def find(self, number: int) -> DistAutogradContext:
+        """Return a context; RuntimeError if there is none of that number."""
+        with self._lock:
+            context = self._known.get(number)
+        if context is None:
+            raise RuntimeError(f"Could not find autograd context with id: {number}")
+        return context
+
+    def take(self, number: int) -> DistAutogradContext | None:
+        """Return a context and know it no more; None if there is none."""
+        if self._here.number == number:
+            self._here.number = NO_CONTEXT
+        with self._lock:
+            return self._known.pop(number, None)
+
+    # The one that this thread works in.
+
+    def here(self) -> DistAutogradContext | None:
+        """Return it; None if there is none, or it has been released."""
+        number = self._here.number
+        return None if number == NO_CONTEXT else self._known.get(number)
+
+    def current(self) -> DistAutogradContext:
+        """Return it; RuntimeError if there is none."""
+        if self._here.number == NO_CONTEXT:
+            raise RuntimeError(
+                "Current thread doesn't have a valid autograd context. Please wrap your code "
+                "using: `with torch.distributed.autograd.context() as context_id` to generate a "
+                "valid context"
+            )
+        return self.find(self._here.number)
+
+    @contextmanager
+    def within(self, number: int) -> Iterator[None]:
+        """Let this thread work in a context for a while."""
+        outer, self._here.number = self._here.number, number
+        try:
+            yield
+        finally:
+            self._here.number = outer
+
+    def all(self) -> list[DistAutogradContext]:
+        """Return all of them."""
+        with self._lock:
+            return list(self._known.values())
+
+    def end_passes(self, error: Exception, asker: str | None = None) -> None:
+        """Let passes fail that run here: all, or those that this life of a worker asked for."""
+        for context in self.all():
+            with context.lock:
+                passes = list(context.passes.values())
+            for one in passes:
+                if asker is None or one.asker == asker:
+                    one.fail(error)
+
+    # For people.
+
+    def counts(self) -> dict[str, str]:
+        """Return how many there are of what, by torch's names."""
+        known = self.all()
+        return {
+            "num_current_backward_passes": str(sum(len(one.passes) for one in known)),
+            "num_autograd_contexts": str(len(known)),
+        }
+
+
+CONTEXTS = Contexts()
+"""Those of this process."""
+
+
+def release(agent: Any, number: int) -> bool:
+    """Release a context, and let others release theirs; False if this worker has none (CX-2)."""
+    context = CONTEXTS.take(number)
+    if context is None:
+        return False
+    with context.lock:
+        context.is_released = True
+        passes, workers = list(context.passes.values()), sorted(context.workers)
+    for one in passes:
+        one.fail(RuntimeError(f"autograd context {number} was released during its backward pass"))
+    for worker in workers:
+        try:
+            to = agent.places.find(worker).incarnation
+            agent.core.request(
+                to, Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ, number, None, retries=RetryPolicy()
+            )
+        except (HoldfastError, RuntimeError):  # it is gone, and its context with it
+            continue
+    return True
+
+
+def left(agent: Any, caller: WorkerHello) -> None:
+    """Hear that a worker has hung up (CX-4, CX-5)."""
+    CONTEXTS.end_passes(asker_lost(caller.name), caller.incarnation)
+    for context in CONTEXTS.all():
+        with context.lock:
+            has_brought_it = caller.id in context.sources
+        if has_brought_it and context.maker != CONTEXTS.worker:
+            _ask_maker(agent, context.number, context.maker)
+
+
+def asker_lost(who: str) -> PeerLost:
+    """Return the error of a pass whose asker has hung up."""
+    return PeerLost(f"{who}: Connection closed by peer (it had asked for a backward pass)")
+
+
+def _ask_maker(agent: Any, number: int, maker: int) -> None:
+    def heard(done: Future[Any]) -> None:
+        error = done.exception()
+        if isinstance(error, PeerLost) or (error is None and not done.value()):
+            release(agent, number)
+
+    try:
+        asked = agent.core.call_async(maker, share, (number, CONTEXTS.worker))
+    except (HoldfastError, RuntimeError):  # it has left the group, or we do
+        release(agent, number)
+    else:
+        asked.add_done_callback(heard)
+
+
+def share(number: int, worker: int) -> bool:
+    """Say whether this worker has a context; if it has, that one will hear of its release."""
+    try:
+        context = CONTEXTS.find(number)
+    except RuntimeError:
+        return False
+    with context.lock:
+        context.workers.add(worker)
+        return not context.is_released

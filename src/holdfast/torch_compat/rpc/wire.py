@@ -1,0 +1,93 @@
+"""What torch's pickler makes of a value, on its way: bytes, tensors, and references.
+
+torch pickles a value before it is known to whom it goes. Tensors and references are left out of the
+bytes: each is put into a table of the thread that pickles, and its place in the table is pickled in
+its stead. The three travel together, as a *parcel*, and core pickles the tables: tensors from where
+they lie (`pickling.py`), references as tickets for the worker that gets them.
+
+Guarantees
+    WI-1  A reference in a parcel is found by a number that is never used twice by its thread: what
+          an earlier value that could not be pickled has left behind takes nobody's place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from typing import Any, TypeAlias
+
+from holdfast.torch_compat.autograd.contexts import CONTEXTS
+from holdfast.torch_compat.autograd.graph import Stamp, connect, stamp
+
+__all__ = ["NOBODY", "Parcel", "arrived", "leave", "pack", "seal", "unpack"]
+
+Parcel: TypeAlias = "tuple[bytes, list[Any], dict[int, Any] | None, Stamp | None]"
+
+NOBODY = -1
+
+
+class _PicklingThread(threading.local):
+    def __init__(self) -> None:
+        self.numbers = itertools.count()
+        self.leaving: dict[int, Any] = {}
+        self.arriving: dict[int, Any] | None = None
+
+
+_here = _PicklingThread()
+
+
+def leave(reference: Any) -> int:
+    """Put a reference into the table of what this thread pickles; return its number there."""
+    number = next(_here.numbers)
+    _here.leaving[number] = reference
+    return number
+
+
+def arrived(number: int) -> Any:
+    """Return a reference of the parcel that this thread reads."""
+    arriving = _here.arriving
+    if arriving is None:
+        raise RuntimeError("an RRef can only be read as part of an RPC")
+    return arriving[number]
+
+
+def seal(data: bytes, tensors: list[Any], to: int = NOBODY) -> Parcel:
+    """Make the parcel of what torch's pickler has made, with the references that it left out.
+
+    `to` is who gets it; nobody need be named where no context of autograd can be.
+    """
+    context = CONTEXTS.here()
+    stamped = None if context is None else stamp(tensors, to, context)
+    leaving = _here.leaving
+    if not leaving:
+        return data, tensors, None, stamped
+    _here.leaving = {}
+    return data, tensors, leaving, stamped
+
+
+def pack(value: Any, to: int = NOBODY) -> Parcel:
+    """Make the parcel of a value for a worker, by torch's own pickler."""
+    outer, _here.leaving = _here.leaving, {}
+    try:
+        data, tensors = _internal().serialize(value)
+        return seal(data, tensors, to)
+    finally:
+        _here.leaving = outer
+
+
+def unpack(parcel: Parcel) -> Any:
+    """Return the value of a parcel."""
+    data, tensors, references, stamped = parcel
+    if stamped is not None:
+        connect(tensors, stamped)
+    outer, _here.arriving = _here.arriving, references
+    try:
+        return _internal().deserialize(data, tensors)
+    finally:
+        _here.arriving = outer
+
+
+def _internal() -> Any:
+    # Of torch's Python above us, which is imported after us.
+    return sys.modules["torch.distributed.rpc.internal"]
