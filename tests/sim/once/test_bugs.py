@@ -93,7 +93,7 @@ def who_asks_again_while_it_runs_hears_nothing(patch: pytest.MonkeyPatch) -> Non
 @bug("O2", 50)
 def what_is_open_is_acknowledged(patch: pytest.MonkeyPatch) -> None:  # IS-5
     patch.setattr(
-        "holdfast.rpc.client.retrying.acknowledgement",
+        "holdfast.rpc.client.retrying.encode_acknowledgement",
         lambda below, still: encode_acknowledgement(below),
     )
 
