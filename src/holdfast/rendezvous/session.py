@@ -45,7 +45,7 @@ SIGNALS_EVERY_S = 1.0
 
 _log = logging.getLogger("holdfast.rendezvous")
 
-_Request = Callable[[float], None]
+_Request = Callable[[float], object]
 
 
 class NodeSession:
