@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import holdfast
 from holdfast.net.address import Address
-from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.c10d.server import C10dServer
 from holdfast.store.etcd.local_server import LocalEtcdServer
 
 __all__ = ["KINDS", "Subject", "serve_subject"]
@@ -31,10 +31,10 @@ KINDS = {
     "etcd": "etcd:// (1 member)",
     "etcd-v2": "etcd-v2:// (1 member)",
     "torch": "torch TCPStore, its own client",
-    "door": "our door, torch's client",
+    "store_server": "our server, torch's client",
     "c10d": "torch TCPStore, our client",
 }
-NEED_TORCH = {"torch", "door", "c10d"}
+NEED_TORCH = {"torch", "store_server", "c10d"}
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -83,9 +83,9 @@ def main(kind: str) -> None:
     with ExitStack() as stack:
         if kind == "tcp":
             endpoint = stack.enter_context(holdfast.serve_store()).endpoint
-        elif kind == "door":
-            door = stack.enter_context(C10dDoor(Address("127.0.0.1", 0)))
-            endpoint = f"torch://{door.address}"
+        elif kind == "store_server":
+            store_server = stack.enter_context(C10dServer(Address("127.0.0.1", 0)))
+            endpoint = f"torch://{store_server.address}"
         else:
             distributed = importlib.import_module("torch.distributed")
             store = distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)

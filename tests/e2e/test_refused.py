@@ -335,7 +335,7 @@ def test_the_slow_hold_nobody_up_and_are_dropped_in_time(live: Live) -> None:
             sock.sendall(b"H")
         live.settle()
         live.check_served()
-        assert len(live.server._strangers) == SLOW
+        assert len(live.server._unauthenticated) == SLOW
         held, _ = tracemalloc.get_traced_memory()
         assert held < SLOW * 16 * KIB
         assert live.refusals() == []
@@ -344,7 +344,7 @@ def test_the_slow_hold_nobody_up_and_are_dropped_in_time(live: Live) -> None:
         live.settle()
         assert [hear(sock) for sock in slow] == [b""] * SLOW
         assert [refusal.reason for refusal in live.refusals()] == ["silent for too long"] * SLOW
-        assert len(live.server._strangers) == 0
+        assert len(live.server._unauthenticated) == 0
         assert store.get("key") == b"value"
         live.check_served()
 
@@ -368,20 +368,20 @@ def test_who_proves_himself_and_then_says_nothing_is_dropped_too(live: Live) -> 
 
 
 def test_the_oldest_stranger_makes_room(live: Live) -> None:
-    live.server._strangers.most = 50
+    live.server._unauthenticated.most = 50
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(live.dial()) for _ in range(60)]
         live.settle()
         assert [hear(sock) for sock in socks[:10]] == [b""] * 10
         live.check_served()  # takes the place of one more while it shakes hands
-        assert len(live.server._strangers) == 49
+        assert len(live.server._unauthenticated) == 49
     reasons = {refusal.reason for refusal in live.refusals()[:11]}
     assert reasons == {"made room for newer connections"}
 
 
 def test_a_flood_from_one_address_keeps_nobody_out_who_comes_from_another(live: Live) -> None:
     """SS-2."""
-    live.server._strangers.most = 50
+    live.server._unauthenticated.most = 50
     with contextlib.ExitStack() as stack:
         away = stack.enter_context(
             socket.create_connection(live.server.address, SOON, source_address=("127.0.0.2", 0))

@@ -1,4 +1,4 @@
-"""holdfast and real torch, both ways: its clients at our door, our client at its servers."""
+"""holdfast and real torch, both ways: its clients at our server, our client at its servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from holdfast.errors import StoreUnavailable, TimeoutExpired, UsageError
 from holdfast.net.address import Address
 from holdfast.store.c10d.client import C10dStore
-from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.c10d.server import C10dServer
 from tests import torch_versions
 from tests.e2e.torch_client import SCENES
 
@@ -40,13 +40,18 @@ def start(program: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-# torch's client at our door.
+# torch's client at our server.
 
 
 @pytest.fixture(scope="module")
 def outcome() -> dict[str, str | None]:
-    with C10dDoor(LOOPBACK) as door, C10dDoor(LOOPBACK) as other:
-        client = start("torch_client.py", door.address.host, door.address.port, other.address.port)
+    with C10dServer(LOOPBACK) as store_server, C10dServer(LOOPBACK) as other:
+        client = start(
+            "torch_client.py",
+            store_server.address.host,
+            store_server.address.port,
+            other.address.port,
+        )
         with client:
             try:
                 output, _ = client.communicate(timeout=WITHIN_S)
@@ -54,13 +59,13 @@ def outcome() -> dict[str, str | None]:
                 client.kill()
         assert client.returncode == 0
         # What torch's clients left behind is the keys, and nothing else.
-        assert not door._space._waits
+        assert not store_server._space._waits
         result: dict[str, str | None] = json.loads(output)
         return result
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_torchs_client_at_our_door(scene: str, outcome: dict[str, str | None]) -> None:
+def test_torchs_client_at_our_server(scene: str, outcome: dict[str, str | None]) -> None:
     from torch.distributed import TCPStore
 
     if scene == "barriers" and not hasattr(TCPStore, "barrier"):
@@ -68,15 +73,19 @@ def test_torchs_client_at_our_door(scene: str, outcome: dict[str, str | None]) -
     assert outcome[scene] is None, outcome[scene]
 
 
-# A torch job whose stores are our doors.
+# A torch job whose stores are our store_servers.
 
 
-def test_gloo_groups_of_four_and_of_two_meet_at_our_doors() -> None:
-    # The pairs use the same keys at the same time, on doors of their own.
-    with C10dDoor(LOOPBACK) as door, C10dDoor(LOOPBACK) as left, C10dDoor(LOOPBACK) as right:
+def test_gloo_groups_of_four_and_of_two_meet_at_our_servers() -> None:
+    # The pairs use the same keys at the same time, on store_servers of their own.
+    with (
+        C10dServer(LOOPBACK) as store_server,
+        C10dServer(LOOPBACK) as left,
+        C10dServer(LOOPBACK) as right,
+    ):
         pairs = (left.address.port, right.address.port)
         ranks = [
-            start("torch_rank.py", rank, 4, door.address.port, pairs[rank // 2])
+            start("torch_rank.py", rank, 4, store_server.address.port, pairs[rank // 2])
             for rank in range(4)
         ]
         try:

@@ -256,7 +256,7 @@ def limits() -> None:
 
 
 @scene
-def two_doors_are_apart() -> None:
+def two_servers_are_apart() -> None:
     here, there = connect(PORTS[0]), connect(PORTS[1])
     here.set("where", "here")
     assert not there.check(["where"])

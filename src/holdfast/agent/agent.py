@@ -20,7 +20,6 @@ from typing import assert_never
 
 from holdfast.agent.attempt import Attempt, GroupMaker, Membership
 from holdfast.agent.clerk import Clerk
-from holdfast.agent.door import Opened, master_of, open_door
 from holdfast.agent.effects import (
     Close,
     CountFailure,
@@ -45,6 +44,7 @@ from holdfast.agent.job import Job
 from holdfast.agent.machine import AgentMachine, State
 from holdfast.agent.narrator import Narrator
 from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.torch_store import Opened, master_of, open_torch_store
 from holdfast.agent.vouching import Witness
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import (
@@ -208,7 +208,7 @@ class ElasticAgent:
         self._look()
 
     def _told_of_changes(self) -> bool:
-        """Say whether the rendezvous speaks up by itself; a stranger's may have to be asked."""
+        """Say whether the rendezvous tells of changes; some backends must be asked."""
         return type(self._rendezvous).subscribe is not Rendezvous.subscribe
 
     def _look(self) -> None:
@@ -345,7 +345,7 @@ class ElasticAgent:
         if self._attempt is not None:
             self._closing, self._attempt = self._attempt, None
             self._keeper.do(self._guarded(self._closing.close))
-        self._opened.close_door()
+        self._opened.close_torch_store()
 
     def _with_results(self, outcome: Outcome) -> Outcome:
         if outcome.ending is not Ending.SUCCEEDED or self._attempt is None:
@@ -403,7 +403,7 @@ class ElasticAgent:
             except HoldfastError as error:
                 self._post(partial(self._machine.join_failed, error, self._now()))
                 return
-            opened = Opened(open_door(self._job, here))
+            opened = Opened(open_torch_store(self._job, here))
             try:
                 membership = self._become_member(here, opened)
             except HoldfastError:
@@ -420,10 +420,10 @@ class ElasticAgent:
     def _become_member(self, here: Round, opened: Opened) -> Membership | None:
         """Exchange what the nodes of the round need to know; None if it ended meanwhile."""
         deadline = Deadline.after(SWAP_WITHIN_S, self._clock)
-        door = opened.door is not None
+        torch_store = opened.torch_store is not None
         over = self._rendezvous.over
         job = self._job
-        swapped = swap(here, job.node, door, lambda: over() is not None, deadline, job.alike)
+        swapped = swap(here, job.node, torch_store, lambda: over() is not None, deadline, job.alike)
         if swapped is None:
             return None
         if here.rank > 0 and swapped[1]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from signal import Signals
 from typing import Any, Protocol
 
-from holdfast.agent.door import master_of
 from holdfast.agent.environment import RoundFacts, worker_environment
 from holdfast.agent.job import Job
 from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
+from holdfast.agent.torch_store import master_of
 from holdfast.process.numa import cpus_for
 from holdfast.process.outcome.failure import WorkerExited
 from holdfast.process.output.logs import AttemptLogs, RunLogs, WorkerPlace
@@ -57,7 +57,7 @@ class Membership:
 
     here: Round
     nodes: tuple[NodeInfo, ...]
-    door: bool
+    torch_store: bool
 
     def ranks(self) -> tuple[WorkerRanks, ...]:
         """Return the ranks of this node's workers."""
@@ -125,7 +125,7 @@ class Attempt:
             master_port=master.port,
             restart_count=here.failures,
             max_restarts=job.terms.budget.max_restarts,
-            use_agent_store=membership.door,
+            use_agent_store=membership.torch_store,
             signals_to_handle=",".join(one.name for one in job.signals),
             round=here.number,
             # A lone node needs no store; its workers have one in a file.

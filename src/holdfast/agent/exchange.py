@@ -1,7 +1,7 @@
 """What the agents of one round tell each other, through the store that they share.
 
     node/R        what node R says of its workers (`NodeInfo`), written when the round begins
-    door          whether node 0 serves torch's store protocol in this round: 1 or 0
+    torch_store   whether node 0 serves torch's store protocol in this round: 1 or 0
     terms         what all nodes should have been told alike, in the words of node 0
     ROUND/failed/R   which workers of node R have failed so far (on the board)
     ROUND/done/R     the workers of node R are done (on the board)
@@ -39,19 +39,19 @@ REPORT_BYTES_MAX = 1 << 20
 def swap(
     here: Round,
     mine: NodeInfo,
-    door: bool,
+    torch_store: bool,
     over: Callable[[], bool],
     deadline: Deadline,
     terms: str = "",
 ) -> tuple[tuple[NodeInfo, ...], bool] | None:
-    """Tell the round of this node; return all of them by rank, and whether there is a door.
+    """Tell the round of this node; return all of them by rank, and whether torch's store is served.
 
     None if the round is over before everybody has spoken. Two operations, whatever the number of
     nodes. A node whose `terms` are not those of node 0 warns, and goes on.
     """
     said = {f"node/{here.rank}": mine.encode()}
     if here.rank == 0:
-        said |= {"door": b"1" if door else b"0", "terms": terms.encode()}
+        said |= {"torch_store": b"1" if torch_store else b"0", "terms": terms.encode()}
     try:
         here.store.multi_set(said, timeout=deadline.remaining())
     except Fenced:
@@ -60,7 +60,7 @@ def swap(
     while not over():
         try:
             *nodes, there, alike = here.store.wait(
-                [*keys, "door", "terms"], timeout=deadline.sooner(SLICE_S).remaining()
+                [*keys, "torch_store", "terms"], timeout=deadline.sooner(SLICE_S).remaining()
             )
         except TimeoutExpired:
             if deadline.passed():

@@ -14,7 +14,7 @@ Guarantees
     HE-2  A port that cannot be had is one warning, and no error.
     HE-3  Nothing can be changed here, and nothing but liveness and metrics is shown: of what the
           agent says of itself only `SHOWN`.
-    HE-4  Strangers cannot hold it: at most `CONNECTIONS_MAX` connections, and an eighth of the
+    HE-4  Clients cannot exhaust it: at most `CONNECTIONS_MAX` connections, and an eighth of the
           descriptors; the oldest of the address that has the most gives way, so that a flood from
           one address silences no probe from another one. None lives longer than `REQUEST_S`
           without a whole request of at most `REQUEST_BYTES_MAX`.
@@ -33,7 +33,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.net.address import Address, parse_address
 from holdfast.net.descriptors import share_of_descriptors
 from holdfast.net.reactor import Connection, Reactor, Timer
-from holdfast.net.strangers import Strangers
+from holdfast.net.unauthenticated import UnauthenticatedConnections
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.prometheus import CONTENT_TYPE, render_prometheus
 
@@ -78,7 +78,9 @@ class HealthServer:
         self._metrics = metrics
         self._reactor: Reactor | None = None
         # Touched by the reactor's thread only.
-        self._requests = Strangers[_ProbeConnection](share_of_descriptors(CONNECTIONS_MAX))
+        self._requests = UnauthenticatedConnections[_ProbeConnection](
+            share_of_descriptors(CONNECTIONS_MAX)
+        )
         self.addresses: tuple[Address, ...] = ()
         """Where it answers; nowhere before `start`, and if that had to warn."""
 

@@ -20,9 +20,9 @@ class Job:
     """One node's part of a job.
 
     `environment` is what workers inherit, before the variables of their rank. `master_address`
-    and `master_port` replace the round's, as they are. `door` says whether node 0 serves torch's
-    store protocol at the master's address. `alike` is what every node should have been told alike,
-    in words: a node that was told otherwise warns.
+    and `master_port` replace the round's, as they are. `torch_store` says whether node 0 serves
+    torch's store protocol at the master's address. `alike` is what every node should have been told
+    alike, in words: a node that was told otherwise warns.
     """
 
     run_id: str
@@ -34,7 +34,7 @@ class Job:
     signals: tuple[Signals, ...] = ()
     master_address: str | None = None
     master_port: int | None = None
-    door: bool = True
+    torch_store: bool = True
     virtual_local_rank: bool = False
     numa_binding: str | None = None
     timer_file: Path | None = None

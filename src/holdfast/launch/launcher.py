@@ -236,7 +236,7 @@ class _Launch:
             signals=config.signals,
             master_address=config.master_addr,
             master_port=config.master_port,
-            door=self._environment.share_store,
+            torch_store=self._environment.share_store,
             virtual_local_rank=config.virtual_local_rank,
             numa_binding=config.numa_binding,
             timer_file=self._timer_file(folder),

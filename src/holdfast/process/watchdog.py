@@ -14,8 +14,8 @@ Guarantees
           only what the agent then says is a worker of its own, held by a pidfd where there are any,
           so that a process which inherits its number is safe.
     WD-2  Nothing that is written to the FIFO stops the watchdog, nor makes it keep more than
-          `TIMERS_MAX` timers for each worker, and `STRANGERS_MAX` processes that are no workers
-          (a worker may be faster than the agent that learns of it).
+          `TIMERS_MAX` timers for each worker, and `UNKNOWN_PROCESSES_MAX` processes that are no
+          workers (a worker may be faster than the agent that learns of it).
     WD-3  No path is taken away from anybody: the FIFO of an agent that lives, another user's, and
           what is no FIFO are refused. At the end our FIFO is gone.
     WD-4  Where nobody watches, `expires` says so once, and the work goes on.
@@ -54,8 +54,8 @@ from holdfast.records import dataclass
 from holdfast.threads import start_thread
 
 __all__ = [
-    "STRANGERS_MAX",
     "TIMERS_MAX",
+    "UNKNOWN_PROCESSES_MAX",
     "TimerRequest",
     "Watchdog",
     "expires",
@@ -63,9 +63,9 @@ __all__ = [
 ]
 
 TIMERS_MAX = 256
-STRANGERS_MAX = 16
+UNKNOWN_PROCESSES_MAX = 16
 
-_STRANGER = "a timer of a process that is no worker of this agent"
+_UNKNOWN_PROCESS = "a timer of a process that is no worker of this agent"
 _VERSION = 1
 _LINE_MAX = 4096  # what a pipe takes in one piece, so that the lines of several writers never mix
 _READ_BYTES = 1 << 16
@@ -290,7 +290,7 @@ class _WatchdogLoop:
         else:
             worker.known = worker.known or self._is_worker(worker.pid)
         if worker is None:
-            self._tell_once(_STRANGER)
+            self._tell_once(_UNKNOWN_PROCESS)
         elif request.scope not in worker.timers and len(worker.timers) >= TIMERS_MAX:
             self._tell_once(f"more than {TIMERS_MAX} timers of a worker")
         else:
@@ -301,8 +301,8 @@ class _WatchdogLoop:
     def _hold(self, pid: int) -> _WatchedProcess | None:
         """Take hold of a process, if it may be a worker of this agent."""
         known = self._is_worker(pid)
-        strangers = sum(not worker.known for worker in self._workers.values())
-        if not known and strangers >= STRANGERS_MAX:
+        unknown = sum(not worker.known for worker in self._workers.values())
+        if not known and unknown >= UNKNOWN_PROCESSES_MAX:
             return None
         try:
             pidfd = _open_pidfd(pid)
@@ -344,7 +344,7 @@ class _WatchdogLoop:
         """Let a timer end a worker; one that is to be killed has time to write its stacks."""
         # Asked only now: a worker that is there still is the one whose pidfd we have.
         if not self._is_worker(worker.pid):
-            self._tell_once(_STRANGER)
+            self._tell_once(_UNKNOWN_PROCESS)
             return
         # Known before the end is noticed: native code may fail because the signal interrupts it.
         self._reasons[worker.pid] = f"the agent ended it: its timer {timer.scope!r} has expired"

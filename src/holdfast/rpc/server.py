@@ -41,7 +41,7 @@ from holdfast.net.auth import NONCE_BYTES, Key, ServerHandshake
 from holdfast.net.credentials import check_peer
 from holdfast.net.descriptors import share_of_descriptors
 from holdfast.net.reactor import tune
-from holdfast.net.strangers import Strangers
+from holdfast.net.unauthenticated import UnauthenticatedConnections
 from holdfast.observe.events import ConnectionRefused
 from holdfast.observe.sinks import LogSink
 from holdfast.rpc.forks import keep_from_children
@@ -100,7 +100,9 @@ class Server:
         self._handshake_within_s = handshake_within_s
         self._lock = threading.Lock()
         self._listeners: list[socket.socket] = []
-        self._strangers = Strangers[socket.socket](share_of_descriptors(strangers_max))
+        self._strangers = UnauthenticatedConnections[socket.socket](
+            share_of_descriptors(strangers_max)
+        )
         self._links: dict[Link, Greeting] = {}
         self.left: Callable[[Greeting], object] | None = None
         """Hears of callers that have no pipe any more, maybe more than once. Must not block."""

@@ -6,8 +6,8 @@ time, and performs its effects.
 Guarantees
     SS-1  A byte of a peer reaches the codec only after the peer has proved itself.
     SS-2  A peer that has not done so and said Hello within HANDSHAKE_WITHIN_S is dropped, and at
-          most STRANGERS_MAX unproved ones are held, and an eighth of the descriptors: the oldest of
-          the address that holds the most makes room.
+          most UNAUTHENTICATED_MAX such peers are held, and an eighth of the descriptors: the oldest
+          of the address that holds the most makes room.
     SS-3  A client that breaks the protocol loses its connection; the others do not notice.
     SS-4  A client gets its answers at the pace at which it reads them: while more than
           CONGESTED_BYTES wait for it, its further calls wait too, at most one read's worth of
@@ -33,7 +33,7 @@ from holdfast.net.descriptors import share_of_descriptors
 from holdfast.net.frames import FrameDecoder, encode_frame
 from holdfast.net.reactor import Connection, Reactor, Timer
 from holdfast.net.secret import Secret
-from holdfast.net.strangers import Strangers
+from holdfast.net.unauthenticated import UnauthenticatedConnections
 from holdfast.observe.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -46,10 +46,10 @@ from holdfast.observe.sinks import LogSink, Sink
 from holdfast.store.messages import KEY_CONTEXT
 from holdfast.store.service import Hangup, SendFrame, Service, ServiceStatus
 
-__all__ = ["HANDSHAKE_WITHIN_S", "STRANGERS_MAX", "StoreServer"]
+__all__ = ["HANDSHAKE_WITHIN_S", "UNAUTHENTICATED_MAX", "StoreServer"]
 
 HANDSHAKE_WITHIN_S = 5.0
-STRANGERS_MAX = 1024
+UNAUTHENTICATED_MAX = 1024
 CONGESTED_BYTES = 1024 * 1024
 
 
@@ -82,7 +82,9 @@ class StoreServer:
         )
         self._peers: dict[int, _Peer] = {}
         # Peers that have not proved themselves yet.
-        self._strangers = Strangers[_Peer](share_of_descriptors(STRANGERS_MAX))
+        self._unauthenticated = UnauthenticatedConnections[_Peer](
+            share_of_descriptors(UNAUTHENTICATED_MAX)
+        )
         self._numbers = count(1)
         # The machine's timer, and the moment for which it is set.
         self._wake: Timer | None = None
@@ -148,7 +150,7 @@ class StoreServer:
     def _admit(self, connection: Connection) -> _Peer:
         peer = _Peer(self, connection, next(self._numbers))
         self._peers[peer.number] = peer
-        crowded_out = self._strangers.admit(peer, connection.host)  # SS-2
+        crowded_out = self._unauthenticated.admit(peer, connection.host)  # SS-2
         if crowded_out is not None:
             crowded_out.drop("made room for newer connections")
         return peer
@@ -195,7 +197,7 @@ class StoreServer:
 
 
 class _Peer:
-    """One connection: first a stranger in a handshake, then a client of the machine."""
+    """One connection: unauthenticated in its handshake, then a client of the machine."""
 
     def __init__(self, server: StoreServer, connection: Connection, number: int) -> None:
         self.connection = connection
@@ -249,7 +251,7 @@ class _Peer:
         server._peers.pop(self.number, None)
         self._calm()
         if self._handshake is not None:
-            server._strangers.forget(self)
+            server._unauthenticated.forget(self)
             self._refuse(reason)
             return
         by_peer = self.connection.closed_by_peer
@@ -262,7 +264,7 @@ class _Peer:
         )
 
     def drop(self, reason: str) -> None:
-        """Hang up on a stranger."""
+        """Close an unauthenticated connection."""
         self.connection.close(reason)
 
     def _greet(self, handshake: ServerHandshake, data: bytes) -> bytes:
@@ -277,7 +279,7 @@ class _Peer:
             self.connection.send(answer)
             return b""
         server = self._server
-        server._strangers.forget(self)
+        server._unauthenticated.forget(self)
         self._handshake = None
         server._service.connect(self.number)
         server._opened.add()

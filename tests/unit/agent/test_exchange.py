@@ -77,12 +77,12 @@ def here() -> Iterator[Here]:
     here.close()
 
 
-def test_nodes_learn_who_the_others_are_and_whether_there_is_a_door(here: Here) -> None:
+def test_nodes_learn_who_the_others_are_and_whether_there_is_a_torch_store(here: Here) -> None:
     nodes = NodeInfo("trainer", 4), NodeInfo("evaluator", 1)
     with ThreadPoolExecutor(2) as pool:
         both = [
-            pool.submit(swap, here(rank), nodes[rank], door, never, soon())
-            for rank, door in ((0, True), (1, False))  # only node 0's word counts
+            pool.submit(swap, here(rank), nodes[rank], torch_store, never, soon())
+            for rank, torch_store in ((0, True), (1, False))  # only node 0's word counts
         ]
     assert [one.result() for one in both] == [(nodes, True)] * 2
 

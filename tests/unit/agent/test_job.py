@@ -23,4 +23,4 @@ def test_a_job_shows_no_environment() -> None:
     )
     assert "hidden" not in repr(job)
     assert replace(job, environment={}) != job
-    assert (job.signals, job.door, job.master_address) == ((), True, None)
+    assert (job.signals, job.torch_store, job.master_address) == ((), True, None)

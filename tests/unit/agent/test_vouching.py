@@ -20,7 +20,7 @@ from holdfast.net import owner
 from holdfast.net.address import Address
 from holdfast.net.owner import Ends
 from holdfast.rendezvous.handler import Round
-from holdfast.store.c10d.server import STRANGERS_MAX, VOUCH_WITHIN_S
+from holdfast.store.c10d.server import UNAUTHENTICATED_MAX, VOUCH_WITHIN_S
 from holdfast.store.fenced import FencedStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.prefix import PrefixStore
@@ -289,5 +289,5 @@ def test_an_end_of_the_store_ends_both(nodes: Nodes, caplog: pytest.LogCaptureFi
         nodes.store.close()
 
 
-def test_the_limit_is_what_a_door_keeps_of_strangers() -> None:
-    assert QUESTIONS_MAX == STRANGERS_MAX
+def test_the_limit_is_what_a_torch_store_keeps_of_strangers() -> None:
+    assert QUESTIONS_MAX == UNAUTHENTICATED_MAX

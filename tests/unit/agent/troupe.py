@@ -47,7 +47,7 @@ def a_job(**changes: Any) -> Job:
         terms=Terms(budget=RestartBudget(1), grace_s=5.0, exit_barrier_s=20.0),
         environment={"HOME": "/home/me"},
         host="a",
-        door=False,
+        torch_store=False,
         monitor_interval_s=0.01,
     )
     return replace(job, **changes)

@@ -16,7 +16,7 @@ import pytest
 from holdfast.net.address import Address
 from holdfast.net.auth import MAGIC, NONCE_BYTES, VERSION
 from holdfast.net.secret import new_secret
-from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.c10d.server import C10dServer
 from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.open import open_store, serve_store
 from tests.unit.cli.conftest import Run
@@ -199,14 +199,14 @@ def test_a_file_that_is_no_store(run: Run, tmp_path: Path) -> None:
     assert lines[1].startswith("FAIL  store            ")
 
 
-def test_a_door_for_torch(run: Run) -> None:
-    with C10dDoor(Address("127.0.0.1", 0)) as door:
-        assert examined(run, door.endpoint) == (
+def test_a_server_for_torch(run: Run) -> None:
+    with C10dServer(Address("127.0.0.1", 0)) as store_server:
+        assert examined(run, store_server.endpoint) == (
             0,
             [
-                f"ok    endpoint         {door.endpoint}",
+                f"ok    endpoint         {store_server.endpoint}",
                 "ok    name resolution  127.0.0.1 is 127.0.0.1",
-                f"ok    TCP connection   {door.address} in _ ms",
+                f"ok    TCP connection   {store_server.address} in _ ms",
                 "ok    store            answers in _ ms; keys: 0",
             ],
         )

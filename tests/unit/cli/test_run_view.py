@@ -33,7 +33,7 @@ RUNNING = AgentStatus(
             reason="",
         ),
         nodes=(NodeInfo("r", 4), NodeInfo("r", 2), NodeInfo("s", 1)),
-        door=False,
+        torch_store=False,
     ),
     turned_at=0.0,
 )

@@ -28,8 +28,8 @@ from holdfast.process import watchdog
 from holdfast.process.outcome.stacks import STACK_SIGNAL
 from holdfast.process.stop.escalation import ASK_BEFORE_S
 from holdfast.process.watchdog import (
-    STRANGERS_MAX,
     TIMERS_MAX,
+    UNKNOWN_PROCESSES_MAX,
     TimerRequest,
     Watchdog,
     expires,
@@ -290,18 +290,18 @@ def test_a_worker_may_be_faster_than_the_agent_that_learns_of_it(tmp_path: Path)
 
 def test_few_strangers_are_held(node: Node) -> None:
     """WD-2."""
-    strangers = [node.stranger() for _ in range(STRANGERS_MAX + 4)]
+    strangers = [node.stranger() for _ in range(UNKNOWN_PROCESSES_MAX + 4)]
     try:
         node.write(*(TimerRequest(s.pid, "step", FAR, SIGKILL) for s in strangers))
         node.settle()
-        assert STRANGERS_MAX <= pidfds() <= STRANGERS_MAX + 1
+        assert UNKNOWN_PROCESSES_MAX <= pidfds() <= UNKNOWN_PROCESSES_MAX + 1
         # Each that turns out to be a worker makes room for another.
         for early, late in zip(strangers[:4], strangers[-4:], strict=True):
             node.workers[early.pid] = early
             node.write(TimerRequest(early.pid, "more", FAR, SIGKILL))
             node.write(TimerRequest(late.pid, "step", FAR, SIGKILL))
         node.settle()
-        assert pidfds() >= STRANGERS_MAX + 4
+        assert pidfds() >= UNKNOWN_PROCESSES_MAX + 4
     finally:
         for stranger in strangers:
             node.workers.pop(stranger.pid, None)

@@ -301,7 +301,7 @@ def test_ss2_a_silent_peer_is_dropped(proved: bool, monkeypatch: pytest.MonkeyPa
 
 
 def test_ss2_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "STRANGERS_MAX", 2)
+    monkeypatch.setattr(server_module, "UNAUTHENTICATED_MAX", 2)
     with new_server() as server, ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection(server.address)) for _ in range(3)

@@ -1,10 +1,10 @@
-"""The door for torch's own store clients: serves their protocol on an address of its own.
+"""The server of torch's store protocol, for torch's own clients, on an address of its own.
 
-A door has a key space to itself: it reaches neither the native store nor other doors, so a job
+A server has a key space to itself: it reaches neither the native store nor other servers, so a job
 opens a new one for each attempt and no worker meets keys of an attempt before.
 
-torch's protocol has no authentication. So a door asks the kernel which user has made a connection
-from this host, and admits its own user alone. A door that binds another address than loopback has
+torch's protocol has no authentication. So a server asks the kernel which user has made a connection
+from this host, and admits its own user alone. A server that binds another address than loopback has
 somebody who vouches for connections from other hosts (`vouch`).
 
 Guarantees
@@ -30,7 +30,7 @@ from holdfast.net.address import Address, is_loopback
 from holdfast.net.descriptors import share_of_descriptors
 from holdfast.net.owner import Ends, is_connected, judge_owner
 from holdfast.net.reactor import Connection, Reactor
-from holdfast.net.strangers import Strangers
+from holdfast.net.unauthenticated import UnauthenticatedConnections
 from holdfast.observe.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -43,11 +43,11 @@ from holdfast.store.c10d.messages import Validate
 from holdfast.store.c10d.space import DEFAULT_MAX_BYTES, C10dSpace
 from holdfast.store.c10d.wire import RequestParser
 
-__all__ = ["HANDSHAKE_WITHIN_S", "STRANGERS_MAX", "VOUCH_WITHIN_S", "C10dDoor", "Vouch"]
+__all__ = ["HANDSHAKE_WITHIN_S", "UNAUTHENTICATED_MAX", "VOUCH_WITHIN_S", "C10dServer", "Vouch"]
 
 HANDSHAKE_WITHIN_S = 5.0
 VOUCH_WITHIN_S = 30.0
-STRANGERS_MAX = 1024
+UNAUTHENTICATED_MAX = 1024
 EARLY_BYTES_MAX = 16 * 1024
 """How much a peer may send while another host is asked: torch's client sends some and waits."""
 
@@ -57,7 +57,7 @@ Vouch: TypeAlias = Callable[[Ends, Answer], None]
 """Finds out whether a connection from another host is to be admitted. Must not block."""
 
 
-class C10dDoor:
+class C10dServer:
     """A server that torch's TCPStore clients can use. `start()` binds, `with` does both.
 
     `max_bytes` bounds what it keeps: keys, values, queues, waits and half-received requests. A
@@ -75,7 +75,7 @@ class C10dDoor:
     ) -> None:
         if vouch is None and not is_loopback(address.host):
             raise UsageError(
-                f"c10d door on {address}: torch's store protocol has no authentication; "
+                f"c10d server on {address}: torch's store protocol has no authentication; "
                 "bind a loopback address, or say who vouches for other hosts (vouch=…)"
             )
         self.address = address
@@ -88,11 +88,13 @@ class C10dDoor:
         self._reactor: Reactor | None = None
         # Below: touched by the reactor's thread only.
         self._space = C10dSpace(max_bytes)
-        self._visitors: dict[int, _Visitor] = {}
+        self._clients: dict[int, _ClientConnection] = {}
         # Those that have not sent the magic number yet.
-        self._strangers = Strangers[_Visitor](share_of_descriptors(STRANGERS_MAX))
+        self._unauthenticated = UnauthenticatedConnections[_ClientConnection](
+            share_of_descriptors(UNAUTHENTICATED_MAX)
+        )
         self._numbers = count(1)
-        self._held = 0  # what the parsers of all visitors keep of half requests
+        self._held = 0  # what the parsers of all clients keep of half requests
 
     @property
     def endpoint(self) -> str:
@@ -139,21 +141,21 @@ class C10dDoor:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<C10dDoor {self.endpoint}>"
+        return f"<C10dServer {self.endpoint}>"
 
     # On the reactor's thread from here on.
 
     def _now(self) -> float:
         return self._clock.monotonic()
 
-    def _welcome(self, reactor: Reactor, connection: Connection) -> _Visitor:
-        visitor = _Visitor(self, next(self._numbers), connection, reactor)
-        self._visitors[visitor.number] = visitor
-        crowded_out = self._strangers.admit(visitor, connection.host)
+    def _welcome(self, reactor: Reactor, connection: Connection) -> _ClientConnection:
+        client = _ClientConnection(self, next(self._numbers), connection, reactor)
+        self._clients[client.number] = client
+        crowded_out = self._unauthenticated.admit(client, connection.host)
         if crowded_out is not None:
             crowded_out.drop("made room for newer connections")
-        reactor.call_later(HANDSHAKE_WITHIN_S, visitor.drop_if_silent)
-        return visitor
+        reactor.call_later(HANDSHAKE_WITHIN_S, client.drop_if_silent)
+        return client
 
     def _judge(self, connection: Connection, answer: Answer) -> str | None:
         """Return why a connection is refused, or nothing if it is admitted.
@@ -179,14 +181,14 @@ class C10dDoor:
             raise PeerViolation(f"c10d: the store is full, at most {self._max_bytes} bytes fit")
 
 
-class _Visitor:
+class _ClientConnection:
     """One connection of a torch client."""
 
     def __init__(
-        self, door: C10dDoor, number: int, connection: Connection, reactor: Reactor
+        self, server: C10dServer, number: int, connection: Connection, reactor: Reactor
     ) -> None:
         self.number = number
-        self._door = door
+        self._server = server
         self._connection = connection
         self._reactor = reactor
         self._asked = self._admitted = False
@@ -198,7 +200,7 @@ class _Visitor:
     def received(self, data: bytes) -> None:
         if not self._asked:
             self._asked = True
-            why = self._door._judge(self._connection, self._answered)
+            why = self._server._judge(self._connection, self._answered)
             if why is None:
                 self._reactor.call_later(VOUCH_WITHIN_S, self._not_vouched_for)
             else:
@@ -240,10 +242,10 @@ class _Visitor:
             while not self._over and (request := self._parser.next()) is not None:
                 if isinstance(request, Validate):
                     self._validated()
-                for number, reply in self._door._space.handle(self.number, request):
-                    visitor = self._door._visitors.get(number)
-                    if visitor is not None:
-                        visitor._connection.send(reply)
+                for number, reply in self._server._space.handle(self.number, request):
+                    client = self._server._clients.get(number)
+                    if client is not None:
+                        client._connection.send(reply)
             if not self._over and self._parser.held != self._held:
                 self._count(self._parser.held)
         except PeerViolation as violation:
@@ -254,46 +256,46 @@ class _Visitor:
         self._end(reason)
 
     def drop(self, reason: str) -> None:
-        """Hang up on a stranger."""
+        """Close an unauthenticated connection."""
         if not self._over and not self._parser.validated:
             self._connection.close(reason)
 
     def drop_if_silent(self) -> None:
-        """Hang up on a stranger that keeps us waiting, unless it waits for us."""
+        """Close an unauthenticated connection that sends nothing, unless it waits for us."""
         if self._asked and not self._admitted:
             self._reactor.call_later(HANDSHAKE_WITHIN_S, self.drop_if_silent)
         else:
             self.drop("silent in the handshake")
 
     def _validated(self) -> None:
-        door = self._door
-        door._strangers.forget(self)
-        door._sink.emit(
-            ConnectionOpened(cause=self._cause(), at=door._now(), peer=self._connection.peer)
+        server = self._server
+        server._unauthenticated.forget(self)
+        server._sink.emit(
+            ConnectionOpened(cause=self._cause(), at=server._now(), peer=self._connection.peer)
         )
 
     def _count(self, held: int) -> None:
         change, self._held = held - self._held, held
-        self._door._hold(change)
+        self._server._hold(change)
 
     def _end(self, reason: str) -> None:
         if self._over:
             return
         self._over = True
-        door, peer = self._door, self._connection.peer
-        del door._visitors[self.number]
-        door._strangers.forget(self)
-        door._space.disconnect(self.number)
+        server, peer = self._server, self._connection.peer
+        del server._clients[self.number]
+        server._unauthenticated.forget(self)
+        server._space.disconnect(self.number)
         self._parser.close()
         self._early = b""
         self._count(0)
-        cause, at = self._cause(), door._now()
+        cause, at = self._cause(), server._now()
         if self._parser.validated:
-            door._sink.emit(ConnectionClosed(cause=cause, at=at, peer=peer, reason=reason))
+            server._sink.emit(ConnectionClosed(cause=cause, at=at, peer=peer, reason=reason))
         else:
-            door._sink.emit(
+            server._sink.emit(
                 ConnectionRefused(cause=cause, at=at, peer=peer, step=Step.HANDSHAKE, reason=reason)
             )
 
     def _cause(self) -> CauseId:
-        return CauseId(f"{self._door._cause}/{self.number}")
+        return CauseId(f"{self._server._cause}/{self.number}")

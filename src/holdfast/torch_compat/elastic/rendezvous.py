@@ -1,8 +1,8 @@
 """torch's rendezvous by ours: a handler for its agents, over every backend that torch names.
 
 torch's agents ask for a round, and get ranks and a store of torch's own kind. The rounds are ours;
-the store is a door that the node of rank 0 opens, new for each round. At the round's master, if
-that can be bound, the door is also the store of the workers.
+the store is a torch store server that the node of rank 0 starts, new for each round. At the round's
+master, if that can be bound, it is also the store of the workers.
 
 Guarantees
     TH-1  Every member of a round gets a client of the same store, which no other round has used.
@@ -35,9 +35,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from holdfast import env, ids
-from holdfast.agent.door import Door, serve_master
 from holdfast.agent.exchange import swap
 from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
+from holdfast.agent.torch_store import TorchStoreServer, serve_master
 from holdfast.agent.vouching import Witness
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import (
@@ -62,7 +62,7 @@ MEET_WITHIN_S = 60.0
 _SLICE_S = 1.0
 _CONNECT_S = 5.0
 _AGAIN_S = 0.05
-_DOOR = "torch"
+_TORCH_STORE = "torch"
 
 _log = logging.getLogger("holdfast.torch_compat")
 
@@ -112,7 +112,7 @@ class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it 
         self._rendezvous = rendezvous
         self._run_id = run_id
         self._here: Round | None = None
-        self._door: Door | None = None
+        self._torch_store: TorchStoreServer | None = None
         self._witness: Witness | None = None
         self._shared = False
 
@@ -136,7 +136,7 @@ class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it 
         why = ""
         with _torchs_errors():
             while True:
-                self._close_door()
+                self._close_torch_store()
                 here = self._rendezvous.next_round(why)
                 try:
                     return self._enter(here)
@@ -189,7 +189,7 @@ class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it 
         try:
             return self._rendezvous.shutdown()
         finally:
-            self._close_door()
+            self._close_torch_store()
 
     def _close(self, reason: str, *, failed: bool) -> bool:
         try:
@@ -209,33 +209,35 @@ class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it 
         self._here = here
         try:
             if here.rank == 0:
-                self._open_door(here)
+                self._open_torch_store(here)
             else:
                 self._witness = Witness(here)
                 master = Address(here.master_address, here.master_port)
                 self._witness.start(master, Deadline.after(MEET_WITHIN_S))
         except Fenced:
             raise RoundEndedEarly from None
-        store = self._connect(self._find_door(here))
+        store = self._connect(self._find_torch_store(here))
         master = RendezvousStoreInfo(here.master_address, here.master_port)
         return RendezvousInfo(store, here.rank, here.world_size, master)
 
-    def _open_door(self, here: Round) -> None:
+    def _open_torch_store(self, here: Round) -> None:
         """Serve the round's store: at its master if that can be bound, else at a free port."""
         where = Address(here.master_address, here.master_port)
-        self._door = serve_master(where, here) if env.current().share_store else None
-        shared = self._door is not None
-        if self._door is None:
-            self._door = Door(Address(here.members[0].address, 0), here)
-            where = self._door.address
+        self._torch_store = serve_master(where, here) if env.current().share_store else None
+        shared = self._torch_store is not None
+        if self._torch_store is None:
+            self._torch_store = TorchStoreServer(Address(here.members[0].address, 0), here)
+            where = self._torch_store.address
         told = f"{int(shared)} {where}".encode()
-        here.store.set(_DOOR, told, timeout=MEET_WITHIN_S)
+        here.store.set(_TORCH_STORE, told, timeout=MEET_WITHIN_S)
 
-    def _find_door(self, here: Round) -> Address:
+    def _find_torch_store(self, here: Round) -> Address:
         deadline = Deadline.after(MEET_WITHIN_S)
         while not self._is_over():
             try:
-                (told,) = here.store.wait([_DOOR], timeout=deadline.sooner(_SLICE_S).remaining())
+                (told,) = here.store.wait(
+                    [_TORCH_STORE], timeout=deadline.sooner(_SLICE_S).remaining()
+                )
             except TimeoutExpired:
                 if deadline.passed():
                     raise
@@ -245,19 +247,20 @@ class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it 
             return parse_address(where, 0)
         raise RoundEndedEarly
 
-    def _connect(self, door: Address) -> TCPStore:
+    def _connect(self, where: Address) -> TCPStore:
         """Connect to the round's store: whoever serves it may die before we do."""
         deadline = Deadline.after(MEET_WITHIN_S)
         while not self._is_over():
             within = timedelta(seconds=deadline.sooner(_CONNECT_S).remaining() or 0.0)
             try:
                 store = TCPStore(
-                    door.host, door.port, is_master=False, timeout=within, wait_for_workers=False
+                    where.host, where.port, is_master=False, timeout=within, wait_for_workers=False
                 )
             except DistError as error:
                 if deadline.passed():
                     raise RendezvousConnectionError(
-                        f"run {self._run_id}: no connection to the round's store at {door}: {error}"
+                        f"run {self._run_id}: no connection to the round's store at {where}: "
+                        f"{error}"
                     ) from None
                 SYSTEM_CLOCK.sleep(_AGAIN_S)
             else:
@@ -273,11 +276,11 @@ class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it 
     def _is_over(self) -> bool:
         return self._rendezvous.over() is not None
 
-    def _close_door(self) -> None:
-        door, self._door = self._door, None
+    def _close_torch_store(self) -> None:
+        server, self._torch_store = self._torch_store, None
         witness, self._witness = self._witness, None
-        if door is not None:
-            door.close()
+        if server is not None:
+            server.close()
         if witness is not None:
             witness.close()
 

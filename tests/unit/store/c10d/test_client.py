@@ -1,4 +1,4 @@
-"""The store over torch's protocol: at our own door, and at servers that misbehave."""
+"""The store over torch's protocol: at our own store_server, and at servers that misbehave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.store.c10d import client as c10d_client
 from holdfast.store.c10d import line as c10d_line
 from holdfast.store.c10d import messages as c10d
 from holdfast.store.c10d.client import C10dStore
-from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.c10d.server import C10dServer
 from holdfast.store.c10d.space import C10dSpace
 from holdfast.store.c10d.wire import RequestParser
 from holdfast.store.ops import Entry, Lease, Swap
@@ -32,14 +32,14 @@ MIN, MAX = -(1 << 63), (1 << 63) - 1
 
 
 @pytest.fixture
-def door() -> Iterator[C10dDoor]:
-    with C10dDoor(LOOPBACK) as door:
-        yield door
+def store_server() -> Iterator[C10dServer]:
+    with C10dServer(LOOPBACK) as store_server:
+        yield store_server
 
 
 @pytest.fixture
-def store(door: C10dDoor) -> Iterator[C10dStore]:
-    with C10dStore(door.address) as store:
+def store(store_server: C10dServer) -> Iterator[C10dStore]:
+    with C10dStore(store_server.address) as store:
         yield store
 
 
@@ -77,15 +77,15 @@ class Server:
 # Reading and writing.
 
 
-def test_nothing_is_connected_before_the_first_call(door: C10dDoor) -> None:
-    store = C10dStore(door.address)
-    assert store.endpoint == f"c10d://{door.address}"
-    assert repr(store) == f"<C10dStore c10d://{door.address}>"
+def test_nothing_is_connected_before_the_first_call(store_server: C10dServer) -> None:
+    store = C10dStore(store_server.address)
+    assert store.endpoint == f"c10d://{store_server.address}"
+    assert repr(store) == f"<C10dStore c10d://{store_server.address}>"
     store.close()
     store.close()
     with pytest.raises(UsageError, match="closed"):
         store.get("k")
-    assert not door._visitors
+    assert not store_server._clients
 
 
 def test_missing_empty_and_full(store: C10dStore) -> None:
@@ -98,9 +98,9 @@ def test_missing_empty_and_full(store: C10dStore) -> None:
     assert store.delete("k") is False
 
 
-def test_keys_lie_where_torchs_clients_look(door: C10dDoor, store: C10dStore) -> None:
+def test_keys_lie_where_torchs_clients_look(store_server: C10dServer, store: C10dStore) -> None:
     store.set("ключ", b"v")
-    with Peer(door.address) as peer:
+    with Peer(store_server.address) as peer:
         assert peer.get("/ключ".encode()) == b"v"
 
 
@@ -118,9 +118,11 @@ def test_more_keys_than_checks_in_flight(monkeypatch: pytest.MonkeyPatch, store:
     assert store.multi_get([f"{n}" for n in range(10)]) == expected
 
 
-def test_counting_and_listing_see_only_what_can_be_named(door: C10dDoor, store: C10dStore) -> None:
+def test_counting_and_listing_see_only_what_can_be_named(
+    store_server: C10dServer, store: C10dStore
+) -> None:
     store.multi_set({"b/2": b"2", "a": b"", "b/1": b"1"})
-    with Peer(door.address) as peer:
+    with Peer(store_server.address) as peer:
         peer.say(c10d.Set(b"bare", b""), c10d.Set(b"/\xff", b""), c10d.QueuePush(b"/q", b""))
         peer.sync()
     assert store.count() == 3
@@ -243,7 +245,7 @@ def test_a_wait_returns_what_is_there(store: C10dStore) -> None:
     assert store.wait(["a"], timeout=0) == [b"1"]
 
 
-def test_waits_do_not_hold_up_other_calls(door: C10dDoor, store: C10dStore) -> None:
+def test_waits_do_not_hold_up_other_calls(store_server: C10dServer, store: C10dStore) -> None:
     found: list[list[bytes]] = []
     keys = [[f"k{n}", "last"] for n in range(4)]
     waiters = [
@@ -263,7 +265,9 @@ def test_waits_do_not_hold_up_other_calls(door: C10dDoor, store: C10dStore) -> N
     assert len(store._lines._idle) == 2
 
 
-def test_a_wait_that_expires_says_what_was_missing(door: C10dDoor, store: C10dStore) -> None:
+def test_a_wait_that_expires_says_what_was_missing(
+    store_server: C10dServer, store: C10dStore
+) -> None:
     store.set("there", b"")
     with pytest.raises(TimeoutExpired, match="'gone'") as caught:
         store.wait(["there", "gone"], timeout=0.5)
@@ -274,7 +278,7 @@ def test_a_wait_that_expires_says_what_was_missing(door: C10dDoor, store: C10dSt
     assert caught.value.waiting_for == ("gone",)
     store.set("gone", b"")
     assert store.wait(["there", "gone"]) == [b"", b""]
-    assert not door._space._waits
+    assert not store_server._space._waits
 
 
 def test_a_wait_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,8 +385,8 @@ def test_a_wait_goes_on_over_a_new_connection(monkeypatch: pytest.MonkeyPatch) -
         assert store.wait(["k"]) == [b"v"]
 
 
-def test_a_queue_of_torch_is_no_key(door: C10dDoor, store: C10dStore) -> None:
-    with Peer(door.address) as peer:
+def test_a_queue_of_torch_is_no_key(store_server: C10dServer, store: C10dStore) -> None:
+    with Peer(store_server.address) as peer:
         peer.say(c10d.QueuePush(b"/q", b"x"))
         peer.sync()
     assert store.get("q") is None
@@ -391,8 +395,8 @@ def test_a_queue_of_torch_is_no_key(door: C10dDoor, store: C10dStore) -> None:
     assert caught.value.waiting_for == ("q",)
 
 
-def test_closing_ends_a_wait(door: C10dDoor) -> None:
-    store = C10dStore(door.address)
+def test_closing_ends_a_wait(store_server: C10dServer) -> None:
+    store = C10dStore(store_server.address)
     errors: list[HoldfastError] = []
 
     def wait() -> None:
@@ -403,8 +407,8 @@ def test_closing_ends_a_wait(door: C10dDoor) -> None:
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    with Peer(door.address) as peer:
-        while not door._space._waits:  # a busy peer is the clock
+    with Peer(store_server.address) as peer:
+        while not store_server._space._waits:  # a busy peer is the clock
             peer.sync()
     store.close()
     waiter.join(WITHIN_S)
@@ -472,7 +476,7 @@ def test_a_write_that_cannot_connect_has_not_happened() -> None:
     assert not caught.value.maybe_applied
 
 
-def test_a_read_survives_lost_connections(door: C10dDoor, store: C10dStore) -> None:
+def test_a_read_survives_lost_connections(store_server: C10dServer, store: C10dStore) -> None:
     store.set("k", b"v")
     line = store._shared.line
     assert line is not None

@@ -21,7 +21,7 @@ from holdfast.net.address import Address
 from holdfast.store.c10d import line as c10d_line
 from holdfast.store.c10d import messages as c10d
 from holdfast.store.c10d.line import ConnectionPool, ConnectionSlot, Line
-from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.c10d.server import C10dServer
 from holdfast.store.c10d.wire import encode_request, read_i64, read_u8, read_u32
 from tests.unit.store.c10d.peers import HELLO, LOOPBACK, WITHIN_S, ScriptedServer
 
@@ -47,9 +47,9 @@ def until_closed(sock: socket.socket) -> None:
 
 
 @pytest.fixture
-def door() -> Iterator[C10dDoor]:
-    with C10dDoor(LOOPBACK) as door:
-        yield door
+def store_server() -> Iterator[C10dServer]:
+    with C10dServer(LOOPBACK) as store_server:
+        yield store_server
 
 
 def lines_to(address: Address) -> ConnectionPool:
@@ -64,8 +64,8 @@ def ping(line: Line) -> int:
 # One connection.
 
 
-def test_a_line_asks_and_reads(door: C10dDoor) -> None:
-    line = Line.open(door.address, soon())
+def test_a_line_asks_and_reads(store_server: C10dServer) -> None:
+    line = Line.open(store_server.address, soon())
     assert ping(line) == 0x01020304
     assert ping(line) == 0x01020304
     line.close()
@@ -152,8 +152,8 @@ def test_reading_and_sending_end_at_their_deadline() -> None:
         over.set()
 
 
-def test_a_reader_can_be_woken(door: C10dDoor) -> None:
-    line = Line.open(door.address, soon())
+def test_a_reader_can_be_woken(store_server: C10dServer) -> None:
+    line = Line.open(store_server.address, soon())
     errors: list[Exception] = []
 
     def read() -> None:
@@ -260,21 +260,21 @@ def test_a_server_may_come_up_after_the_first_call() -> None:
     with socket.create_server(LOOPBACK) as free:
         address = Address("127.0.0.1", free.getsockname()[1])
     lines, lane = lines_to(address), ConnectionSlot()
-    doors: list[C10dDoor] = []
+    store_servers: list[C10dServer] = []
 
     class Opening:
-        """A clock on which the door opens during the first pause."""
+        """A clock on which the store_server opens during the first pause."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(SYSTEM_CLOCK, name)
 
         def sleep(self, seconds: float) -> None:
-            doors.append(C10dDoor(address))
-            doors[0].start()
+            store_servers.append(C10dServer(address))
+            store_servers[0].start()
 
     lines._clock = Opening()  # type: ignore[assignment]
     assert lines.use(lane, ping, soon(), write=True) == 0x01020304
-    doors[0].close()
+    store_servers[0].close()
     with pytest.raises(StoreUnavailable) as lost:
         lines.use(lane, ping, soon(), write=True)
     assert lost.value.maybe_applied
@@ -301,8 +301,8 @@ def test_a_handshake_that_outlasts_the_deadline_names_the_step() -> None:
         assert not caught.value.maybe_applied
 
 
-def test_without_time_nothing_is_sent(door: C10dDoor) -> None:
-    lines, lane = lines_to(door.address), ConnectionSlot()
+def test_without_time_nothing_is_sent(store_server: C10dServer) -> None:
+    lines, lane = lines_to(store_server.address), ConnectionSlot()
     lines.use(lane, ping, soon(), write=True)
     line = lane.line
     with pytest.raises(TimeoutExpired) as caught:
@@ -312,25 +312,25 @@ def test_without_time_nothing_is_sent(door: C10dDoor) -> None:
     lines.close()
 
 
-def test_a_busy_lane_is_waited_for_until_the_deadline(door: C10dDoor) -> None:
+def test_a_busy_lane_is_waited_for_until_the_deadline(store_server: C10dServer) -> None:
     lane = ConnectionSlot()
     with lane.lock, pytest.raises(TimeoutExpired, match="busy"):
-        lines_to(door.address).use(lane, ping, Deadline.after(0.02), write=False)
+        lines_to(store_server.address).use(lane, ping, Deadline.after(0.02), write=False)
 
 
-def test_an_error_of_the_talk_closes_the_line(door: C10dDoor) -> None:
+def test_an_error_of_the_talk_closes_the_line(store_server: C10dServer) -> None:
     def talk(line: Line) -> None:
         raise KeyboardInterrupt
 
-    lines, lane = lines_to(door.address), ConnectionSlot()
+    lines, lane = lines_to(store_server.address), ConnectionSlot()
     with pytest.raises(KeyboardInterrupt):
         lines.use(lane, talk, soon(), write=False)
     assert lane.line is None
     assert not lines._idle | lines._busy
 
 
-def test_one_spare_lane_is_kept(door: C10dDoor) -> None:
-    lines = lines_to(door.address)
+def test_one_spare_lane_is_kept(store_server: C10dServer) -> None:
+    lines = lines_to(store_server.address)
     with lines.spare_lane() as one, lines.spare_lane() as two:
         assert one is not two
         for lane in (one, two):
@@ -343,8 +343,8 @@ def test_one_spare_lane_is_kept(door: C10dDoor) -> None:
     lines.close()
 
 
-def test_closing_ends_calls_with_a_usage_error(door: C10dDoor) -> None:
-    lines = lines_to(door.address)
+def test_closing_ends_calls_with_a_usage_error(store_server: C10dServer) -> None:
+    lines = lines_to(store_server.address)
     talking = threading.Event()
     errors: list[Exception] = []
 
@@ -370,8 +370,8 @@ def test_closing_ends_calls_with_a_usage_error(door: C10dDoor) -> None:
         lines.use(ConnectionSlot(), ping, soon(), write=False)
 
 
-def test_what_ends_well_after_closing_is_closed(door: C10dDoor) -> None:
-    lines, lane = lines_to(door.address), ConnectionSlot()
+def test_what_ends_well_after_closing_is_closed(store_server: C10dServer) -> None:
+    lines, lane = lines_to(store_server.address), ConnectionSlot()
 
     def talk(line: Line) -> int:
         answer = ping(line)
@@ -380,6 +380,8 @@ def test_what_ends_well_after_closing_is_closed(door: C10dDoor) -> None:
 
     assert lines.use(lane, talk, soon(), write=False) == 0x01020304
     assert lane.line is None
-    lane.line = Line.open(door.address, soon())  # as if it had been opened during the closing
+    lane.line = Line.open(
+        store_server.address, soon()
+    )  # as if it had been opened during the closing
     with pytest.raises(UsageError, match="closed"):
         lines.use(lane, ping, soon(), write=False)

@@ -1,4 +1,4 @@
-"""The door for torch's clients: live sockets, bad peers, slow peers, bounds, and noise."""
+"""The store_server for torch's clients: live sockets, bad peers, slow peers, bounds, and noise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast.observe.events import (
 )
 from holdfast.store.c10d import messages as c10d
 from holdfast.store.c10d import server as c10d_server
-from holdfast.store.c10d.server import EARLY_BYTES_MAX, Answer, C10dDoor
+from holdfast.store.c10d.server import EARLY_BYTES_MAX, Answer, C10dServer
 from holdfast.store.c10d.space import ITEM_BYTES
 from holdfast.store.c10d.wire import READY, encode_bytes, encode_i64, encode_request
 from tests.unit.net.reactor_server import held_port
@@ -41,9 +41,9 @@ def sink() -> QueueSink:
 
 
 @pytest.fixture
-def door(sink: QueueSink) -> Iterator[C10dDoor]:
-    with C10dDoor(LOOPBACK, sink=sink) as door:
-        yield door
+def store_server(sink: QueueSink) -> Iterator[C10dServer]:
+    with C10dServer(LOOPBACK, sink=sink) as store_server:
+        yield store_server
 
 
 def u64(number: int) -> bytes:
@@ -54,8 +54,8 @@ def u64(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 10_000])
-def test_the_recorded_session_is_answered_as_recorded(door: C10dDoor, piece: int) -> None:
-    with Peer(door.address, hello=False) as peer:
+def test_the_recorded_session_is_answered_as_recorded(store_server: C10dServer, piece: int) -> None:
+    with Peer(store_server.address, hello=False) as peer:
         for vector in VECTORS:
             for start in range(0, len(vector.sent), piece):
                 peer.socket.sendall(vector.sent[start : start + piece])
@@ -63,15 +63,19 @@ def test_the_recorded_session_is_answered_as_recorded(door: C10dDoor, piece: int
         peer.sync()
 
 
-def test_a_whole_session_in_one_send_is_answered_in_order(door: C10dDoor) -> None:
-    with Peer(door.address, hello=False) as peer:
+def test_a_whole_session_in_one_send_is_answered_in_order(store_server: C10dServer) -> None:
+    with Peer(store_server.address, hello=False) as peer:
         peer.socket.sendall(b"".join(vector.sent for vector in VECTORS))
         expected = b"".join(vector.reply for vector in VECTORS)
         assert peer.read(len(expected)) == expected
 
 
-def test_a_write_wakes_waiters_on_other_connections(door: C10dDoor) -> None:
-    with Peer(door.address) as one, Peer(door.address) as two, Peer(door.address) as writer:
+def test_a_write_wakes_waiters_on_other_connections(store_server: C10dServer) -> None:
+    with (
+        Peer(store_server.address) as one,
+        Peer(store_server.address) as two,
+        Peer(store_server.address) as writer,
+    ):
         for waiter in (one, two):
             waiter.say(c10d.Wait((b"/a", b"/b")))
             waiter.sync()
@@ -83,17 +87,21 @@ def test_a_write_wakes_waiters_on_other_connections(door: C10dDoor) -> None:
         one.sync()  # nothing else came
 
 
-def test_a_waiter_that_hangs_up_is_forgotten(door: C10dDoor, sink: QueueSink) -> None:
-    with Peer(door.address) as waiter:
+def test_a_waiter_that_hangs_up_is_forgotten(store_server: C10dServer, sink: QueueSink) -> None:
+    with Peer(store_server.address) as waiter:
         waiter.say(c10d.Wait((b"/k",)))
         waiter.sync()
     sink.next(ConnectionClosed)
-    assert not door._space._waits
-    assert door._space.used == 0
+    assert not store_server._space._waits
+    assert store_server._space.used == 0
 
 
-def test_doors_do_not_share_keys(door: C10dDoor) -> None:
-    with C10dDoor(LOOPBACK) as other, Peer(door.address) as here, Peer(other.address) as there:
+def test_servers_do_not_share_keys(store_server: C10dServer) -> None:
+    with (
+        C10dServer(LOOPBACK) as other,
+        Peer(store_server.address) as here,
+        Peer(other.address) as there,
+    ):
         here.say(c10d.Set(b"/k", b"here"))
         here.sync()
         assert there.get(b"/k") == b""
@@ -105,49 +113,49 @@ def test_doors_do_not_share_keys(door: C10dDoor) -> None:
 # Life and address.
 
 
-def test_events_tell_of_a_door_and_its_visitors(sink: QueueSink) -> None:
-    door = C10dDoor(LOOPBACK, sink=sink)
-    with door:
-        assert str(sink.next(ServerStarted)) == f"serving {door.endpoint}"
-        with Peer(door.address):
+def test_events_tell_of_a_server_and_its_clients(sink: QueueSink) -> None:
+    store_server = C10dServer(LOOPBACK, sink=sink)
+    with store_server:
+        assert str(sink.next(ServerStarted)) == f"serving {store_server.endpoint}"
+        with Peer(store_server.address):
             sink.next(ConnectionOpened)
         sink.next(ConnectionClosed)
-        with Peer(door.address, hello=False) as peer:
+        with Peer(store_server.address, hello=False) as peer:
             peer.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert peer.rest() == b""
         assert "magic" in str(sink.next(ConnectionRefused))
     sink.next(ServerStopped)
-    assert repr(door) == f"<C10dDoor c10d://{door.address}>"
+    assert repr(store_server) == f"<C10dServer c10d://{store_server.address}>"
 
 
 def test_closing_hangs_up_and_frees_the_port() -> None:
-    door = C10dDoor(LOOPBACK)
-    door.close()  # not started: nothing to do
-    door.start()
-    with Peer(door.address) as peer:
-        door.close()
-        door.close()
+    store_server = C10dServer(LOOPBACK)
+    store_server.close()  # not started: nothing to do
+    store_server.start()
+    with Peer(store_server.address) as peer:
+        store_server.close()
+        store_server.close()
         assert peer.rest() == b""
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(door.address, WITHIN_S)
-    with C10dDoor(door.address) as again:
-        assert again.address == door.address
+        socket.create_connection(store_server.address, WITHIN_S)
+    with C10dServer(store_server.address) as again:
+        assert again.address == store_server.address
 
 
-def test_an_address_in_use_is_a_usage_error(door: C10dDoor) -> None:
+def test_an_address_in_use_is_a_usage_error(store_server: C10dServer) -> None:
     with pytest.raises(UsageError, match="cannot listen"):
-        C10dDoor(door.address).start()
+        C10dServer(store_server.address).start()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
 def test_other_hosts_need_somebody_who_vouches_for_them(host: str) -> None:
     with pytest.raises(UsageError, match=r"no authentication.*vouch="):
-        C10dDoor(Address(host, 0))
+        C10dServer(Address(host, 0))
 
 
 def test_exactly_the_given_address_is_bound() -> None:
-    with held_port() as port, C10dDoor(Address("127.0.0.2", port)) as door:
-        with Peer(door.address) as peer:
+    with held_port() as port, C10dServer(Address("127.0.0.2", port)) as store_server:
+        with Peer(store_server.address) as peer:
             peer.sync()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), WITHIN_S)
@@ -179,13 +187,15 @@ def neighbour(monkeypatch: pytest.MonkeyPatch) -> Neighbour:
 
 
 @pytest.fixture
-def exposed(neighbour: Neighbour, sink: QueueSink) -> Iterator[C10dDoor]:
-    with C10dDoor(LOOPBACK, vouch=neighbour, sink=sink) as door:
-        yield door
+def exposed(neighbour: Neighbour, sink: QueueSink) -> Iterator[C10dServer]:
+    with C10dServer(LOOPBACK, vouch=neighbour, sink=sink) as store_server:
+        yield store_server
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_cd2_another_user_of_this_host_is_refused(door: C10dDoor, sink: QueueSink) -> None:
+def test_cd2_another_user_of_this_host_is_refused(
+    store_server: C10dServer, sink: QueueSink
+) -> None:
     connect = (
         "import os, socket, sys\n"
         "port, hello = int(sys.argv[1]), bytes.fromhex(sys.argv[2])\n"
@@ -196,19 +206,19 @@ def test_cd2_another_user_of_this_host_is_refused(door: C10dDoor, sink: QueueSin
         "    sys.exit(len(sock.recv(1)))\n"
     )
     said = encode_request(c10d.Validate()) + encode_request(c10d.Set(b"key", b"planted"))
-    command = [sys.executable, "-S", "-c", connect, str(door.address.port), said.hex()]
+    command = [sys.executable, "-S", "-c", connect, str(store_server.address.port), said.hex()]
     assert subprocess.run(command, timeout=WITHIN_S, check=False).returncode == 0
     assert "it is user 54321's, not user 0's" in str(sink.next(ConnectionRefused))
-    with Peer(door.address) as peer:
+    with Peer(store_server.address) as peer:
         peer.say(c10d.Check((b"key",)))
         assert peer.read(1) == b"\x01"  # it is not there
 
 
 def test_cd1_a_peer_that_is_gone_when_it_is_judged_is_not_heard(
-    door: C10dDoor, sink: QueueSink, monkeypatch: pytest.MonkeyPatch
+    store_server: C10dServer, sink: QueueSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(c10d_server, "is_connected", lambda sock: False)
-    with Peer(door.address, hello=False) as peer:
+    with Peer(store_server.address, hello=False) as peer:
         peer.say(c10d.Validate(), c10d.Ping(1))
         assert peer.rest() == b""
     assert "closed before it was admitted" in str(sink.next(ConnectionRefused))
@@ -216,30 +226,30 @@ def test_cd1_a_peer_that_is_gone_when_it_is_judged_is_not_heard(
 
 @pytest.mark.parametrize("error", [OSError(107, "not connected"), Unavailable("not told")])
 def test_cd4_where_the_kernel_does_not_tell_nobody_is_admitted(
-    door: C10dDoor, sink: QueueSink, monkeypatch: pytest.MonkeyPatch, error: Exception
+    store_server: C10dServer, sink: QueueSink, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(ends: Ends) -> str | None:
         raise error
 
     monkeypatch.setattr(c10d_server, "judge_owner", fail)
-    with Peer(door.address, hello=False) as peer:
+    with Peer(store_server.address, hello=False) as peer:
         peer.say(c10d.Validate(), c10d.Ping(1))
         assert peer.rest() == b""
     assert str(error) in str(sink.next(ConnectionRefused))
 
 
 def test_cd4_a_connection_over_loopback_whose_other_end_nobody_has_is_refused(
-    door: C10dDoor, sink: QueueSink, monkeypatch: pytest.MonkeyPatch
+    store_server: C10dServer, sink: QueueSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(c10d_server, "judge_owner", lambda ends: None)
-    with Peer(door.address, hello=False) as peer:
+    with Peer(store_server.address, hello=False) as peer:
         peer.say(c10d.Validate(), c10d.Ping(1))
         assert peer.rest() == b""
     assert "no process of this host" in str(sink.next(ConnectionRefused))
 
 
 def test_cd3_a_connection_that_is_vouched_for_is_admitted(
-    exposed: C10dDoor, neighbour: Neighbour, sink: QueueSink
+    exposed: C10dServer, neighbour: Neighbour, sink: QueueSink
 ) -> None:
     with Peer(exposed.address, hello=False) as peer:
         peer.say(c10d.Validate())
@@ -252,7 +262,7 @@ def test_cd3_a_connection_that_is_vouched_for_is_admitted(
 
 
 def test_cd3_a_connection_that_is_not_vouched_for_is_refused(
-    exposed: C10dDoor, neighbour: Neighbour, sink: QueueSink
+    exposed: C10dServer, neighbour: Neighbour, sink: QueueSink
 ) -> None:
     with Peer(exposed.address, hello=False) as peer:
         peer.say(c10d.Validate(), c10d.Ping(1))
@@ -262,7 +272,7 @@ def test_cd3_a_connection_that_is_not_vouched_for_is_refused(
 
 
 def test_cd3_a_connection_is_refused_at_the_deadline(
-    exposed: C10dDoor,
+    exposed: C10dServer,
     neighbour: Neighbour,
     sink: QueueSink,
     monkeypatch: pytest.MonkeyPatch,
@@ -282,7 +292,7 @@ def test_cd3_a_connection_is_refused_at_the_deadline(
 
 
 def test_cd1_what_comes_before_the_answer_is_bounded(
-    exposed: C10dDoor, neighbour: Neighbour, sink: QueueSink
+    exposed: C10dServer, neighbour: Neighbour, sink: QueueSink
 ) -> None:
     with Peer(exposed.address, hello=False) as peer:
         peer.socket.sendall(bytes(EARLY_BYTES_MAX + 1))
@@ -317,8 +327,8 @@ def test_cd1_what_comes_before_the_answer_is_bounded(
         HELLO + encode_request(c10d.Set(b"/n", b"x")) + encode_request(c10d.Add(b"/n", 1)),
     ],
 )
-def test_a_violation_ends_its_own_connection_only(door: C10dDoor, data: bytes) -> None:
-    with Peer(door.address) as other, Peer(door.address, hello=False) as bad:
+def test_a_violation_ends_its_own_connection_only(store_server: C10dServer, data: bytes) -> None:
+    with Peer(store_server.address) as other, Peer(store_server.address, hello=False) as bad:
         other.say(c10d.Set(b"/k", b"v"), c10d.Wait((b"/x",)))
         other.sync()
         bad.socket.sendall(data)
@@ -328,8 +338,8 @@ def test_a_violation_ends_its_own_connection_only(door: C10dDoor, data: bytes) -
         assert other.read(1) == b"\x01"
 
 
-def test_requests_before_a_violation_are_answered(door: C10dDoor) -> None:
-    with Peer(door.address) as peer:
+def test_requests_before_a_violation_are_answered(store_server: C10dServer) -> None:
+    with Peer(store_server.address) as peer:
         peer.socket.sendall(encode_request(c10d.Add(b"/n", 1)) + b"\xff")
         assert peer.rest() == encode_i64(1)
 
@@ -339,10 +349,13 @@ def test_a_silent_stranger_is_dropped_and_a_silent_client_is_not(
     monkeypatch: pytest.MonkeyPatch, data: bytes, sink: QueueSink
 ) -> None:
     monkeypatch.setattr(c10d_server, "HANDSHAKE_WITHIN_S", 0.5)
-    with C10dDoor(LOOPBACK, sink=sink) as door, Peer(door.address, hello=False) as client:
+    with (
+        C10dServer(LOOPBACK, sink=sink) as store_server,
+        Peer(store_server.address, hello=False) as client,
+    ):
         client.socket.sendall(HELLO)
         sink.next(ConnectionOpened)
-        with Peer(door.address, hello=False) as stranger:
+        with Peer(store_server.address, hello=False) as stranger:
             stranger.socket.sendall(data)
             assert stranger.rest() == b""
         assert "silent" in str(sink.next(ConnectionRefused))
@@ -350,9 +363,9 @@ def test_a_silent_stranger_is_dropped_and_a_silent_client_is_not(
 
 
 def test_too_many_strangers_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(c10d_server, "STRANGERS_MAX", 2)
-    with C10dDoor(LOOPBACK) as door, Peer(door.address) as client:
-        strangers = [Peer(door.address, hello=False) for _ in range(3)]
+    monkeypatch.setattr(c10d_server, "UNAUTHENTICATED_MAX", 2)
+    with C10dServer(LOOPBACK) as store_server, Peer(store_server.address) as client:
+        strangers = [Peer(store_server.address, hello=False) for _ in range(3)]
         assert strangers[0].rest() == b""
         for stranger in strangers[1:]:
             stranger.socket.sendall(HELLO)
@@ -365,12 +378,12 @@ def test_too_many_strangers_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch)
 # Slow and greedy peers.
 
 
-def test_half_requests_hold_up_nobody(door: C10dDoor) -> None:
-    halves = [Peer(door.address) for _ in range(20)]
+def test_half_requests_hold_up_nobody(store_server: C10dServer) -> None:
+    halves = [Peer(store_server.address) for _ in range(20)]
     for number, half in enumerate(halves):
         request = encode_request(c10d.Set(b"/half", b"%d" % number))
         half.socket.sendall(request[: 1 + number % (len(request) - 1)])
-    with Peer(door.address) as peer:
+    with Peer(store_server.address) as peer:
         peer.say(c10d.Set(b"/k", b"v"))
         assert peer.get(b"/k") == b"v"
         assert peer.get(b"/half") == b""
@@ -379,34 +392,40 @@ def test_half_requests_hold_up_nobody(door: C10dDoor) -> None:
 
 
 def test_what_half_requests_keep_is_bounded(sink: QueueSink) -> None:
-    with C10dDoor(LOOPBACK, max_bytes=MIB, sink=sink) as door, Peer(door.address) as peer:
+    with (
+        C10dServer(LOOPBACK, max_bytes=MIB, sink=sink) as store_server,
+        Peer(store_server.address) as peer,
+    ):
         peer.say(c10d.Set(b"/k", b"v"))
         peer.sync()
         begun = b"\x01" + encode_bytes(b"/half") + u64(8 * MIB)
-        with Peer(door.address) as greedy:
+        with Peer(store_server.address) as greedy:
             greedy.socket.sendall(begun + b"v" * (2 * MIB))
             assert greedy.rest() == b""
         assert "full" in str(sink.next(ConnectionClosed))
-        with Peer(door.address) as half:
+        with Peer(store_server.address) as half:
             half.socket.sendall(begun + b"v" * (MIB // 2))
-            half_read(door, MIB // 2)
+            half_read(store_server, MIB // 2)
         sink.next(ConnectionClosed)
         assert peer.get(b"/k") == b"v"
-        assert door._held == 0
+        assert store_server._held == 0
 
 
-def half_read(door: C10dDoor, size: int) -> None:
+def half_read(store_server: C10dServer, size: int) -> None:
     """Return once this much of half requests has arrived; a busy peer is the clock."""
-    with Peer(door.address) as peer:
-        while door._held < size:
+    with Peer(store_server.address) as peer:
+        while store_server._held < size:
             peer.sync()
 
 
 def test_a_full_store_closes_only_who_wants_more() -> None:
-    with C10dDoor(LOOPBACK, max_bytes=2 * ITEM_BYTES + 200) as door, Peer(door.address) as peer:
+    with (
+        C10dServer(LOOPBACK, max_bytes=2 * ITEM_BYTES + 200) as store_server,
+        Peer(store_server.address) as peer,
+    ):
         peer.say(c10d.Set(b"/k", b"v" * 190))
         peer.sync()
-        with Peer(door.address) as greedy:
+        with Peer(store_server.address) as greedy:
             greedy.say(c10d.Set(b"/more", b"v" * 190))
             assert greedy.rest() == b""
         peer.say(c10d.Set(b"/k", b"w" * 190))
@@ -415,14 +434,14 @@ def test_a_full_store_closes_only_who_wants_more() -> None:
 
 
 def test_a_peer_that_does_not_read_is_dropped(sink: QueueSink) -> None:
-    with C10dDoor(LOOPBACK, sink=sink) as door, Peer(door.address) as peer:
+    with C10dServer(LOOPBACK, sink=sink) as store_server, Peer(store_server.address) as peer:
         peer.say(c10d.Set(b"/k", b"v" * (8 * MIB)))
         peer.sync()
-        with Peer(door.address) as deaf:
+        with Peer(store_server.address) as deaf:
             deaf.say(*(c10d.Get(b"/k") for _ in range(5000)))  # 40 GB, if all were answered
             assert "unread" in str(sink.next(ConnectionClosed))
         peer.sync()
-        assert len(door._visitors) == 1
+        assert len(store_server._clients) == 1
 
 
 # Noise.
@@ -454,11 +473,14 @@ def noise(rng: random.Random) -> bytes:
 
 def test_thousands_of_noisy_sessions_harm_nobody(sink: QueueSink) -> None:
     rng = random.Random(20_260_101)
-    with C10dDoor(LOOPBACK, max_bytes=MIB, sink=sink) as door, Peer(door.address) as peer:
+    with (
+        C10dServer(LOOPBACK, max_bytes=MIB, sink=sink) as store_server,
+        Peer(store_server.address) as peer,
+    ):
         peer.say(c10d.Set(b"/steady", b"%08d" % 0))
         before = resident_bytes()
         for number in range(4000):
-            with Peer(door.address, hello=False) as noisy:
+            with Peer(store_server.address, hello=False) as noisy:
                 try:
                     noisy.socket.sendall(noise(rng))
                     noisy.socket.shutdown(socket.SHUT_WR)
@@ -470,7 +492,7 @@ def test_thousands_of_noisy_sessions_harm_nobody(sink: QueueSink) -> None:
                 peer.say(c10d.Set(b"/steady", b"%08d" % (number // 40 + 1)))
         peer.sync()
         assert resident_bytes() - before < 64 * MIB
-        assert len(door._visitors) == 1
-        assert not door._strangers
-        assert door._held == 0
-        door._space.check_invariants()
+        assert len(store_server._clients) == 1
+        assert not store_server._unauthenticated
+        assert store_server._held == 0
+        store_server._space.check_invariants()

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from holdfast.agent import door, vouching
+from holdfast.agent import torch_store, vouching
 from holdfast.errors import PeerViolation, RendezvousTimedOut
 from holdfast.ids import NodeId, RunId
 from holdfast.net.address import Address
@@ -26,7 +26,7 @@ from holdfast.rendezvous.handler import Rendezvous, Round, RunEnd
 from holdfast.rendezvous.model import Failures, Member
 from holdfast.rendezvous.port import HeldPort
 from holdfast.store.c10d import server as c10d_server
-from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.c10d.server import C10dServer
 from holdfast.store.memory import MemoryStore
 from holdfast.torch_compat.elastic.rendezvous import (
     HoldfastRendezvousHandler,
@@ -105,7 +105,7 @@ def test_th1_no_round_sees_the_keys_of_another() -> None:
 
 
 def test_a_port_that_is_taken_is_left_to_the_workers(caplog: pytest.LogCaptureFixture) -> None:
-    with C10dDoor(Address("127.0.0.1", 0)) as somebody:
+    with C10dServer(Address("127.0.0.1", 0)) as somebody:
         port = somebody.address.port
         one = HoldfastRendezvousHandler(Rounds(here(0, port=port)), "unit")
         info = one.next_rendezvous()
@@ -149,7 +149,7 @@ def test_a_given_master_that_is_not_this_host_is_left_to_rank_0() -> None:
 
 def test_agents_of_other_hosts_vouch_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes of this host, which take it for several, and its kernel for one that knows nothing."""
-    for module in (vouching, door, c10d_server):
+    for module in (vouching, torch_store, c10d_server):
         monkeypatch.setattr(module, "is_loopback", lambda host: False)
     monkeypatch.setattr(c10d_server, "judge_owner", lambda ends: None)
     two: dict[str, Any] = {"min_nodes": 2, "max_nodes": 2, "timeout": 60}

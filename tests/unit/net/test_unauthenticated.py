@@ -7,18 +7,18 @@ from collections import Counter
 
 import pytest
 
-from holdfast.net.strangers import Strangers, place_of
+from holdfast.net.unauthenticated import UnauthenticatedConnections, place_of
 
 
 def test_nobody_makes_room_while_there_is_some() -> None:
-    held = Strangers[str](2)
+    held = UnauthenticatedConnections[str](2)
     assert [held.admit("a", "10.0.0.1"), held.admit("b", "10.0.0.1")] == [None, None]
     assert (len(held), list(held)) == (2, ["a", "b"])
 
 
 def test_the_oldest_of_one_place_makes_room() -> None:
     """ST-1, ST-3."""
-    held = Strangers[int](2)
+    held = UnauthenticatedConnections[int](2)
     gone = [held.admit(number, "10.0.0.1") for number in range(5)]
     assert gone == [None, None, 0, 1, 2]
     assert list(held) == [3, 4]
@@ -26,7 +26,7 @@ def test_the_oldest_of_one_place_makes_room() -> None:
 
 def test_a_flood_pushes_out_itself() -> None:
     """ST-2: though the other one is the oldest of all."""
-    held = Strangers[int](4)
+    held = UnauthenticatedConnections[int](4)
     held.admit(-1, "10.0.0.2")
     gone = [held.admit(number, "10.0.0.1") for number in range(100)]
     assert gone == [None] * 3 + list(range(97))
@@ -35,13 +35,13 @@ def test_a_flood_pushes_out_itself() -> None:
 
 
 def test_from_as_many_places_as_there_is_room_the_oldest_goes() -> None:
-    held = Strangers[int](3)
+    held = UnauthenticatedConnections[int](3)
     gone = [held.admit(number, f"10.0.0.{number}") for number in range(5)]
     assert gone == [None, None, None, 0, 1]
 
 
 def test_who_is_forgotten_leaves_room_and_may_be_forgotten_again() -> None:
-    held = Strangers[str](1)
+    held = UnauthenticatedConnections[str](1)
     held.admit("a", "10.0.0.1")
     held.forget("a")
     held.forget("a")
@@ -52,7 +52,7 @@ def test_who_is_forgotten_leaves_room_and_may_be_forgotten_again() -> None:
 def test_whatever_comes_the_counts_agree_and_nobody_goes_for_a_larger_place() -> None:
     """ST-1, ST-2."""
     rng = random.Random(11)
-    held, where = Strangers[int](8), dict[int, str]()
+    held, where = UnauthenticatedConnections[int](8), dict[int, str]()
     for number in range(5_000):
         if where and rng.random() < 0.3:
             left = rng.choice(list(where))

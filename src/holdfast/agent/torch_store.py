@@ -17,10 +17,10 @@ from holdfast.net.address import Address, is_loopback
 from holdfast.observe.sinks import LogSink
 from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Round
-from holdfast.store.c10d.server import C10dDoor
+from holdfast.store.c10d.server import C10dServer
 from holdfast.store.store import Watch
 
-__all__ = ["Door", "Opened", "master_of", "open_door", "serve_master"]
+__all__ = ["Opened", "TorchStoreServer", "master_of", "open_torch_store", "serve_master"]
 
 RESOLVE_WITHIN_S = 5.0
 """How long the name of the master is looked up: no worker starts before."""
@@ -33,7 +33,7 @@ def master_of(job: Job, here: Round) -> Address:
     return Address(job.master_address or here.master_address, job.master_port or here.master_port)
 
 
-class Door:
+class TorchStoreServer:
     """torch's store at an address of this host, for the workers of a round alone.
 
     UsageError if the address cannot be bound.
@@ -42,7 +42,7 @@ class Door:
     def __init__(self, address: Address, here: Round) -> None:
         self._inquiry = None if is_loopback(address.host) else Inquiry(here)
         # Refusals are shown to the person who runs the job: a worker may be refused by mistake.
-        self._server = C10dDoor(address, vouch=self._inquiry, sink=LogSink(_log))
+        self._server = C10dServer(address, vouch=self._inquiry, sink=LogSink(_log))
         self._server.start()
 
     @property
@@ -61,30 +61,30 @@ class Door:
 class Opened:
     """What was opened for one round."""
 
-    door: Door | None = None
+    torch_store: TorchStoreServer | None = None
     witness: Witness | None = None
     reports: Watch | None = None
 
-    def close_door(self) -> None:
+    def close_torch_store(self) -> None:
         """Close what is for workers alone. Idempotent."""
-        if self.door is not None:
-            self.door.close()
+        if self.torch_store is not None:
+            self.torch_store.close()
         if self.witness is not None:
             self.witness.close()
 
     def close(self) -> None:
         """Close it all. Idempotent."""
-        self.close_door()
+        self.close_torch_store()
         if self.reports is not None:
             self.reports.close()
 
 
-def open_door(job: Job, here: Round) -> Door | None:
+def open_torch_store(job: Job, here: Round) -> TorchStoreServer | None:
     """Serve torch's store in this round, if that is this node's to do; None if it is not served."""
-    return serve_master(master_of(job, here), here) if job.door and here.rank == 0 else None
+    return serve_master(master_of(job, here), here) if job.torch_store and here.rank == 0 else None
 
 
-def serve_master(master: Address, here: Round) -> Door | None:
+def serve_master(master: Address, here: Round) -> TorchStoreServer | None:
     """Serve torch's store at the master's address; None if that cannot be bound here.
 
     Rank 0 serves the store then, as it does without an agent. Blocks while a name is looked up.
@@ -95,7 +95,7 @@ def serve_master(master: Address, here: Round) -> Door | None:
         if master.port == 0:
             raise UsageError(f"cannot listen on {master}: workers would not know the port")
         _, where = resolve(master, Deadline.after(RESOLVE_WITHIN_S))[0]
-        return Door(Address(str(where[0]), master.port), here)
+        return TorchStoreServer(Address(str(where[0]), master.port), here)
     except (UsageError, Unavailable) as error:
         # Its text alone: a log record that is kept would keep the socket that could not be bound.
         _log.warning("torch's store is not served by the agent but by rank 0: %s", str(error))

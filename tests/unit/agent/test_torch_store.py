@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.door import master_of, open_door, serve_master
+from holdfast.agent.torch_store import master_of, open_torch_store, serve_master
 from holdfast.net.address import Address
 from holdfast.rendezvous.handler import Round
 from holdfast.rendezvous.port import HeldPort
@@ -49,24 +49,24 @@ def is_served(port: int) -> bool:
 
 
 def test_node_0_serves_the_master_of_the_round_and_no_other_node_does(port: int) -> None:
-    assert open_door(a_job(door=True), a_round(port, rank=1)) is None
-    assert open_door(a_job(door=False), a_round(port)) is None
+    assert open_torch_store(a_job(torch_store=True), a_round(port, rank=1)) is None
+    assert open_torch_store(a_job(torch_store=False), a_round(port)) is None
     assert not is_served(port)
-    door = open_door(a_job(door=True), a_round(port))
-    assert door is not None
+    torch_store = open_torch_store(a_job(torch_store=True), a_round(port))
+    assert torch_store is not None
     assert is_served(port)
-    door.close()
+    torch_store.close()
     assert not is_served(port)
 
 
 def test_a_given_master_is_served_in_place_of_the_rounds(port: int) -> None:
-    job = a_job(door=True, master_address="localhost", master_port=port)
+    job = a_job(torch_store=True, master_address="localhost", master_port=port)
     here = a_round(1, master_address="192.0.2.1")
     assert master_of(job, here) == Address("localhost", port)
-    door = open_door(job, here)
-    assert door is not None
-    assert door.address.port == port
-    door.close()
+    torch_store = open_torch_store(job, here)
+    assert torch_store is not None
+    assert torch_store.address.port == port
+    torch_store.close()
 
 
 @pytest.mark.parametrize(
