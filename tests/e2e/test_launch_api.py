@@ -15,7 +15,7 @@ import pytest
 from holdfast.agent.agent import AgentStatus
 from holdfast.errors import WorkersFailed
 from holdfast.launch.config import LaunchConfig
-from holdfast.launch.entrypoints import entrypoint_name, make_entrypoint
+from holdfast.launch.entrypoints import make_entrypoint
 from holdfast.launch.launcher import elastic_launch, run_job
 from holdfast.observe.events import Event, JobEnded, JobFailed
 from holdfast.observe.sinks import MemorySink
@@ -237,21 +237,3 @@ def test_an_error_of_the_agent_closes_its_run_as_failed(etcd: str, watched: Watc
     with pytest.raises(Unexpected):
         run_job(single("etcd", etcd, 1), make_entrypoint(entrypoints.nothing), show=show)
     assert watched.calls == ["close as failed", "shutdown"]
-
-
-# Names.
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "args", "name"),
-    [
-        (entrypoints.ten_and_rank, [], "ten_and_rank"),
-        (sys.executable, [], ""),
-        (sys.executable, ["-u"], ""),
-        (sys.executable, ["-u", "train.py"], "train.py"),
-        (sys.executable, ["train.py", "--lr", "1"], "train.py"),
-        (None, [], ""),
-    ],
-)
-def test_the_name_of_an_entry_point(entrypoint: Any, args: list[str], name: str) -> None:
-    assert entrypoint_name(entrypoint, args) == name

@@ -12,7 +12,7 @@ Layout, in reading order (◦ = pure)
     health.py         a health endpoint that is alive in every phase
     clerk.py          a thread that does errands
     vouching.py       which connections from other hosts are the job's
-    torch_store.py           torch's store, at the master's address of a round
+    torch_store.py    torch's store, at the master's address of a round
     attempt.py        the workers of one round on this node
     narrator.py       tells what the agent does
     agent.py          the loop that performs what the machine says

@@ -208,7 +208,7 @@ class ElasticAgent:
         self._look()
 
     def _told_of_changes(self) -> bool:
-        """Say whether the rendezvous speaks up by itself; a stranger's may have to be asked."""
+        """Say whether the rendezvous tells of changes; some backends must be asked."""
         return type(self._rendezvous).subscribe is not Rendezvous.subscribe
 
     def _look(self) -> None:

@@ -1,7 +1,7 @@
 """What the agents of one round tell each other, through the store that they share.
 
     node/R        what node R says of its workers (`NodeInfo`), written when the round begins
-    torch_store          whether node 0 serves torch's store protocol in this round: 1 or 0
+    torch_store   whether node 0 serves torch's store protocol in this round: 1 or 0
     terms         what all nodes should have been told alike, in the words of node 0
     ROUND/failed/R   which workers of node R have failed so far (on the board)
     ROUND/done/R     the workers of node R are done (on the board)
@@ -44,7 +44,7 @@ def swap(
     deadline: Deadline,
     terms: str = "",
 ) -> tuple[tuple[NodeInfo, ...], bool] | None:
-    """Tell the round of this node; return all of them by rank, and whether there is a torch_store.
+    """Tell the round of this node; return all of them by rank, and whether torch's store is served.
 
     None if the round is over before everybody has spoken. Two operations, whatever the number of
     nodes. A node whose `terms` are not those of node 0 warns, and goes on.

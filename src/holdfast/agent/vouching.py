@@ -64,9 +64,9 @@ class _Question:
 
 
 class Inquiry:
-    """Asks the agents of a round about connections: what a torch_store calls (`Vouch`).
+    """Asks the agents of a round about connections: what a torch store server calls.
 
-    It does nothing before the first question. `close()` it after the torch_store.
+    It does nothing before the first question. `close()` it after the server.
     """
 
     def __init__(self, here: Round, clock: Clock = SYSTEM_CLOCK) -> None:

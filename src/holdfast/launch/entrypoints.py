@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import UsageError
-from holdfast.process import spec
 from holdfast.process.spec import Entrypoint, Function, Module, Program, Script, StartMethod
 
-__all__ = ["entrypoint_name", "make_entrypoint"]
+__all__ = ["make_entrypoint"]
 
 
 def make_entrypoint(
@@ -47,16 +46,6 @@ def make_entrypoint(
             return Script(script, tuple(rest))
         case _:  # an option that only the interpreter knows, or nothing to run
             return Program(entrypoint, words)
-
-
-def entrypoint_name(entrypoint: Callable[..., Any] | str | None, args: Sequence[Any] = ()) -> str:
-    """Return the name by which people know it; empty if there is none."""
-    if entrypoint is None:
-        return ""
-    made = make_entrypoint(entrypoint, args)
-    if isinstance(made, Program) and _is_this_python(made.path):
-        return ""
-    return spec.entrypoint_name(made)
 
 
 def _check_home(function: Callable[..., Any]) -> None:

@@ -10,7 +10,6 @@ Layout, in reading order:
     transport.py    what carries frames between two peers that trust each other
     tcp.py          the client's side: connecting, each step named when it fails
     towards.py      the address of this machine, as somebody else sees it
-    inproc.py       the same inside one process
     tls.py          TLS to servers that are not ours
     owner.py        which user owns a TCP socket of this host
     reactor.py      the server's side: one thread that serves thousands of sockets

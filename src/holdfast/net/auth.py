@@ -12,8 +12,8 @@ Rule 2: this file does no I/O; nonces are given.
 The key is derived from a secret and a context: what is spoken afterwards, such as "store". So a
 proof for one protocol is worthless for another. Where a client knows which server it means, the
 key is for that server alone (`Key.meant_for`). Jobs are told apart by their secrets alone: two
-that share one are one job to this file. Every message has a fixed size, so a
-server holds at most 70 bytes of a stranger, and it hangs up at the first byte that is not ours.
+that share one are one job to this file. Every message has a fixed size, so a server holds at most
+70 bytes of an unauthenticated peer, and it hangs up at the first byte that is not ours.
 A handshake that has failed keeps nothing, and stays failed: a connection has one guess.
 
 Guarantees

@@ -10,7 +10,7 @@ from typing import TypeAlias
 __all__ = ["Limits", "many_descriptors", "share_of_descriptors"]
 
 SHARE = 8
-"""One part in so many: what the strangers of one server may take."""
+"""One part in so many: what the unauthenticated connections of a server may take."""
 
 Limits: TypeAlias = tuple[int, int]
 """The soft limit and the hard one."""
@@ -42,6 +42,6 @@ def _limit(limits: Limits) -> bool:
 
 
 def share_of_descriptors(most: int) -> int:
-    """Return how many strangers a server may hold: at most `most`, so that others have enough."""
+    """Return how many unauthenticated connections a server may hold: at most `most`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(most, soft // SHARE))

@@ -397,7 +397,7 @@ class Reactor:
         self, listener: socket.socket, make: Callable[[ReactorConnection], Handler], error: OSError
     ) -> None:
         now = self._clock.monotonic()
-        if now >= self._complain_at:  # strangers can provoke this: they must not fill the log
+        if now >= self._complain_at:  # any peer can provoke this: it must not fill the log
             self._complain_at = now + COMPLAIN_EVERY_S
             _log.error("cannot accept connections for now: %s", error.strerror)
         self._selector.unregister(listener)

@@ -5,10 +5,10 @@ too many, one has to go. If that were simply the oldest, a flood from one place 
 else out. So the oldest connection of the place that holds the most goes: a flood pushes out itself.
 
 Guarantees
-    ST-1  At most `most` strangers are held.
-    ST-2  A stranger makes room only if no place holds more than its own: a flood from one
+    ST-1  At most `most` unauthenticated connections are held.
+    ST-2  A connection makes room only if no place holds more than its own: a flood from one
           address keeps out no connection from another one.
-    ST-3  Among the strangers of one place, the oldest makes room.
+    ST-3  Among the connections of one place, the oldest makes room.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def place_of(host: str) -> str:
 
 
 class UnauthenticatedConnections(Generic[T]):
-    """The strangers of one server, the oldest first. Not safe between threads."""
+    """The unauthenticated connections of one server, the oldest first. Not safe between threads."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -50,9 +50,9 @@ class UnauthenticatedConnections(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(tuple(self._places))
 
-    def admit(self, stranger: T, host: str) -> T | None:
+    def admit(self, connection: T, host: str) -> T | None:
         """Hold one more; return the one that makes room for it, which is held no longer."""
-        place = self._places[stranger] = place_of(host)
+        place = self._places[connection] = place_of(host)
         self._held[place] += 1
         if len(self._places) <= self.most:
             return None
@@ -61,9 +61,9 @@ class UnauthenticatedConnections(Generic[T]):
         self.forget(gone)
         return gone
 
-    def forget(self, stranger: T) -> None:
+    def forget(self, connection: T) -> None:
         """Hold it no longer: it has proved itself, or is gone. Idempotent."""
-        place = self._places.pop(stranger, None)
+        place = self._places.pop(connection, None)
         if place is not None:
             self._held[place] -= 1
             if not self._held[place]:

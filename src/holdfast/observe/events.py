@@ -4,7 +4,7 @@ An event repeats the `cause` of the chain that it belongs to, so "why did this h
 lookup. `str(event)` is the sentence for a person, `to_dict` the form for a machine.
 
 A field that is declared with `repr=False` is a secret: it appears in neither. Text that a
-stranger chose (what a peer claims, how it broke the protocol) is shown with escapes, so that it
+peer chose (what a peer claims, how it broke the protocol) is shown with escapes, so that it
 cannot forge lines of a log.
 """
 
@@ -69,7 +69,7 @@ class Event:
 
     level: ClassVar[Level] = Level.INFO
     provoked: ClassVar[bool] = False
-    """Whether strangers can make it happen as often as they like; sinks limit its rate then."""
+    """Whether any peer can make it happen as often as they like; sinks limit its rate then."""
 
     cause: CauseId
     at: float
@@ -102,7 +102,7 @@ class ServerStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStopped(Event):
-    """A server has closed its doors and every connection."""
+    """A server has stopped listening and closed every connection."""
 
     endpoint: str
     reason: str

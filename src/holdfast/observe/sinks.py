@@ -5,7 +5,7 @@
     MemorySink      a list, for tests
     FanOut          several sinks, each shielded from the failures of the others
 
-Events that strangers can provoke (`Event.provoked`) are written at most once a second for each
+Events that any peer can provoke (`Event.provoked`) are written at most once a second for each
 kind; the next line says how many were left out. So refusing a flood of connections fills neither
 a log nor a disk.
 

@@ -301,8 +301,8 @@ class _WatchdogLoop:
     def _hold(self, pid: int) -> _WatchedProcess | None:
         """Take hold of a process, if it may be a worker of this agent."""
         known = self._is_worker(pid)
-        strangers = sum(not worker.known for worker in self._workers.values())
-        if not known and strangers >= UNKNOWN_PROCESSES_MAX:
+        unknown = sum(not worker.known for worker in self._workers.values())
+        if not known and unknown >= UNKNOWN_PROCESSES_MAX:
             return None
         try:
             pidfd = _open_pidfd(pid)

@@ -6,8 +6,8 @@ time, and performs its effects.
 Guarantees
     SS-1  A byte of a peer reaches the codec only after the peer has proved itself.
     SS-2  A peer that has not done so and said Hello within HANDSHAKE_WITHIN_S is dropped, and at
-          most UNAUTHENTICATED_MAX unproved ones are held, and an eighth of the descriptors: the
-          oldest of the address that holds the most makes room.
+          most UNAUTHENTICATED_MAX such peers are held, and an eighth of the descriptors: the oldest
+          of the address that holds the most makes room.
     SS-3  A client that breaks the protocol loses its connection; the others do not notice.
     SS-4  A client gets its answers at the pace at which it reads them: while more than
           CONGESTED_BYTES wait for it, its further calls wait too, at most one read's worth of
@@ -206,7 +206,7 @@ class StoreServer:
 
 
 class _Peer:
-    """One connection: first a stranger in a handshake, then a client of the machine."""
+    """One connection: unauthenticated in its handshake, then a client of the machine."""
 
     def __init__(self, server: StoreServer, connection: ReactorConnection, number: int) -> None:
         self.connection = connection
@@ -273,7 +273,7 @@ class _Peer:
         )
 
     def drop(self, reason: str) -> None:
-        """Hang up on a stranger."""
+        """Close an unauthenticated connection."""
         self.connection.close(reason)
 
     def _greet(self, handshake: ServerHandshake, data: bytes) -> bytes:

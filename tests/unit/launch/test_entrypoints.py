@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.launch.entrypoints import entrypoint_name, make_entrypoint
+from holdfast.launch.entrypoints import make_entrypoint
 from holdfast.process.spec import Entrypoint, Function, Module, Program, Script, StartMethod
 
 PYTHON = sys.executable
@@ -123,19 +123,3 @@ def test_keyword_arguments_are_for_functions() -> None:
     assert str(caught.value) == (
         "command 'sh': keyword argument 'scale' is not allowed; a command takes words only"
     )
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "args", "name"),
-    [
-        (simple_rank_scale, [], "simple_rank_scale"),
-        (PYTHON, [], ""),
-        (PYTHON, ["-u"], ""),
-        (PYTHON, ["-u", "test_script.py"], "test_script.py"),
-        (PYTHON, ["-u", "bin/test_script.py"], "test_script.py"),
-        (None, [], ""),
-        ("bin/script.sh", ["x"], "script.sh"),
-    ],
-)
-def test_names(entrypoint: Any, args: list[str], name: str) -> None:
-    assert entrypoint_name(entrypoint, args) == name

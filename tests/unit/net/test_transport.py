@@ -10,10 +10,10 @@ import pytest
 
 from holdfast.clock import Deadline
 from holdfast.errors import Unavailable, UsageError
-from holdfast.net import inproc
 from holdfast.net.frames import FRAME_BYTES_MAX
 from holdfast.net.tcp import TcpTransport
 from holdfast.net.transport import Transport
+from tests.unit.net import inproc
 
 SOON = 30.0
 Ends = tuple[Transport, Transport]

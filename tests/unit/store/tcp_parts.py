@@ -16,7 +16,7 @@ from typing import IO, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import PeerViolation, Unavailable
-from holdfast.net import inproc, tcp
+from holdfast.net import tcp
 from holdfast.net.address import Address, parse_address
 from holdfast.net.secret import Secret
 from holdfast.net.transport import Transport
@@ -24,6 +24,7 @@ from holdfast.store.client import RemoteStore
 from holdfast.store.messages import KEY_CONTEXT, FromClient, encode
 from holdfast.store.server import StoreServer
 from holdfast.store.service import SendFrame, Service
+from tests.unit.net import inproc
 
 SECRET = Secret(b"a secret that every test knows")
 KEY = SECRET.key(KEY_CONTEXT)

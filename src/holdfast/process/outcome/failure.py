@@ -317,7 +317,7 @@ def reply_data(failure: WorkerFailure) -> dict[str, Any]:
 
 
 def load_json(data: bytes) -> Any:
-    """Parse JSON of strangers: bad UTF-8 is replaced; PeerViolation for what is no JSON, or deep.
+    """Parse untrusted JSON: bad UTF-8 is replaced; PeerViolation for what is no JSON, or deep.
 
     The depth is known before anything is parsed, since parsers go down as deep as they are led.
     """

@@ -5,7 +5,7 @@ Several nets, each under the one before:
     process groups   Every worker leads its own. Signals go to the group, and its end is the end of
                      the worker: what the worker leaves in it is killed before it is reaped.
     the mark         Workers and what they start have `HOLDFAST_GROUP=<token>` in their environment,
-                     by which `sweep` finds also those that left the group (daemons).
+                     by which those are found that left the group (daemons).
     a control group  of version 2, where we may make one: nothing leaves it, and all of it can be
                      killed at once. Workers enter it themselves (`procs_path`).
     the reaper       a small shell script in a session of its own that waits for the end of a pipe.
@@ -151,7 +151,7 @@ class Containment:
         if not self._open:
             return ()
         self._open = False
-        alive = self._sweep(self._is_ours)[1]
+        alive = self._sweep(self._is_ours)
         if self._cgroup is not None:
             deadline = Deadline.after(0 if alive else KILL_WAIT_S, self._clock)
             remove_cgroup(self._cgroup, deadline, self._clock)
@@ -257,26 +257,20 @@ class Containment:
         """
         mark = f"{env.GROUP}={environment[env.GROUP]}".encode()
         self._stuck.update(stuck)
-        left = self._sweep(lambda items: mark in items)[1]
+        left = self._sweep(lambda items: mark in items)
         reap_orphans()
         return left
 
-    def sweep(self) -> tuple[int, ...]:
-        """Kill every process that bears our mark, wait a while for their ends, and name them."""
-        return self._sweep(self._is_ours)[0]
-
-    def _sweep(self, is_meant: _Test) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return what was killed, and what is still there."""
+    def _sweep(self, is_meant: _Test) -> tuple[int, ...]:
+        """Kill every process that is meant, wait a while for them, and return what is left."""
         wait_s = _STUCK_WAIT_S if self._stuck else KILL_WAIT_S
         deadline = Deadline.after(wait_s, self._clock)
-        killed: set[int] = set()
         while True:  # since a process may fork while it is being killed
             with _find(is_meant) as found:
                 _kill(found.values())
-                killed.update(found)
                 waited = {fd: pid for pid, fd in found.items() if pid not in self._stuck}
                 if not waited or deadline.passed():
-                    return tuple(sorted(killed)), tuple(sorted(found))
+                    return tuple(sorted(found))
                 stuck = still_running(waited, deadline.remaining() or 0, self._clock)
                 self._stuck.update(waited[fd] for fd in stuck)
 

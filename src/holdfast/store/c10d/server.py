@@ -1,4 +1,4 @@
-"""The server for torch's own store clients: serves their protocol on an address of its own.
+"""The server of torch's store protocol, for torch's own clients, on an address of its own.
 
 A server has a key space to itself: it reaches neither the native store nor other servers, so a job
 opens a new one for each attempt and no worker meets keys of an attempt before.
@@ -141,7 +141,7 @@ class C10dServer:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<C10dDoor {self.endpoint}>"
+        return f"<C10dServer {self.endpoint}>"
 
     # On the reactor's thread from here on.
 
@@ -256,12 +256,12 @@ class _ClientConnection:
         self._end(reason)
 
     def drop(self, reason: str) -> None:
-        """Hang up on a stranger."""
+        """Close an unauthenticated connection."""
         if not self._over and not self._parser.validated:
             self._connection.close(reason)
 
     def drop_if_silent(self) -> None:
-        """Hang up on a stranger that keeps us waiting, unless it waits for us."""
+        """Close an unauthenticated connection that sends nothing, unless it waits for us."""
         if self._asked and not self._admitted:
             self._reactor.call_later(HANDSHAKE_WITHIN_S, self.drop_if_silent)
         else:

@@ -1,8 +1,8 @@
 """torch's rendezvous by ours: a handler for its agents, over every backend that torch names.
 
 torch's agents ask for a round, and get ranks and a store of torch's own kind. The rounds are ours;
-the store is a torch_store that the node of rank 0 opens, new for each round. At the round's master,
-if that can be bound, the torch_store is also the store of the workers.
+the store is a torch store server that the node of rank 0 starts, new for each round. At the round's
+master, if that can be bound, it is also the store of the workers.
 
 Guarantees
     TH-1  Every member of a round gets a client of the same store, which no other round has used.
@@ -247,24 +247,20 @@ class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it 
             return parse_address(where, 0)
         raise RoundEndedEarly
 
-    def _connect(self, torch_store: Address) -> TCPStore:
+    def _connect(self, where: Address) -> TCPStore:
         """Connect to the round's store: whoever serves it may die before we do."""
         deadline = Deadline.after(MEET_WITHIN_S)
         while not self._is_over():
             within = timedelta(seconds=deadline.sooner(_CONNECT_S).remaining() or 0.0)
             try:
                 store = TCPStore(
-                    torch_store.host,
-                    torch_store.port,
-                    is_master=False,
-                    timeout=within,
-                    wait_for_workers=False,
+                    where.host, where.port, is_master=False, timeout=within, wait_for_workers=False
                 )
             except DistError as error:
                 if deadline.passed():
                     raise RendezvousConnectionError(
-                        f"run {self._run_id}: no connection to the round's store at "
-                        f"{torch_store}: {error}"
+                        f"run {self._run_id}: no connection to the round's store at {where}: "
+                        f"{error}"
                     ) from None
                 SYSTEM_CLOCK.sleep(_AGAIN_S)
             else:
@@ -281,10 +277,10 @@ class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it 
         return self._rendezvous.over() is not None
 
     def _close_torch_store(self) -> None:
-        torch_store, self._torch_store = self._torch_store, None
+        server, self._torch_store = self._torch_store, None
         witness, self._witness = self._witness, None
-        if torch_store is not None:
-            torch_store.close()
+        if server is not None:
+            server.close()
         if witness is not None:
             witness.close()
 

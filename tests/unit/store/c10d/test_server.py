@@ -125,7 +125,7 @@ def test_events_tell_of_a_server_and_its_clients(sink: QueueSink) -> None:
             assert peer.rest() == b""
         assert "magic" in str(sink.next(ConnectionRefused))
     sink.next(ServerStopped)
-    assert repr(store_server) == f"<C10dDoor c10d://{store_server.address}>"
+    assert repr(store_server) == f"<C10dServer c10d://{store_server.address}>"
 
 
 def test_closing_hangs_up_and_frees_the_port() -> None:
