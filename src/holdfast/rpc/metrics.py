@@ -8,7 +8,7 @@
     agent.server_active_async_calls answers that a coroutine or a future will give
     agent.retries_pending           calls that may be sent again, and are not answered yet
     agent.receipts_kept             answers that are kept for those who may ask again
-    agent.connections                     connections to others
+    agent.links                     connections to others
     agent.threads                   threads that work for RPC, of all agents of this process
     agent.pooled_bytes              memory of this process that waits for the next large buffer
     agent.gil_average_wait_time_us  see `InterpreterWait`; only while that is measured
@@ -84,7 +84,7 @@ class AgentMetrics:
             "agent.server_active_async_calls": self._dispatcher.open_answers,
             "agent.retries_pending": len(self._retrying),
             "agent.receipts_kept": self._dispatcher.kept_answers,
-            "agent.connections": sum(len(peer.connections) for peer in peers),
+            "agent.links": sum(len(peer.connections) for peer in peers),
             "agent.threads": sum(
                 thread.name.startswith(_THREADS) for thread in threading.enumerate()
             ),

@@ -33,7 +33,7 @@ NUMBERS = (
     "agent.server_active_async_calls",
     "agent.retries_pending",
     "agent.receipts_kept",
-    "agent.connections",
+    "agent.links",
     "agent.threads",
     "agent.pooled_bytes",
     "rref.num_owner_rrefs",
@@ -125,11 +125,11 @@ def test_what_was_handled_counts_when_its_connection_is_over(two: list[Agent]) -
     one, other = two
     one.call("w1", add, (1, 2))
     one.call_async("w1", add, (1, 2)).wait(SOON)
-    assert one.metrics()["agent.connections"] == "2"
+    assert one.metrics()["agent.links"] == "2"
     one._peer("w1").reset("on purpose")
     until(lambda: not other._server.connections)
     assert other.metrics()["agent.server_calls"] == "2"
-    assert one.metrics()["agent.connections"] == "0"
+    assert one.metrics()["agent.links"] == "0"
     one.call("w1", add, (1, 2))
     shows(other, "server_calls", 3)
 
