@@ -19,14 +19,15 @@ from functools import partial
 from typing import Any
 
 from bench.rpc_callee import beside
-from bench.rpc_calls import array, nothing, same, small
+from bench.rpc_calls import array, block, nothing, same, small
 from bench.rpc_subject import Function, Subject
 from bench.rpc_subjects import SUBJECTS
 
-__all__ = ["CALLERS", "IN_FLIGHT"]
+__all__ = ["BLOCKING_MS", "CALLERS", "IN_FLIGHT"]
 
 IN_FLIGHT = 64
 CALLERS = (1, 4, 16)
+BLOCKING_MS = (1, 3, 10)
 MIB = 1 << 20
 WAYS: dict[str, Callable[[str, int], tuple[Any, ...]]] = {
     "echo": lambda library, size: (same, array(library, size)),
@@ -69,18 +70,30 @@ def one_call(call: Function, seconds: float, label: str, *asked: Any) -> Figures
 
 def pipelined(subject: Subject, seconds: float) -> Figures:
     """Measure calls that do not wait for each other."""
+    yield "pipelined", _in_flight(subject, seconds, nothing)
+
+
+def blocking(subject: Subject, seconds: float) -> Figures:
+    """Measure calls that do not wait for each other, and whose handlers block."""
+    for each_ms in BLOCKING_MS:
+        yield f"blocking {each_ms}", _in_flight(subject, seconds, block, each_ms / 1000)
+
+
+def _in_flight(subject: Subject, seconds: float, *asked: Any) -> float:
+    """Return how many calls a second are answered while so many are in flight."""
     start = subject.caller().start
     waiting: deque[Callable[[], object]] = deque()
 
     def many() -> None:
         for _ in range(IN_FLIGHT):  # to read the clock for each would cost a tenth of a call
-            waiting.append(start(nothing))
+            waiting.append(start(*asked))
             if len(waiting) >= IN_FLIGHT:
                 waiting.popleft()()
 
-    yield "pipelined", IN_FLIGHT * _rate(repeated(many, seconds))
+    rate = IN_FLIGHT * _rate(repeated(many, seconds))
     while waiting:
         waiting.popleft()()
+    return rate
 
 
 def callers(subject: Subject, seconds: float) -> Figures:
@@ -148,6 +161,8 @@ def measured(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Fi
         yield from one_call(subject.caller().call, seconds, "matrix", same, matrix)
     if "pipelined" in subject.measures:
         yield from pipelined(subject, seconds)
+    if "blocking" in subject.measures:
+        yield from blocking(subject, seconds)
     if "callers" in subject.measures:
         yield from callers(subject, seconds)
     if "large" in subject.measures:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 import pickle
+import time
 from typing import Any
 
-__all__ = ["answer", "array", "arrived", "asked", "nothing", "same", "small"]
+__all__ = ["answer", "array", "arrived", "asked", "block", "nothing", "same", "small"]
 
 
 def nothing(*_: object) -> None:
     """Do nothing, with whatever is given."""
+
+
+def block(seconds: float) -> None:
+    """Block without the interpreter lock, as a disk does, or a kernel that computes."""
+    time.sleep(seconds)
 
 
 def same(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.rpc_caller import CALLERS, IN_FLIGHT
+from bench.rpc_caller import BLOCKING_MS, CALLERS, IN_FLIGHT
 from bench.rpc_subjects import SUBJECTS
 from bench.table import number, render
 
@@ -42,9 +42,14 @@ def report(data: dict[str, Data], idle: dict[str, Data], megabytes: tuple[int, .
     for count in CALLERS:
         many.append((f"{count} threads" if count > 1 else "1 thread", f"callers {count}", ""))
     many.append(("of torch's", f"callers {CALLERS[-1]}", "torch"))
+    blocking: list[Column] = []
+    for each_ms in BLOCKING_MS:
+        label = f"blocking {each_ms}"
+        blocking += [(f"{each_ms} ms", label, ""), ("of torch's", label, "torch")]
     tables = [
         _table("RPC: one call, of nothing and to echo a 2 by 2 matrix, µs", data, small),
         _table("RPC: calls a second", data, many),
+        _table(f"RPC: calls a second whose handlers block, {IN_FLIGHT} in flight", data, blocking),
     ]
     for way, words in TITLES.items():
         large: list[Column] = []
@@ -93,6 +98,10 @@ def _aims(data: dict[str, Data]) -> str:
         ("no-op p50, of bytes over a socket", "no-op p50", "bytes", "≤", 2.5),
         ("no-op p50, of torch's", "no-op p50", "torch", "≤", 1 / 8),
         (f"calls a second, {IN_FLIGHT} in flight, of torch's", "pipelined", "torch", "≥", 20.0),
+        *(
+            (f"calls a second that block {ms} ms, of torch's", f"blocking {ms}", "torch", "≥", 1.2)
+            for ms in BLOCKING_MS
+        ),
         ("64 MB there and back, of two copies' time", "echo 64", "copies", "≤", 1.5),
     ]
     rows = []

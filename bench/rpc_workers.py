@@ -28,6 +28,7 @@ class Workers(Subject):
 
     library = "torch" if importlib.util.find_spec("torch") else "numpy"
     functions: ClassVar[str]
+    measures = (*Subject.measures, "blocking")
 
     def __init__(self, peers: int = 1, number: int = 0) -> None:
         self._peers = peers

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 from holdfast.errors import CallTimedOut, ReferenceFailed, UsageError
 from holdfast.rpc.client.future import ASYNC_MARK, Future, expected
 from holdfast.rpc.rref.current_table import current_table
+from holdfast.rpc.values.funcref import named_by
 from holdfast.rpc.values.references import receiver, sender
 from holdfast.rpc.wire.messages import Kind
 from holdfast.rpc.wire.tickets import Number, Ticket
@@ -220,6 +221,7 @@ class _Proxy(Generic[R]):
         return call
 
 
+@named_by(1)
 def call_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a method of a value of this worker: what a proxy of a reference asks for."""
     method = getattr(rref._local(0), name)  # as long as the caller waits, whatever is usual here

@@ -22,7 +22,6 @@ from holdfast.errors import HoldfastError, Overloaded, PeerLost, ReferenceFailed
 from holdfast.rpc.client.blocking import before_block
 from holdfast.rpc.client.deadlines import NO_DEADLINE, serve
 from holdfast.rpc.client.future import Future, expected
-from holdfast.rpc.rref.rref import call_method
 from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.server.dedup import DedupTable, DedupVerdict
 from holdfast.rpc.server.durations import SLOW_S, Durations
@@ -30,7 +29,7 @@ from holdfast.rpc.server.event_loop import EventLoop
 from holdfast.rpc.server.serving import Later
 from holdfast.rpc.server.worker_pool import THREADS_MAX
 from holdfast.rpc.values.errors import dump_error, in_short
-from holdfast.rpc.values.funcref import resolve_function
+from holdfast.rpc.values.funcref import NAMED_BY, resolve_function
 from holdfast.rpc.wire.hello import WorkerHello
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.tickets import CREATION_BYTES, Number, decode_creation
@@ -215,8 +214,9 @@ class Dispatcher:
         name = function if type(function) is str else ""
         if name:
             function = resolve_function(name)
-            if function is call_method:  # of a reference: its methods are told apart
-                name = args[1]
+            position = getattr(function, NAMED_BY, None)
+            if position is not None:
+                name = args[position]
         if name in self._durations.slow and not before_block():
             raise Overloaded(f"{name}: {THREADS_MAX} calls block at this worker, the most")
         begun = self._clock.monotonic()

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.errors import UsageError
 
-__all__ = ["encode_function", "resolve_function"]
+__all__ = ["NAMED_BY", "encode_function", "named_by", "resolve_function"]
+
+NAMED_BY = "_holdfast_named_by"
+"""Marks a function that runs another one: which of its arguments is the name of that one."""
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _modules = sys.modules
 _whole: set[str] = set()
@@ -34,6 +40,16 @@ def encode_function(function: Any) -> Any:
     elif not callable(function):
         raise UsageError(f"func {function!r:.80}: must be something that can be called")
     return function
+
+
+def named_by(position: int) -> Callable[[F], F]:
+    """Mark a function that runs another one, whose name is the argument at this position."""
+
+    def mark(function: F) -> F:
+        setattr(function, NAMED_BY, position)
+        return function
+
+    return mark
 
 
 def resolve_function(name: str) -> Any:

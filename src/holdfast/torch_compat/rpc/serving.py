@@ -20,7 +20,7 @@ from holdfast.clock import Deadline
 from holdfast.rpc.api import async_execution
 from holdfast.rpc.client.blocking import before_block
 from holdfast.rpc.rref.rref import RRef
-from holdfast.rpc.values.funcref import resolve_function
+from holdfast.rpc.values.funcref import named_by, resolve_function
 from holdfast.rpc.wire.tickets import Number
 from holdfast.torch_compat.autograd.contexts import CONTEXTS, NO_CONTEXT
 from holdfast.torch_compat.autograd.graph import working
@@ -59,6 +59,7 @@ _here = _ReadingThread()
 # By the short path.
 
 
+@named_by(0)
 def run_function(name: str, args: Any, kwargs: Any) -> Any:
     """Run a Python function that has this name; return its value."""
     _wait_confirmed(_taken())
@@ -83,11 +84,13 @@ def _raise(error: Exception) -> NoReturn:
 
 
 @async_execution
+@named_by(0)
 def run_promising(name: str, args: Any, kwargs: Any) -> Any:
     """Run a Python function that promises its value; return the future of that."""
     return _promised(run_function(name, args, kwargs), _same)
 
 
+@named_by(0)
 def run_operator(name: str, args: Any, kwargs: Any) -> Any:
     """Run an operator of torch; return its value."""
     _taken()

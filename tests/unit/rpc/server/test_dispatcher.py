@@ -29,7 +29,7 @@ from holdfast.rpc.server.dispatcher import Dispatcher
 from holdfast.rpc.server.durations import SLOW_S
 from holdfast.rpc.server.event_loop import EventLoop
 from holdfast.rpc.values.errors import load_error
-from holdfast.rpc.values.funcref import encode_function
+from holdfast.rpc.values.funcref import encode_function, named_by
 from holdfast.rpc.values.pickling import dump, load
 from holdfast.rpc.wire.acknowledgement import encode_acknowledgement
 from holdfast.rpc.wire.hello import Purpose, WorkerHello
@@ -332,6 +332,24 @@ def test_before_a_slow_function_the_thread_releases_what_it_holds(
     released.clear()
     assert run() == 3
     assert not released
+
+
+@named_by(0)
+def run_named(name: str) -> str:
+    return name
+
+
+def test_functions_that_are_run_by_another_one_are_told_apart(
+    answerer: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Ticking()
+    monkeypatch.setattr(answerer, "_clock", clock)
+    runner: Any = encode_function(run_named)
+    clock.step_s = SLOW_S
+    assert read(answerer.handle(CALLER, call(1, runner, "slow"), Later())) == "slow"
+    clock.step_s = 0.0
+    assert read(answerer.handle(CALLER, call(2, runner, "quick"), Later())) == "quick"
+    assert list(answerer._durations.slow) == ["slow"]
 
 
 def test_a_slow_function_is_refused_if_there_is_no_thread_for_the_calls_behind_it(
