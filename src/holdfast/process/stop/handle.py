@@ -82,7 +82,7 @@ def open_process(
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    process.returncode = 0  # it is we who reap it, and Popen need not watch over it
+    process.returncode = 0  # this module reaps it, and Popen need not watch over it
     return watch(process.pid)
 
 
@@ -169,9 +169,9 @@ def exit_of(pid: int) -> Exit | None:
 def still_running(
     processes: Mapping[int, int], wait_s: float, clock: Clock = SYSTEM_CLOCK
 ) -> set[int]:
-    """Wait for the ends of processes that were killed; return the descriptors of who lives on.
+    """Wait for the ends of killed processes; return the descriptors of those that still run.
 
-    `processes` are their numbers by descriptor. Who is on its way out has ENDING_WAIT_S.
+    `processes` are their numbers by descriptor. A process that is exiting has ENDING_WAIT_S.
     """
     last = Deadline.after(ENDING_WAIT_S, clock)
     waiting = _wait_for(set(processes), Deadline.after(wait_s, clock))
