@@ -9,7 +9,7 @@ Layout, in reading order:
     secret.py       where the secret comes from, and that it shows nowhere
     transport.py    what carries frames between two peers that trust each other
     tcp.py          the client's side: connecting, each step named when it fails
-    towards.py      the address of this machine, as somebody else sees it
+    towards.py      the address of this machine, as its peers see it
     tls.py          TLS to servers that are not ours
     owner.py        which user owns a TCP socket of this host
     reactor.py      the server's side: one thread that serves thousands of sockets

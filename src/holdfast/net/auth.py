@@ -1,6 +1,6 @@
 """The handshake: both sides prove that they hold the same secret, before anything is parsed.
 
-Rule 1: everything that decides who is let in is in this file.
+Rule 1: everything that decides which peers are let in is in this file.
 Rule 2: this file does no I/O; nonces are given.
 
     client                                              server

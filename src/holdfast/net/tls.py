@@ -59,7 +59,7 @@ def load_client_tls(
     """Read the files, all of them PEM. UsageError names the one that is wrong, and says how.
 
     `cert` is what we show to the server; its private key is in `key`, or beside it. `cacert`
-    holds whom we trust; without it that is whom this machine trusts.
+    holds the authorities that we trust; without it they are those that this machine trusts.
     """
     named = {"cert": cert, "key": key, "cacert": cacert}
     files = {name: path for name, path in named.items() if path is not None}

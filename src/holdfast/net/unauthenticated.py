@@ -1,8 +1,8 @@
 """Connections that have not proved anything yet: how many are held, and which one makes room.
 
-Whoever can reach a port can open connections and stay silent, so they are bounded. When there are
-too many, one has to go. If that were simply the oldest, a flood from one place would push everybody
-else out. So the oldest connection of the place that holds the most goes: a flood pushes out itself.
+Any host that can reach a port can open connections and stay silent, so they are bounded. When there
+are too many, one is closed. If that were simply the oldest, a flood from one place would evict all
+others. So the oldest connection of the place that holds the most is closed: a flood evicts itself.
 
 Guarantees
     ST-1  At most `most` unauthenticated connections are held.

@@ -271,7 +271,7 @@ class LocalEtcdServer:
         if self.has_v2:
             command.append("--enable-v2")
         if self._data_dir is None:
-            command.append("--unsafe-no-fsync")  # nobody will read them after a crash
+            command.append("--unsafe-no-fsync")  # they are not read after a crash
         return command
 
     def _start_all(self, folder: Path, deadline: Deadline) -> None:
