@@ -12,7 +12,7 @@ __all__ = ["Clerk"]
 
 
 class Clerk:
-    """Does what blocks, so that who gives the errand need not wait.
+    """Does what blocks, so that the thread that gives the errand need not wait.
 
     An errand must not raise: it says itself what came of it.
     """

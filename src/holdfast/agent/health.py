@@ -51,7 +51,7 @@ REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0
 STUCK_S = 60.0
 SHOWN = ("state", "round", "turned_s_ago")
-"""What anybody may know: no names, and no words of the workers."""
+"""What any client may know: no names, and no words of the workers."""
 
 _JSON = "application/json"
 _EVERYWHERE = ("0.0.0.0", "::")
