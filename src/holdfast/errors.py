@@ -105,7 +105,7 @@ class TimeoutExpired(HoldfastError, TimeoutError):
 
 
 class StoreBusy(TimeoutExpired):
-    """Another process of this host holds the store's lock, and did not let go of it in time."""
+    """Another process of this host holds the store's lock, and did not release it in time."""
 
 
 class RendezvousTimedOut(TimeoutExpired):

@@ -2,7 +2,7 @@
 
 The shell around `machine.py`. Everything that may block goes to other threads, which only put what
 came of it on the queue: a clerk for what is written to the store, one after the other; a keeper,
-which starts the workers, so that they end with it, and lets go of them; one for each wait for a
+which starts the workers, so that they end with it, and releases them; one for each wait for a
 round or for the exit barrier; one that reads what the other nodes report.
 """
 

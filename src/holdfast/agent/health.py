@@ -15,7 +15,7 @@ Guarantees
     HE-3  Nothing can be changed here, and nothing but liveness and metrics is shown: of what the
           agent says of itself only `SHOWN`.
     HE-4  Clients cannot exhaust it: at most `CONNECTIONS_MAX` connections, and an eighth of the
-          descriptors; the oldest of the address that has the most gives way, so that a flood from
+          descriptors; the oldest of the address that has the most is closed, so that a flood from
           one address silences no probe from another one. None lives longer than `REQUEST_S`
           without a whole request of at most `REQUEST_BYTES_MAX`.
 """

@@ -13,7 +13,7 @@ Layout, in reading order:
     tls.py          TLS to servers that are not ours
     owner.py        which user owns a TCP socket of this host
     reactor.py      the server's side: one thread that serves thousands of sockets
-    unauthenticated.py  connections that have proved nothing yet, and which of them makes room
+    unauthenticated.py  connections that have proved nothing yet, and which of them is evicted
     descriptors.py  how many descriptors this process may have open
 
 `address`, `frames`, `auth` and `unauthenticated` are pure: they decide, and perform nothing.

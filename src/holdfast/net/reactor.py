@@ -75,7 +75,7 @@ class Timer:
         return self.callback is None
 
     def cancel(self) -> None:
-        """Make sure that the callback is not called (any more), and let go of it. Idempotent."""
+        """Make sure that the callback is not called (any more), and release it. Idempotent."""
         self.callback = None
 
 

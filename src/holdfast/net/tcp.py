@@ -121,7 +121,7 @@ def _open_one(
 def shake_hands(sock: socket.socket, key: bytes, address: Address, deadline: Deadline) -> bytes:
     """Authenticate both ways; return the bytes that came after the handshake.
 
-    PeerViolation or Refused names the step; Unavailable if the peer hangs up, or is silent until
+    PeerViolation or Refused names the step; Unavailable if the peer disconnects, or is silent until
     the deadline.
     """
     machine = ClientHandshake(key, os.urandom(NONCE_BYTES))

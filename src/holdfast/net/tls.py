@@ -37,7 +37,7 @@ class ClientTls:
         """Shake hands on a connected socket, which is closed if that fails.
 
         Refused if one side does not trust the other, PeerViolation if the other does not speak TLS,
-        Unavailable if it hangs up or is silent; each names the step.
+        Unavailable if it disconnects or is silent; each names the step.
         """
         name = address.host.partition("%")[0].rstrip(".")
         secured: ssl.SSLSocket | None = None

@@ -422,7 +422,7 @@ class WorkerGroup:
 def _before(failure: Failure, asked_at: float) -> Failure | None:
     """Return the failure of a worker that was asked to end, if it had failed before that.
 
-    Our signal found it on its way out then: without it the exit code would have been Python's.
+    It was exiting when our signal came: without the signal the exit code would have been Python's.
     """
     if failure.at >= asked_at:
         return None

@@ -54,7 +54,7 @@ TELL_AFTER_S = 5.0
 """How long a store is waited for in silence; then twice as long, and so on."""
 
 HANG_UP_WITHIN_S = 1.0
-"""How long a host waits for nodes that have left to hang up."""
+"""How long a host waits for nodes that have left to disconnect."""
 _LOOK_EVERY_S = 0.005
 
 _log = logging.getLogger("holdfast.rendezvous")
@@ -292,7 +292,7 @@ def _insist(
             return attempt(limit)
         except (StoreUnavailable, TimeoutExpired) as error:
             if not limit.passed():
-                raise  # no time would mend it
+                raise  # waiting would not help
             _log.warning(
                 "run %s: %s; waiting up to %.0f s more",
                 parameters.run_id,
@@ -361,13 +361,13 @@ def _is_numeric(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Release:
-    """What a node lets go of when it has left."""
+    """What a node releases when it has left."""
 
     place: _MeetingStore
     held: HeldPort
 
     def __call__(self, keys: Keys, deadline: Deadline) -> bool:
-        """Close everything; a host waits until the other nodes have left (E3), and hung up.
+        """Close everything; a host waits until the other nodes have left (E3), and disconnected.
 
         A node that has left may still wait to hear so: without a store it would look for one.
         """

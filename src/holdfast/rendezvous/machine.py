@@ -166,7 +166,7 @@ class NodeMachine:
         return self._me.round
 
     def close(self, reason: str, failed: bool, now: float, wall: float = 0.0) -> None:
-        """End the run for everyone; `failed` says whether the job has, `wall` is since 1970."""
+        """End the run for all nodes; `failed` says whether the job has, `wall` is since 1970."""
         self._closing = Closed(reason[:200] or "closed", failed, wall)
         self._pump(now)
 

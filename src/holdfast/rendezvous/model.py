@@ -181,7 +181,7 @@ class RoundRecord(_Value):
 
 @dataclass(frozen=True, slots=True)
 class Progress(_Value):
-    """What the leader sees, for everyone else.
+    """What the leader sees, for all other nodes.
 
     `have` nodes are in or ready, `waiting` more could enter the complete round; `missing` names
     those that are known and not there: they have not asked yet, or were in the last round and are

@@ -6,7 +6,7 @@ Guarantees
     DA-2  A pass that fails at one worker, or because one is lost, ends everywhere. Each worker that
           has a part in it was asked by one that has: that one hears it with the answer, and it
           tells those that it has asked, and all that have the context from it. A worker
-          that was asked by one that is lost finds that it has hung up.
+          that was asked by one that is lost finds its connection closed.
 """
 
 from __future__ import annotations

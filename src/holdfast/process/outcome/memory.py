@@ -62,7 +62,7 @@ class MemoryWatch:
         return cls({counter: counter.read() for counter in counters})
 
     def killed(self) -> str | None:
-        """Say in a sentence that a worker which SIGKILL ended was killed for want of memory.
+        """Say in a sentence that a worker which SIGKILL ended was killed: out of memory.
 
         None if no count has risen. Each kill is told once: the next worker needs another.
         """

@@ -162,7 +162,7 @@ def serve(orders: socket.socket, modules: tuple[str, ...]) -> None:
 
 
 class _Nursery:
-    """The workers that live, or are dead and not yet let go by the agent; by number."""
+    """The workers that live, or are dead and not yet released by the agent; by number."""
 
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
@@ -243,7 +243,7 @@ class _Nursery:
                 try:
                     os.write(self._pipes[pid], str(code).encode())
                     self._ended.add(pid)
-                except BrokenPipeError:  # the agent has let go of it
+                except BrokenPipeError:  # the agent has released it
                     with suppress(KeyError):  # we may not have heard of that yet
                         self._poll.unregister(self._pipes[pid])
                     self._bury(pid)

@@ -104,7 +104,7 @@ def readable(descriptor: int, timeout_s: float) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Say whether a process is on its way out, or has ended and not been reaped.
+    """Say whether a process is exiting, or has ended and not been reaped.
 
     The kernel marks all threads of a process before it closes the first thing that it held, hence
     before a peer can know. The process itself has ended when everything is freed, which for memory
@@ -195,7 +195,7 @@ def _wait_for(waiting: set[int], deadline: Deadline) -> set[int]:
 
 
 def end(process: WorkerProcess) -> None:
-    """Kill a process with its group, and let go of it."""
+    """Kill a process with its group, and release it."""
     if process.reap() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

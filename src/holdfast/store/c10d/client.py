@@ -178,7 +178,7 @@ class C10dStore(Store):
         raise UsageError(f"add: key {key!r:.80} would leave 64 bits when {amount} is added")
 
     def _blame_counter(self, key: str, lost: StoreUnavailable, deadline: Deadline) -> None:
-        """Raise UsageError if the server hung up because the key holds no number."""
+        """Raise UsageError if the server disconnected because the key holds no number."""
         if not lost.maybe_applied:
             return
         try:
@@ -277,7 +277,7 @@ class C10dStore(Store):
         """Read keys, None for each that is missing.
 
         An empty answer may mean an empty value or none. So ask first which keys are there (torch's
-        older server even hangs up on a missing one), and about those that are empty then, ask in
+        older server even disconnects on a missing one), and about those that are empty then, ask in
         a way that tells.
         """
         there: list[bytes] = []

@@ -220,7 +220,7 @@ class _ClientConnection:
         self._judged(f"nobody vouched for it within {VOUCH_WITHIN_S:g} s")
 
     def _judged(self, why: str) -> None:
-        """Admit it and serve what it has sent, or hang up and say why."""
+        """Admit it and serve what it has sent, or close it and say why."""
         if self._over or self._admitted:
             return
         if not why and not is_connected(self._connection.socket):

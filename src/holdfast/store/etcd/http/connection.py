@@ -179,7 +179,7 @@ class HttpConnection:
         return False
 
     def _verdict(self, sock: socket.socket) -> Refused | None:
-        """Return what a server that hung up may have said before, of our certificate."""
+        """Return what a server may have said of our certificate before it closed the connection."""
         if isinstance(sock, ssl.SSLSocket):
             try:
                 sock.settimeout(0)
