@@ -37,7 +37,7 @@ class SignalEvents:
     """While entered, `report(number)` is called for each of these signals that arrives.
 
     `report` runs between any two instructions of the main thread, so it may only do what is safe
-    there: `SimpleQueue.put` is. A SIGHUP that is ignored when we come stays ignored, so that
+    there: `SimpleQueue.put` is. A SIGHUP that is ignored on entry stays ignored, so that
     `nohup` keeps its meaning. Others are heard even so: a shell starts its background jobs with
     SIGINT and SIGQUIT ignored, against the keyboard; one that a person sends must still count.
     Only the main thread can handle signals: elsewhere this does nothing.

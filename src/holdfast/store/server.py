@@ -215,7 +215,7 @@ class _Peer:
         self._handshake: ServerHandshake | None = ServerHandshake(
             server._key, os.urandom(NONCE_BYTES)
         )
-        # How far it came, should it fail to prove itself.
+        # The step that it reached, if it fails to authenticate.
         self._step = Step.HANDSHAKE
         self._decoder = FrameDecoder()
         # Frames that wait until the peer has read its answers to the earlier ones.

@@ -331,7 +331,7 @@ def _where() -> str:
 def _check_module(name: str, python_path: str) -> None:
     """Look for a module without running any code of the packages that it is in.
 
-    A package whose code may say itself where its modules are is taken at its word.
+    A package whose code may say itself where its modules are is not checked.
     """
     package, *parts = name.split(".")
     spec = _find_outermost(name, python_path)
