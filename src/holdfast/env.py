@@ -3,7 +3,7 @@
 `read` turns variables into a frozen `Environment`, which is passed down whole; nothing else in
 holdfast looks at `os.environ`. Variables that begin with HOLDFAST_ are ours: one that we do not
 know is refused, since a misspelt name would otherwise be ignored in silence. Variables of
-others (LOGLEVEL, TORCHELASTIC_* ...) never stop anybody: a value that makes no sense counts as
+others (LOGLEVEL, TORCHELASTIC_* ...) never stop a program: a value that makes no sense counts as
 unset.
 
     HOLDFAST_SECRET        the job's secret; see `SecretText`
@@ -25,10 +25,10 @@ What torchrun's users set for its agent is read under the names that they know:
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE     1: rank 0 hosts the workers' store, not the agent
 
 HOLDFAST_WORKER, HOLDFAST_GROUP and HOLDFAST_ROUND are how an agent speaks to the processes that it
-starts; nobody else sets them. `variables` is the whole environment, for those who
-start processes.
+starts; nothing else sets them. `variables` is the whole environment, for code that
+starts processes.
 
-An empty variable counts as unset, except that an empty secret is refused: nobody means it. White
+An empty variable counts as unset, except that an empty secret is refused: it is never meant. White
 space around the secret is no part of it, as in a file; one that is not UTF-8 has to be in a file.
 """
 

@@ -1,14 +1,14 @@
-"""Every error that holdfast raises, by who must act.
+"""Every error that holdfast raises, by the party that must act.
 
     HoldfastError
     ├── UsageError (ValueError)           the caller must change the call
     ├── TimeoutExpired (TimeoutError)     a deadline passed; .waiting_for says for what
-    │   ├── RendezvousTimedOut            no round came; the message says who was there
+    │   ├── RendezvousTimedOut            no round came; the message names the nodes there
     │   ├── StoreBusy                     another process holds the store up; the message names it
     │   └── CallTimedOut (RuntimeError)   a call was not answered in time; .deadline_of
     ├── Unavailable (ConnectionError)     the environment failed; retrying may help
     │   ├── StoreUnavailable              .maybe_applied: whether a write may have happened
-    │   │   ├── StoreFull                 it takes no more writes until somebody makes room
+    │   │   ├── StoreFull                 it takes no more writes until room is made in it
     │   │   └── RendezvousLost            the store of the run is lost, and the run with it
     │   ├── LeaseLost                     the lease expired or was revoked: take a new one
     │   ├── RendezvousClosed              the run is over for every node
@@ -20,7 +20,7 @@
     │   └── Fenced                        a guard has changed: what you belonged to is over
     ├── PeerViolation                     the other side broke the protocol
     ├── RemoteError (RuntimeError)        the other side raised; .type_name .traceback_text .worker
-    ├── CallCancelled (RuntimeError)      who waited for it has given it up
+    ├── CallCancelled (RuntimeError)      the caller that waited for it has given it up
     ├── ReferenceFailed (RuntimeError)    a remote reference has no value, and will have none
     ├── WorkersFailed                     the job's own code failed; .failures, the cause first
     ├── Signalled                         this process was told to end; .signal
@@ -105,11 +105,11 @@ class TimeoutExpired(HoldfastError, TimeoutError):
 
 
 class StoreBusy(TimeoutExpired):
-    """Another process of this host holds the store's lock, and did not let go of it in time."""
+    """Another process of this host holds the store's lock, and did not release it in time."""
 
 
 class RendezvousTimedOut(TimeoutExpired):
-    """No round came in time; the message says who was there and who was missing."""
+    """No round came in time; the message says which nodes were there and which missing."""
 
 
 class CallTimedOut(TimeoutExpired, RuntimeError):
@@ -159,7 +159,7 @@ class StoreUnavailable(Unavailable):
 
 
 class StoreFull(StoreUnavailable):
-    """The store takes no more writes until somebody makes room in it; retrying does not help."""
+    """The store takes no more writes until room is made in it; retrying does not help."""
 
 
 class LeaseLost(Unavailable):
@@ -211,9 +211,9 @@ class PeerLost(Unavailable, RuntimeError):
         self.incarnation = incarnation
 
     def anew(self) -> PeerLost:
-        """Return another one that says the same, for each who is told.
+        """Return another one that says the same, for each caller that is told.
 
-        An error keeps all that it passes on its way up, for as long as anybody keeps the error.
+        An error keeps all that it passes on its way up, for as long as the error is kept.
         """
         return PeerLost(str(self), peer=self.peer, incarnation=self.incarnation)
 

@@ -10,7 +10,7 @@ Layout, in reading order (◦ = pure)
     job.py ◦          what an agent is to do, everything decided
     exchange.py       what agents of one round tell each other through its store
     health.py         a health endpoint that is alive in every phase
-    clerk.py          a thread that does errands
+    clerk.py          a thread that runs tasks
     vouching.py       which connections from other hosts are the job's
     torch_store.py    torch's store, at the master's address of a round
     attempt.py        the workers of one round on this node

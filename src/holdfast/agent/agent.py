@@ -2,7 +2,7 @@
 
 The shell around `machine.py`. Everything that may block goes to other threads, which only put what
 came of it on the queue: a clerk for what is written to the store, one after the other; a keeper,
-which starts the workers, so that they end with it, and lets go of them; one for each wait for a
+which starts the workers, so that they end with it, and releases them; one for each wait for a
 round or for the exit barrier; one that reads what the other nodes report.
 """
 
@@ -150,7 +150,7 @@ class ElasticAgent:
             return reason
         progress = self._rendezvous.progress()
         if progress is None or progress.number <= (place.round if place else 0):
-            return reason  # nobody has told of the next round yet
+            return reason  # no node has told of the next round yet
         return f"{progress.reason}; {reason}" if place else progress.reason
 
     def pids(self) -> dict[int, int]:
@@ -161,8 +161,8 @@ class ElasticAgent:
     def run(self) -> Outcome:
         """Do the job and return how it ended.
 
-        Blocks until then. Whatever happens, no worker is left running. The rendezvous is left to
-        whoever made it.
+        Blocks until then. Whatever happens, no worker is left running. Does not
+        close the rendezvous: the code that made it does.
         """
         hear_of_children()
         with SignalEvents(self._job.signals, self._signalled):
@@ -292,8 +292,8 @@ class ElasticAgent:
                 here = self._here()
                 self._narrator.finished()
                 self._rendezvous.finish()
-                # By the clerk, who is heard out even if a signal makes us leave at once: the round
-                # goes on without a node that finished, and would wait for its word.
+                # By the clerk, which is waited for even if a signal makes us leave at once: the
+                # round goes on without a node that finished, and would wait for its word.
                 self._clerk.do(self._guarded(lambda: self._say_done(here)))
                 self._wait(lambda: self._meet(here, timeout_s))
             case Close(reason, failed):
@@ -445,7 +445,7 @@ class ElasticAgent:
                 Deadline.after(timeout_s, self._clock),
             )
         except StoreUnavailable:
-            raise  # whoever guards us says so: what became of the others cannot be known (AG-7)
+            raise  # the caller reports it: what became of the others cannot be known (AG-7)
         except Exception as error:  # whatever it is, the workers are done (AG-7)
             trouble = str(error) or repr(error)
         self._post(lambda: self._machine.met(here.number, trouble, self._now()))

@@ -53,7 +53,7 @@ GroupMaker = Callable[[Sequence[Launch], AttemptLogs, Report], Group]
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """This node's place in a round: who is in it, and whether torch's store is served there."""
+    """This node's place in a round: its members, and whether torch's store is served there."""
 
     here: Round
     nodes: tuple[NodeInfo, ...]

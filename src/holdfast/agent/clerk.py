@@ -1,4 +1,4 @@
-"""A thread that does errands for another one, in the order in which they were given."""
+"""A thread that runs tasks for another one, in the order in which they were submitted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Clerk"]
 
 
 class Clerk:
-    """Does what blocks, so that who gives the errand need not wait.
+    """Runs blocking tasks on its own thread, so that the thread that submits one need not wait.
 
-    An errand must not raise: it says itself what came of it.
+    A task must not raise: it reports its outcome itself.
     """
 
     def __init__(self, name: str) -> None:
@@ -24,14 +24,14 @@ class Clerk:
         self._closed = False
 
     def do(self, errand: Callable[[], None]) -> None:
-        """Give an errand; the thread begins with the first one. Unavailable if it cannot."""
+        """Submit a task; the thread begins with the first one. Unavailable if it cannot."""
         if not self._started:
             start_thread(self._thread)
             self._started = True
         self._errands.put(errand)
 
     def close(self, timeout_s: float) -> bool:
-        """Wait for what was given, then end the thread; say whether it ended in time."""
+        """Wait for the submitted tasks, then end the thread; say whether it ended in time."""
         if not self._started:
             return True
         if not self._closed:

@@ -1,7 +1,7 @@
 """The variables that a worker is given: a contract, and the table of it.
 
 A worker begins with the environment of its agent. On top come the variables of `GIVEN`; what the
-user has set himself stays as it is, except where the table says otherwise.
+user has set stays as it is, except where the table says otherwise.
 
 Guarantees
     EN-1  Every variable of the table is set as it says, whatever the agent's own environment had.

@@ -46,7 +46,7 @@ def swap(
 ) -> tuple[tuple[NodeInfo, ...], bool] | None:
     """Tell the round of this node; return all of them by rank, and whether torch's store is served.
 
-    None if the round is over before everybody has spoken. Two operations, whatever the number of
+    None if the round is over before all nodes have spoken. Two operations, whatever the number of
     nodes. A node whose `terms` are not those of node 0 warns, and goes on.
     """
     said = {f"node/{here.rank}": mine.encode()}

@@ -15,7 +15,7 @@ Guarantees
     HE-3  Nothing can be changed here, and nothing but liveness and metrics is shown: of what the
           agent says of itself only `SHOWN`.
     HE-4  Clients cannot exhaust it: at most `CONNECTIONS_MAX` connections, and an eighth of the
-          descriptors; the oldest of the address that has the most gives way, so that a flood from
+          descriptors; the oldest of the address that has the most is closed, so that a flood from
           one address silences no probe from another one. None lives longer than `REQUEST_S`
           without a whole request of at most `REQUEST_BYTES_MAX`.
 """
@@ -51,7 +51,7 @@ REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0
 STUCK_S = 60.0
 SHOWN = ("state", "round", "turned_s_ago")
-"""What anybody may know: no names, and no words of the workers."""
+"""What any client may know: no names, and no words of the workers."""
 
 _JSON = "application/json"
 _EVERYWHERE = ("0.0.0.0", "::")

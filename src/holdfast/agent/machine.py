@@ -21,16 +21,16 @@ Guarantees
     AG-1  Workers of at most one round run at a time: none are started before the last ones ended.
     AG-2  However many things end a round at once, one wish for the next comes of it.
     AG-3  After a failure of its own, a node asks for the next round only if the job's account
-          allows it; else it closes the run as failed. Whoever finds that the account was overdrawn
-          when its round began does so too: who should have closed the run may have died.
+          allows it; else it closes the run as failed. A node that finds the account overdrawn when
+          its round began does so too: the node that should have closed the run may have died.
     AG-4  A failure is first counted and then published, before anything that ends the round: what
           the others do about it can no longer keep it out of the account.
     AG-5  A signal makes the node leave, and never closes the run; an error of its own does. What
           was decided before the signal stays: it hides neither a failure nor a success.
     AG-6  Beside a worker that cannot be killed none is ever started; the agent ends and names it.
     AG-7  The exit barrier cannot fail the job, by its timeout or an error of its own, and after a
-          failure nobody waits in it. But a node that loses the store there does not succeed:
-          whether the others are done it cannot know, nor work again if they are not.
+          failure no node waits in it. But a node that loses the store there does not succeed: it
+          cannot know whether the others are done, nor work again if they are not.
     AG-8  Everything ends in one `Finish`; nothing is wanted after it.
     AG-9  An agent that breaks while a failure is handled, up to the start of the next round, ends
           with this failure as well: what went wrong first is told.
@@ -253,7 +253,7 @@ class AgentMachine:
             self._over(f"{number} more to come in", now)
 
     def run_ended(self, reason: str, failed: bool, now: float) -> None:
-        """Hear that somebody has closed the run."""
+        """Hear that a node has closed the run."""
         match self.state:
             case State.RUNNING:
                 self._after = self._closed_outcome(reason, failed)
@@ -285,7 +285,7 @@ class AgentMachine:
             return
         if not self._is_decided():
             self._after = outcome
-        # Who repeats himself is in a hurry.
+        # A repeated signal asks for a stop without grace.
         self._stop_workers(number, why, self._terms.grace_s if self._signals == 1 else 0.0)
 
     def met(self, round_number: int, trouble: str | None, now: float) -> None:
@@ -304,7 +304,7 @@ class AgentMachine:
             return
         ending = self.state in (State.GATHERING, State.FINISHED)
         if isinstance(error, InternalError) and not ending:
-            # Our own fault: nobody could say what has become of this node's part (AG-5).
+            # Our own fault: no node could say what has become of this node's part (AG-5).
             self._close_run(f"an agent failed: {error}", failed=True)
         if self.state is State.GATHERING:
             self._finish_failed()  # what went wrong first is known
@@ -413,7 +413,7 @@ class AgentMachine:
             else:
                 self._end(after)
         elif isinstance(after, Join):
-            self._say_all()  # somebody may be gathering
+            self._say_all()  # another node may be gathering
             self._join(after.why)
         elif self._restart:
             why = f"{self._cause()}; {self._verdict}"
@@ -442,7 +442,7 @@ class AgentMachine:
             self._finish_failed()
 
     def _overdrawn(self, place: Place) -> None:
-        """End, since the job failed once more than is allowed, and nobody closed the run."""
+        """End, since the job failed once more than is allowed, and no node closed the run."""
         allowed = self._terms.budget.max_restarts
         reason = f"the job failed {place.failures} times, {allowed} restarts are allowed"
         self._close_run(reason, failed=True)
@@ -475,7 +475,7 @@ class AgentMachine:
         if outcome.ending is Ending.BROKEN:  # with what is known by now (AG-9)
             outcome = replace(outcome, failures=known or self._forgiven)
         elif known and outcome.ending is Ending.SIGNALLED and self.state is State.STOPPING:
-            self._say_all()  # somebody may be gathering, or will be
+            self._say_all()  # another node may be gathering, or will be
         self._go(State.ENDED, outcome.reason)
         self._effects.append(Finish(outcome))
 

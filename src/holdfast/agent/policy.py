@@ -1,7 +1,7 @@
 """The restart budget: after how many failures a job is given up.
 
 Failures are those of the job, wherever they happened: the count and the times come from the store
-that all nodes share, so that leaving and coming back gives nobody a new budget. Times are wall
+that all nodes share, so that leaving and coming back gives no node a new budget. Times are wall
 clock seconds, since they are compared over hosts.
 
 Guarantees

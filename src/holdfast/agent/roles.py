@@ -1,7 +1,7 @@
 """The ranks of workers: in the world, on their node, and among those of their role.
 
 Every node of a round says its role and how many workers it runs; each then computes the ranks of
-its own workers from what all have said. Nobody assigns anything to anybody.
+its own workers from what all have said. No node assigns ranks to another.
 
 Guarantees
     RO-1  The ranks of a round are 0 … world size - 1, each given once; those of a node follow one

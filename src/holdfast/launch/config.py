@@ -56,7 +56,7 @@ class LaunchConfig:
     max_restarts: int = 3
     restart_window_s: float | None = None
     monitor_interval: float = 0.1
-    """How often to look who is on its way out, at most every 0.5 s; an end is noticed at once."""
+    """How often to check for exiting workers, at most every 0.5 s; an end is noticed at once."""
     start_method: str = "spawn"
     """How the processes of functions begin."""
     logs: LogOptions = field(default_factory=LogOptions)
@@ -104,7 +104,7 @@ class LaunchConfig:
         # What others judge: they are asked once, here, and then again when they are needed.
         _ = (self.signals, self.budget, self.rendezvous(self.run_id or UNNAMED_RUN))
         self._check_meeting()
-        # Ours from now on: whoever gave it may go on and change his own.
+        # A copy of our own: the caller may go on and change its own.
         object.__setattr__(self, "rdzv_configs", dict(self.rdzv_configs))
 
     def _check_meeting(self) -> None:

@@ -73,7 +73,7 @@ def _is_this_python(command: str) -> bool:
     found = shutil.which(command)
     if found is None or not sys.executable:
         return False
-    # A virtual environment is known by the folder; the file itself is everybody's.
+    # A virtual environment is known by the folder; all of them share the file itself.
     folder, name = os.path.split(os.path.abspath(found))
     here, _ = os.path.split(os.path.abspath(sys.executable))
     return folder == here and os.path.samefile(os.path.join(folder, name), sys.executable)

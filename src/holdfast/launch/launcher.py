@@ -4,7 +4,7 @@
 
 Whatever happens, nothing is left behind: no process, no temporary file, no open port. A signal
 makes this node leave the run, which goes on without it; an error of the agent's own ends the run
-for everybody, since nobody could say what has become of this node's part.
+for all nodes, since none could say what has become of this node's part.
 """
 
 from __future__ import annotations
@@ -320,8 +320,8 @@ class _Launch:
             containment,
             report,
             examine=look,
-            # Ends are told by the kernel; looking who is on his way there is for slow deaths only,
-            # and more often would keep an idle agent awake.
+            # The kernel reports ends; checking for exiting workers is for slow deaths only, and
+            # more often would keep an idle agent awake.
             monitor_interval_s=max(LOOK_EVERY_S, self._config.monitor_interval),
         )
 
@@ -427,5 +427,5 @@ def _write_report(path: Path, report: dict[str, Any]) -> None:
         replace_file(path, data.encode(), 0o666)
     except OSError as error:
         _log.warning("report %s: %s", path, error.strerror)
-    except UsageError as error:  # somebody put it there while the job ran
+    except UsageError as error:  # another process put it there while the job ran
         _log.warning("%s", error)

@@ -1,6 +1,6 @@
 """The handshake: both sides prove that they hold the same secret, before anything is parsed.
 
-Rule 1: everything that decides who is let in is in this file.
+Rule 1: everything that decides which peers are let in is in this file.
 Rule 2: this file does no I/O; nonces are given.
 
     client                                              server
@@ -13,14 +13,14 @@ The key is derived from a secret and a context: what is spoken afterwards, such 
 proof for one protocol is worthless for another. Where a client knows which server it means, the
 key is for that server alone (`Key.meant_for`). Jobs are told apart by their secrets alone: two
 that share one are one job to this file. Every message has a fixed size, so a server holds at most
-70 bytes of an unauthenticated peer, and it hangs up at the first byte that is not ours.
+70 bytes of an unauthenticated peer, and it disconnects at the first byte that is not ours.
 A handshake that has failed keeps nothing, and stays failed: a connection has one guess.
 
 Guarantees
     AU-1  No side is satisfied unless the other holds the key: `done` follows a checked proof.
     AU-2  A recorded exchange opens nothing: fresh nonces of both sides are in every proof.
     AU-3  A reflected message opens nothing: the two directions have different labels.
-    AU-4  Version and status are under the proof, so no one in between can change them unseen.
+    AU-4  Version and status are under the proof, so no party in between can change them unseen.
     AU-5  Proofs are compared in constant time.
     AU-6  A proof by a key that is meant for one server opens no other server: a handshake that is
           passed on to another holder of the secret fails.
@@ -95,7 +95,7 @@ class _Handshake(ABC):
         """True once the other side has proved itself (AU-1)."""
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes; return bytes to send. Raise PeerViolation or Refused to hang up."""
+        """Take bytes; return bytes to send. Raise PeerViolation or Refused to disconnect."""
         if self._failed:
             raise PeerViolation("the handshake has failed already", step=Step.HANDSHAKE)
         self._buffer += data

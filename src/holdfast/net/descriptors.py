@@ -21,7 +21,7 @@ def many_descriptors() -> Iterator[Limits | None]:
     """Let this process open as many as the system allows, while the block runs.
 
     The usual soft limit is for programs with few. Children inherit it: this gives the limits of
-    before, for whoever starts children; None if they are the same.
+    before, for code that starts children; None if they are the same.
     """
     before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard or not _limit((hard, hard)):

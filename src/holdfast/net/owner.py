@@ -8,7 +8,7 @@ Guarantees
     OW-1  A user is named only for a socket that is connected with exactly these two addresses, and
           that a process holds. What the kernel keeps of a socket after its process has closed it
           has no user, or shows as root's: it counts as none.
-    OW-2  A user whom the kernel cannot name is not ours, as with Unix sockets (PC-2).
+    OW-2  A user that the kernel cannot name is not ours, as with Unix sockets (PC-2).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Ends(NamedTuple):
 def is_connected(sock: socket.socket) -> bool:
     """Say whether neither side has begun to close the connection, as far as is known here.
 
-    If so, nobody else can have had a socket with the addresses of its peer since it was accepted.
+    If so, no other process can have had a socket with its peer's addresses since it was accepted.
     """
     try:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
@@ -84,7 +84,7 @@ def judge_owner(ends: Ends) -> str | None:
 
 
 def owner_of(ends: Ends) -> int | None:
-    """Return the user who owns the client's end, or None if no process of this host has it.
+    """Return the user that owns the client's end, or None if no process of this host has it.
 
     Unavailable if the kernel does not tell, as on systems other than Linux.
     """

@@ -75,7 +75,7 @@ class Timer:
         return self.callback is None
 
     def cancel(self) -> None:
-        """Make sure that the callback is not called (any more), and let go of it. Idempotent."""
+        """Make sure that the callback is not called (any more), and release it. Idempotent."""
         self.callback = None
 
 
@@ -452,7 +452,7 @@ class Reactor:
 def tune(sock: socket.socket) -> None:
     """Send at once, and show signs of life while there is nothing to send.
 
-    So a machine that vanished is noticed within a minute, and nobody on the way forgets about a
+    So a machine that vanished is noticed within a minute, and no device on the path forgets about a
     connection that is idle.
     """
     with contextlib.suppress(OSError, AttributeError):  # the peer is gone; not every system has all

@@ -130,7 +130,7 @@ def _read(path: Path, forbidden: int, flags: int) -> Secret:
 
 
 def _check_private(path: Path, found: os.stat_result, forbidden: int) -> None:
-    """Refuse a file that somebody else could have read or written."""
+    """Refuse a file that another user could have read or written."""
     if not stat.S_ISREG(found.st_mode):
         raise Refused(f"secret file {path}: must be a regular file")
     if found.st_uid not in (os.geteuid(), 0):

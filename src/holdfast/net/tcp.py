@@ -106,7 +106,7 @@ def _open_one(
         sock.settimeout(limit.remaining())
         sock.connect(where)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Where nobody listens, the kernel may pick the target as our own port and connect the
+        # Where no server listens, the kernel may pick the target as our own port and connect the
         # socket to itself, which would also keep the real server from binding it. Closed without
         # lingering, it leaves the port free at once.
         if sock.getsockname() == sock.getpeername():
@@ -121,7 +121,7 @@ def _open_one(
 def shake_hands(sock: socket.socket, key: bytes, address: Address, deadline: Deadline) -> bytes:
     """Authenticate both ways; return the bytes that came after the handshake.
 
-    PeerViolation or Refused names the step; Unavailable if the peer hangs up, or is silent until
+    PeerViolation or Refused names the step; Unavailable if the peer disconnects, or is silent until
     the deadline.
     """
     machine = ClientHandshake(key, os.urandom(NONCE_BYTES))
@@ -183,14 +183,14 @@ class TcpTransport:
         self._decoder = FrameDecoder()
         self._early = self._decoder.feed(early)
         self._closed = False
-        # Held by whoever reads from the socket.
+        # Held by the thread that reads from the socket.
         self._reading = threading.Lock()
         # Waits are measured by poll(). A kernel timeout (SO_RCVTIMEO) would spare one system call,
         # but starts afresh after each signal: a timer that ticks faster would switch it off.
         sock.settimeout(None)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        # Another one for who sends, because a poll object serves one thread at a time; and the
+        # Another one to send, because a poll object serves one thread at a time; and the
         # number, because a socket that is closed meanwhile has none.
         self._poll_room = select.poll()
         self._fd = sock.fileno()
@@ -241,7 +241,7 @@ class TcpTransport:
         self._socket.close()
 
     def _make_room(self, deadline: Deadline) -> None:
-        """Wait until the peer reads. It may wait for us to do so first: then, if nobody else does.
+        """Wait until the peer reads. If it waits for us to read first, do so unless a thread reads.
 
         What is read here is kept for `receive`.
         """
@@ -250,7 +250,7 @@ class TcpTransport:
         limit = deadline.sooner(_TICK_S)
         if not self._wait_for(select.POLLIN | select.POLLOUT, limit) & select.POLLIN:
             return
-        if not self._reading.acquire(blocking=False):  # somebody receives it
+        if not self._reading.acquire(blocking=False):  # another thread receives it
             self._wait_for(select.POLLOUT, limit)
             return
         try:

@@ -37,7 +37,7 @@ class ClientTls:
         """Shake hands on a connected socket, which is closed if that fails.
 
         Refused if one side does not trust the other, PeerViolation if the other does not speak TLS,
-        Unavailable if it hangs up or is silent; each names the step.
+        Unavailable if it disconnects or is silent; each names the step.
         """
         name = address.host.partition("%")[0].rstrip(".")
         secured: ssl.SSLSocket | None = None
@@ -59,7 +59,7 @@ def load_client_tls(
     """Read the files, all of them PEM. UsageError names the one that is wrong, and says how.
 
     `cert` is what we show to the server; its private key is in `key`, or beside it. `cacert`
-    holds whom we trust; without it that is whom this machine trusts.
+    holds the authorities that we trust; without it they are those that this machine trusts.
     """
     named = {"cert": cert, "key": key, "cacert": cacert}
     files = {name: path for name, path in named.items() if path is not None}

@@ -1,4 +1,4 @@
-"""The address of this machine, as somebody else sees it."""
+"""The address of this machine, as its peers see it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Close, and wake whoever receives. Idempotent; any thread."""
+        """Close, and wake the thread that receives. Idempotent; any thread."""
         ...
 
     def release(self) -> None:

@@ -1,14 +1,14 @@
-"""Connections that have not proved anything yet: how many are held, and which one makes room.
+"""Connections that have not proved anything yet: how many are held, and which one is evicted.
 
-Whoever can reach a port can open connections and stay silent, so they are bounded. When there are
-too many, one has to go. If that were simply the oldest, a flood from one place would push everybody
-else out. So the oldest connection of the place that holds the most goes: a flood pushes out itself.
+Any host that can reach a port can open connections and stay silent, so they are bounded. When there
+are too many, one is closed. If that were simply the oldest, a flood from one place would evict all
+others. So the oldest connection of the place that holds the most is closed: a flood evicts itself.
 
 Guarantees
     ST-1  At most `most` unauthenticated connections are held.
-    ST-2  A connection makes room only if no place holds more than its own: a flood from one
+    ST-2  A connection is evicted only if no place holds more than its own: a flood from one
           address keeps out no connection from another one.
-    ST-3  Among the connections of one place, the oldest makes room.
+    ST-3  Among the connections of one place, the oldest is evicted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class UnauthenticatedConnections(Generic[T]):
         return iter(tuple(self._places))
 
     def admit(self, connection: T, host: str) -> T | None:
-        """Hold one more; return the one that makes room for it, which is held no longer."""
+        """Hold one more; return the one that is evicted for it, which is held no longer."""
         place = self._places[connection] = place_of(host)
         self._held[place] += 1
         if len(self._places) <= self.most:

@@ -156,7 +156,7 @@ class ConnectionRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundAwaited(Event):
-    """A node waits for a round; `reason` says for whom, and it has changed."""
+    """A node waits for a round; `reason` says for which nodes, and it has changed."""
 
     run: str
     round: int

@@ -7,7 +7,7 @@ node.
 
     host0  running  round 2  ranks 0-3 of 8  restarts 1/3  rank 5 failed on host1
 
-Nothing here ever fails: who cannot be told is not told.
+Nothing here ever fails: what cannot be written is dropped.
 """
 
 from __future__ import annotations
@@ -164,5 +164,5 @@ class Live:
         try:
             self._stream.write(text)  # in one piece: workers write to the terminal, too
             self._stream.flush()
-        except (OSError, ValueError):  # gone: nobody watches any more
+        except (OSError, ValueError):  # gone: the stream has no reader any more
             pass

@@ -8,7 +8,7 @@ Asking again with the same name and labels gives the same object, so hot paths k
 thread writes; any thread may take a snapshot, which then may be a step behind.
 
 Every metric has a limit of `SERIES_MAX` combinations of labels. What comes beyond it is counted
-under the label value "other": a label that somebody fills with user ids must not fill memory.
+under the label value "other": a label that a program fills with user ids must not fill memory.
 """
 
 from __future__ import annotations

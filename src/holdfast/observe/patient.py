@@ -1,7 +1,7 @@
 """A stream that waits for its reader, but not for ever.
 
-Who watches a job may stop reading: a pipe whose reader hangs, a terminal that is held (Ctrl-S). A
-job must not stop with it, nor become deaf to signals.
+The reader of a job's output may stop: a pipe whose reader hangs, a terminal that is held (Ctrl-S).
+A job must not stop with it, nor stop handling signals.
 
 Guarantees
     PS-1  However much is written, and however often, a reader that does not read costs `WAIT_S`
@@ -25,7 +25,7 @@ _PIECE_BYTES = 4096  # what a pipe that says that it can be written to takes at 
 
 
 class PatientFile(io.RawIOBase):
-    """A descriptor to write to. It stays somebody else's: closing this leaves it open."""
+    """A descriptor to write to. Its owner is elsewhere: closing this leaves it open."""
 
     def __init__(self, fd: int, wait_s: float = WAIT_S) -> None:
         self._fd = fd

@@ -50,7 +50,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Write out what is left and let go. Idempotent."""
+        """Write out what is left and close. Idempotent."""
         ...
 
 

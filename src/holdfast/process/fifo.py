@@ -50,7 +50,7 @@ def _clear(path: Path) -> None:
         if error.errno != errno.ENXIO:
             raise
         path.unlink()
-    else:  # somebody reads it
+    else:  # a process reads it
         raise UsageError(f"timer file {path}: another agent uses it")
 
 

@@ -1,11 +1,11 @@
 """The workers of one attempt: start them, hear of their ends, stop them.
 
 One thread, the waiter, sleeps until a worker ends or something is due. It reaps, carries out the
-escalation, and reports; whoever uses the group only reads what is reported.
+escalation, and reports; the group's user only reads what is reported.
 
-An end is told when the kernel has freed all that the process held, which can be seconds after its
-peers have seen their connections break, and have failed in turn. So the waiter also looks, once in
-a while, who is on its way out: that is when a death without words has happened.
+The kernel reports an end when it has freed all that the process held, which can be seconds after
+its peers have seen their connections break, and have failed in turn. So the waiter also checks at
+intervals for exiting workers: that is when a death without words has happened.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["LOOK_EVERY_S", "Streams", "WorkerGroup"]
 SIGNALLED_TOGETHER_S = 0.5
 """How much later than a worker its agent may hear a signal that was sent to both."""
 LOOK_EVERY_S = 0.5
-"""How often to look who is on its way out: well within NOTICED_LATE_S, and cheap enough to idle."""
+"""How often to check for exiting workers: well within NOTICED_LATE_S, and cheap enough to idle."""
 
 UNTOLD_S = 2.0
 """How long the end of a worker may stay untold by the forkserver, before the system is asked."""
@@ -122,8 +122,8 @@ class WorkerGroup:
         self._early: list[tuple[int, float]] | None = []  # stops from before all had been started
         self._asked_at: float | None = None  # on the clock of the error files
         self._asked_by: set[int] = set()
-        self._ending_at: dict[int, float] = {}  # by pid: who ended by no word of ours, and when
-        self._ending: set[int] = set()  # the pids that are on their way out, or have ended
+        self._ending_at: dict[int, float] = {}  # by pid: workers that end unasked, and when
+        self._ending: set[int] = set()  # the pids that are exiting, or have ended
         self._untold_since: dict[int, float] = {}
         self._hung: set[int] = set()  # the pids that were asked for their stacks
         self._started = False
@@ -268,7 +268,7 @@ class WorkerGroup:
     def _wait(self, wake: int) -> None:
         try:
             self._wait_for_all(wake)
-        except Exception:  # such as no descriptor left: whoever waits for the end must hear of it
+        except Exception:  # such as no descriptor left: a thread that waits for the end must wake
             _log.exception("the workers can no longer be watched: they are killed")
             self._give_up()
         self._report(GroupEnded(self._abandoned))
@@ -310,7 +310,7 @@ class WorkerGroup:
         self._abandoned = tuple(sorted({*stuck, *leftovers}))
 
     def _look(self) -> None:
-        """Note who is on its way out; after a stop has begun, nobody is so by himself."""
+        """Note the exiting workers; after a stop has begun, none counts as exiting unasked."""
         now = self._clock.wall()
         for pid, worker in self._workers.items():
             if readable(worker.process.fileno(), 0) or is_ending(pid):
@@ -370,7 +370,7 @@ class WorkerGroup:
     def _is_asked_soon(self, exit_: Exit) -> bool:
         """Say whether a signal that ended a worker makes the agent stop them all a moment later.
 
-        Whoever ends a job may send it to every process of it: that is no failure.
+        A job may be ended by a signal to each of its processes: that is no failure.
         """
         numbers = {one for one in _ENDING_SIGNALS if exit_.code in (-one, 128 + one)}
         if not numbers or self._wake is None:
@@ -422,7 +422,7 @@ class WorkerGroup:
 def _before(failure: Failure, asked_at: float) -> Failure | None:
     """Return the failure of a worker that was asked to end, if it had failed before that.
 
-    Our signal found it on its way out then: without it the exit code would have been Python's.
+    It was exiting when our signal came: without the signal the exit code would have been Python's.
     """
     if failure.at >= asked_at:
         return None

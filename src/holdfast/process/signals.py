@@ -20,7 +20,7 @@ _log = logging.getLogger("holdfast.process")
 def hear_of_children() -> None:
     """Let the system keep how children of ours end, for us to ask.
 
-    It does not where SIGCHLD is ignored, and a process inherits that from whoever started it.
+    It does not where SIGCHLD is ignored, and a process inherits that from its parent.
     UsageError where it is, and this is not the main thread, which alone can change it.
     """
     if signal.getsignal(signal.SIGCHLD) != signal.SIG_IGN:
@@ -37,10 +37,10 @@ class SignalEvents:
     """While entered, `report(number)` is called for each of these signals that arrives.
 
     `report` runs between any two instructions of the main thread, so it may only do what is safe
-    there: `SimpleQueue.put` is. A SIGHUP that is ignored when we come stays ignored, so that
+    there: `SimpleQueue.put` is. A SIGHUP that is ignored on entry stays ignored, so that
     `nohup` keeps its meaning. Others are heard even so: a shell starts its background jobs with
-    SIGINT and SIGQUIT ignored, against the keyboard, and who sends one by hand means it. Only the
-    main thread can handle signals: elsewhere this does nothing.
+    SIGINT and SIGQUIT ignored, against the keyboard; one that a person sends must still count.
+    Only the main thread can handle signals: elsewhere this does nothing.
     """
 
     def __init__(self, signals: Iterable[Signals], report: Callable[[int], None]) -> None:

@@ -10,15 +10,15 @@ works unchanged:
 measured when the line arrives, and counts on the monotonic clock from then on.
 
 Guarantees
-    WD-1  A worker whose timer expires is sent the signal that it named, once, and nobody else is:
+    WD-1  A worker whose timer expires is sent the signal that it named, once, and no other process:
           only what the agent then says is a worker of its own, held by a pidfd where there are any,
           so that a process which inherits its number is safe.
     WD-2  Nothing that is written to the FIFO stops the watchdog, nor makes it keep more than
           `TIMERS_MAX` timers for each worker, and `UNKNOWN_PROCESSES_MAX` processes that are no
           workers (a worker may be faster than the agent that learns of it).
-    WD-3  No path is taken away from anybody: the FIFO of an agent that lives, another user's, and
+    WD-3  No path that others may use is taken: the FIFO of an agent that lives, another user's, and
           what is no FIFO are refused. At the end our FIFO is gone.
-    WD-4  Where nobody watches, `expires` says so once, and the work goes on.
+    WD-4  Where no watchdog runs, `expires` says so once, and the work goes on.
     WD-5  A worker of holdfast that is about to be killed is asked for its stacks, and has
           ASK_BEFORE_S to write them; a timer that is taken back meanwhile has expired all the same.
 """
@@ -101,7 +101,7 @@ class TimerRequest:
 
 
 def parse_request(line: bytes) -> TimerRequest | None:
-    """Read a line, which anybody may have written; None if it is not a request."""
+    """Read a line, which any process may have written; None if it is not a request."""
     try:
         plain = json.loads(line)
         version, pid = plain["version"], plain["pid"]
@@ -187,7 +187,7 @@ class Watchdog:
         start_thread(self._thread)
 
     def why(self, pid: int) -> str:
-        """Say which timer has ended a worker, or nothing; once, for who has reaped it."""
+        """Say which timer has ended a worker, or nothing; once, after the worker was reaped."""
         return self._reasons.pop(pid, "")
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ class _WatchdogLoop:
             while not closing.is_set():
                 try:
                     self._turn()
-                except Exception:  # whoever was asked or told; the timers of others still count
+                except Exception:  # raised by a callback; the timers of other workers still count
                     _log.exception("timers: a turn failed")
                     closing.wait(_REST_S)
             for worker in list(self._workers.values()):
@@ -406,7 +406,7 @@ def expires(after: float, scope: str = "") -> AbstractContextManager[None]:
             step()
 
     `scope` names it in the agent's report; where it is empty, the file and the line do. Where
-    nobody watches (TORCHELASTIC_ENABLE_FILE_TIMER=1 makes the agent do so), it warns once and does
+    no agent watches (TORCHELASTIC_ENABLE_FILE_TIMER=1 makes it do so), it warns once and does
     nothing.
     """
     seconds = check_timeout(after, "after")
@@ -432,7 +432,7 @@ def _expires(seconds: float, scope: str) -> Iterator[None]:
 
 
 def _announce(path: Path | None, request: TimerRequest) -> bool:
-    """Write a request; False if nobody reads it, which is said once."""
+    """Write a request; False if no process reads it, which is logged once."""
     try:
         if path is None:
             raise FileNotFoundError(errno.ENOENT, "TORCHELASTIC_TIMER_FILE is not set")

@@ -1,8 +1,8 @@
-"""Rendezvous: who is in this round of a run, and in which order.
+"""Rendezvous: which nodes are in this round of a run, and in which order.
 
 Layout, in reading order (◦ = pure)
     model.py ◦       what nodes tell each other through the store, as versioned JSON
-    ranks.py ◦       who gets a place, and which rank
+    ranks.py ◦       which nodes get a place, and which rank
     decide.py ◦      what becomes of a round: every decision with its reason
     leadership.py ◦  what the leader knows
     effects.py ◦     what a node wants done, and what it tells

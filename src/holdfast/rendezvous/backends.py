@@ -1,7 +1,7 @@
-"""The backends by name: which store, who hosts it, and the node that takes part over it.
+"""The backends by name: which store, which node hosts it, and the node that takes part over it.
 
-    c10d      the built-in store at host:port. Who hosts it is said (`is_host`), or else it is
-              whoever can bind the address: it is this machine's and free, or it is not. Host
+    c10d      the built-in store at host:port. The host is named (`is_host`), or else it is the
+              node that can bind the address: it is this machine's and free, or it is not. Host
               names are never compared.
     static    fixed ranks, and a master that is given: host:port is passed on as it is; the agent
               serves torch's store there, not the rendezvous. Several nodes meet at a store of the
@@ -10,7 +10,7 @@
     file      a file that all nodes see: one host
 
 The only node of a run at port 0 of its own machine, or without an endpoint, hosts nothing unless
-told to: nobody else could know where, so it meets itself in memory. Only the store that is used
+told to: no other node could know where, so it meets itself in memory. Only the store that is used
 gets imported.
 
 What was said is judged before anything is opened, and what was opened is closed again if the node
@@ -54,7 +54,7 @@ TELL_AFTER_S = 5.0
 """How long a store is waited for in silence; then twice as long, and so on."""
 
 HANG_UP_WITHIN_S = 1.0
-"""How long a host waits for those who have left to hang up."""
+"""How long a host waits for nodes that have left to disconnect."""
 _LOOK_EVERY_S = 0.005
 
 _log = logging.getLogger("holdfast.rendezvous")
@@ -243,7 +243,7 @@ def _warn_if_unreachable(address: Address) -> None:
 def _meet_in_etcd(
     parameters: RendezvousParameters, prefix: str, files: tuple[str, str, str]
 ) -> Rendezvous:
-    """Meet in etcd; `files` names the keys of our certificate, of its key, and of whom we trust."""
+    """Meet in etcd; `files`: the keys of our certificate, its key, and the trusted authorities."""
     from holdfast.store.open import parse_store_endpoint
 
     scheme, endpoint = parameters.backend, parameters.endpoint
@@ -265,7 +265,7 @@ def _meet_in_etcd(
 def _opened(
     parameters: RendezvousParameters, url: str, towards: Address | None, undo: ExitStack
 ) -> _MeetingStore:
-    """Open a store that somebody else keeps, and see that it is there."""
+    """Open a store that another process keeps, and check that it is there."""
     from holdfast.store.open import open_store
 
     store = undo.enter_context(open_store(url))
@@ -292,7 +292,7 @@ def _insist(
             return attempt(limit)
         except (StoreUnavailable, TimeoutExpired) as error:
             if not limit.passed():
-                raise  # no time would mend it
+                raise  # waiting would not help
             _log.warning(
                 "run %s: %s; waiting up to %.0f s more",
                 parameters.run_id,
@@ -361,15 +361,15 @@ def _is_numeric(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Release:
-    """What a node lets go of when it has left."""
+    """What a node releases when it has left."""
 
     place: _MeetingStore
     held: HeldPort
 
     def __call__(self, keys: Keys, deadline: Deadline) -> bool:
-        """Close everything; a host waits until the other nodes have left (E3), and hung up.
+        """Close everything; a host waits until the other nodes have left (E3), and disconnected.
 
-        Who has left may still wait to hear that he has: without a store he would look for one.
+        A node that has left may still wait to hear so: without a store it would look for one.
         """
         server = self.place.server
         alone = False
@@ -399,6 +399,6 @@ class _Release:
 
 
 def _wait_quiet(server: StoreServer, deadline: Deadline) -> None:
-    """Wait until nobody is connected any more."""
+    """Wait until no client is connected any more."""
     while server.status().connections and not deadline.passed():
         SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)

@@ -1,4 +1,4 @@
-"""Decide when the nodes of a run agree on who is in, and in which order.
+"""Decide when the nodes of a run agree on which of them are in, and in which order.
 
 Rule 1: every decision about a round is in this file.
 Rule 2: this file reads no clock, socket or environment; `now` is given.
@@ -9,7 +9,7 @@ the record that comes out. The others take the record as it is.
     FORMING n ──(enough nodes, and the last call is over)──▶ COMPLETE n
     COMPLETE n ──(a member is gone, or asks for a new round; all have finished and left)
                  ──▶ FORMING n+1
-    any ──(somebody closes the run)──▶ CLOSED
+    any ──(a node closes the run)──▶ CLOSED
 
 Guarantees
     RV-1  A round that is complete never changes its members.
@@ -20,8 +20,8 @@ Guarantees
     RV-6  Every decision has a reason, and says when to look again.
     RV-7  A complete round says how many failures had been counted before it: its members agree.
     RV-8  A member that has finished may leave, and the round goes on; if it dies before, it is
-          over. Who has left is not waited for.
-    RV-9  Once a member has finished, the round lets nobody in: it is ending.
+          over. A node that has left is not waited for.
+    RV-9  Once a member has finished, the round lets no node in: it is ending.
 """
 
 from __future__ import annotations

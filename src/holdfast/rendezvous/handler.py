@@ -48,7 +48,7 @@ class Round:
 
     `store` is shared by the members of this round alone. Once the round is over it refuses every
     write with Fenced, so a node that comes late cannot disturb the rounds after it. `board` is
-    shared by all nodes of the run, round after round, and refuses nobody: for what is to be said
+    shared by all nodes of the run, round after round, and refuses no node: for what is to be said
     of a round when it is over.
     """
 
@@ -88,7 +88,7 @@ class Rendezvous(ABC):
         """Wait for the next round and return it; `why` says what ended the last one here.
 
         The wait is bounded by the run's join timeout, and by `timeout` if that is shorter.
-        RendezvousTimedOut says who was there, RendezvousClosed that the run is over (and whether
+        RendezvousTimedOut names the nodes there, RendezvousClosed that the run is over (and whether
         as failed), RunOver that it was so before this node came, RendezvousLost that its store is.
         One wish at a time: a later call takes over, and this one ends with UsageError.
         """
@@ -132,7 +132,7 @@ class Rendezvous(ABC):
     def finish(self) -> None:  # noqa: B027
         """Say that this node's part of the round is done. Returns at once.
 
-        From then on the round lets nobody in, and it goes on when this node leaves by `shutdown`.
+        From then on the round lets no node in, and it goes on when this node leaves by `shutdown`.
         If the node dies before, the round is over for the others. If the round is over for another
         reason, ask for the next one as ever; once it is, this does nothing. A backend that cannot
         tell does nothing here.
@@ -272,7 +272,7 @@ class StoreRendezvous(Rendezvous):
 
     def nodes_waiting(self) -> int:
         progress, ready = self._session.progress, self._session.ready
-        # Who waited beside an earlier round is in this one; to ask again would be a round too many.
+        # Nodes that waited beside an earlier round are in this one: asking again costs a round.
         stale = progress is None or (ready is not None and progress.number < ready.record.number)
         waiting = 0 if progress is None or stale else progress.waiting
         return max(1, waiting) if self._session.over is not None else waiting
@@ -281,7 +281,7 @@ class StoreRendezvous(Rendezvous):
         self._session.subscribe(listener)
 
     def held(self) -> LeaseHeld | None:
-        # Nobody else can reach a store in this process's memory, so nobody takes over.
+        # No other node can reach a store in this process's memory, so none takes over.
         return None if isinstance(self._store, MemoryStore) else self._session.held
 
     def progress(self) -> Progress | None:
@@ -354,7 +354,7 @@ class StoreRendezvous(Rendezvous):
             left = session.wait(lambda: session.left or session.lost is not None, deadline)
             if left and session.stop():
                 session.release(deadline)
-        except BaseException:  # an interrupt: nobody is waited for, but nothing of ours stays
+        except BaseException:  # an interrupt: wait for no node, but leave nothing of ours
             self._shut = False
             self._release(self._keys, Deadline.after(0, self._clock))
             session.stop()

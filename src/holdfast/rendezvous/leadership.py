@@ -88,7 +88,7 @@ class Leadership:
         except PeerViolation:
             return  # not a node that we could work with
         if found.nodes not in ("", self._rules.nodes):
-            return  # it ends as soon as it sees who leads (ND-7)
+            return  # it ends as soon as it sees the leader (ND-7)
         if self._nodes is not None and self._keys.node(found.node) == key:
             self._nodes[found.node] = (revision, found)
             self.decision = None

@@ -138,7 +138,7 @@ class NodeMachine:
         if self._record is None:
             self._join_by = now + self._rules.join_s
         else:
-            # It may name us already: a leader counts on who waited when it last looked.
+            # It may name us already: a leader counts on the nodes that waited when it last looked.
             self._wait_or_work(self._record, now)
         self._pump(now)
 
@@ -166,7 +166,7 @@ class NodeMachine:
         return self._me.round
 
     def close(self, reason: str, failed: bool, now: float, wall: float = 0.0) -> None:
-        """End the run for everyone; `failed` says whether the job has, `wall` is since 1970."""
+        """End the run for all nodes; `failed` says whether the job has, `wall` is since 1970."""
         self._closing = Closed(reason[:200] or "closed", failed, wall)
         self._pump(now)
 
@@ -425,7 +425,7 @@ class NodeMachine:
             self._leadership.decision = None
         if record.status is Status.CLOSED:
             self._join_by = None
-            # Closed first: who hears that its round is over asks for another, unless it knows.
+            # Closed first: a node that hears only that its round is over asks for another.
             self._tell_closed(record)
             self._over(record.reason)
             return

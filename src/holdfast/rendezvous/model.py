@@ -3,7 +3,7 @@
 All below `rdzv/<run id>/`:
 
     node/<id>      an `Announcement`: one for each node, on that node's lease, unless it has LEFT
-    ctl/leader     a `Leader`: who decides, on that node's lease; unique for each leadership
+    ctl/leader     a `Leader`: the node that decides, on its lease; unique for each leadership
     ctl/round      a `RoundRecord`: the round that is complete, being formed, or the end of the run
     ctl/progress   a `Progress`: what the leader waits for, for people and for newcomers
     ctl/failures   a `Failures`: the job's failures so far
@@ -144,7 +144,7 @@ class Announcement(_Value):
 
 @dataclass(frozen=True, slots=True)
 class Leader(_Value):
-    """Who decides. `term` tells this leadership of a node from its earlier ones.
+    """The node that decides. `term` tells this leadership of a node from its earlier ones.
 
     `nodes` is how many nodes that node was told to expect: MIN:MAX.
     """
@@ -181,7 +181,7 @@ class RoundRecord(_Value):
 
 @dataclass(frozen=True, slots=True)
 class Progress(_Value):
-    """What the leader sees, for everyone else.
+    """What the leader sees, for all other nodes.
 
     `have` nodes are in or ready, `waiting` more could enter the complete round; `missing` names
     those that are known and not there: they have not asked yet, or were in the last round and are

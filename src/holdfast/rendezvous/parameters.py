@@ -122,7 +122,7 @@ class RendezvousParameters:
                 raise UsageError(
                     f"rendezvous configuration {name!r:.60}: unknown for {self.backend}; {hint}"
                 )
-        # Judged here, before anything waits for anybody.
+        # Judged here, before anything waits for a node.
         self.rules()
         _ = (self.close_s, self.heartbeat_s, self.read_s)
 

@@ -1,8 +1,8 @@
 """A port that is kept for the round's master until it is needed.
 
 A node announces a port with itself, so that the others know the master's address the moment that
-the round is complete. The port is held by a bound socket that does not listen: nobody is given it
-by chance, and whoever binds it with SO_REUSEADDR, as servers do, gets it all the same.
+the round is complete. The port is held by a bound socket that does not listen: no process is given
+it by chance, and one that binds it with SO_REUSEADDR, as servers do, gets it all the same.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Presence:
     def __init__(self, key: str) -> None:
         self.key = key
         self._stored: bytes | None = None
-        self._may_come = False  # by a write that nobody answered
+        self._may_come = False  # by a write that was not answered
         self.came = 0
         """The store's revision at which the node was announced first; 0 if it was not."""
 
@@ -55,7 +55,7 @@ class Presence:
             self.came = self.came or swap.revision
 
     def unanswered(self, op: CompareSet) -> None:
-        """Hear that nobody answered `next_op`: it may be performed later."""
+        """Hear that `next_op` was not answered: it may be performed later."""
         self._may_come = self._may_come or op.expected is None
 
     def lost(self) -> None:

@@ -1,8 +1,8 @@
-"""Who gets in, and in which order: pure mathematics of a round's members.
+"""Which nodes get in, and in which order: pure mathematics of a round's members.
 
 Rule of places: a node that was in the round before comes first, then the one that has waited
-longest. Rule of ranks: who stays keeps its rank; the free ranks go to the newcomers in the natural
-order of their host names (node2 before node10). Where nodes insist on a rank, they get it.
+longest. Rule of ranks: a node that stays keeps its rank; the free ranks go to the newcomers in the
+natural order of their host names (node2 before node10). Where nodes insist on a rank, they get it.
 """
 
 from __future__ import annotations

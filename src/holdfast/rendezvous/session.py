@@ -1,7 +1,7 @@
 """A node of a run at work: one thread that owns the machine, one queue that brings it events.
 
 The shell around `machine.py`. A second thread reads the watch and only puts what it reads on the
-queue; whoever asks for something puts a request there and waits for a notice.
+queue; a thread that asks for something puts a request there and waits for a notice.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class NodeSession:
         self._thread = threading.Thread(target=self._run, name="holdfast-rendezvous", daemon=True)
         self._watch: Watch | None = None
         self._reader: threading.Thread | None = None
-        # What the machine has told, for those who wait; `told` is notified at each notice.
+        # What the machine has told, for waiting threads; `told` is notified at each notice.
         self.told = threading.Condition()
         # The newest wish for a round that the machine has heard; `ready` and `timed_out` answer it.
         self.wish: object = None
@@ -204,7 +204,7 @@ class NodeSession:
         patience = None if wake_at is None else max(0.0, wake_at - self._now())
         first = None
         try:
-            # Whoever ends it says so first, and then wakes us: that may have been passed on.
+            # The thread that ends it says so, and then wakes us: that may have been passed on.
             if not self._is_over():
                 first = self._events.get(timeout=patience)
         except queue.Empty:
@@ -265,7 +265,7 @@ class NodeSession:
     # On either.
 
     def _tell_bug(self, error: Exception) -> None:
-        """End it all: a thread that dies must not leave those who wait for it waiting."""
+        """End it all: a thread that dies must not leave others waiting for it."""
         _log.error("the rendezvous failed", exc_info=error)
         self._tell(StoreLost(f"a bug in holdfast: {error!r}"))
 
@@ -292,7 +292,7 @@ class NodeSession:
                     self.left = True
                 case StoreLost():
                     self.lost = notice
-                    self._events.put(None)  # the reader may be the one who tells
+                    self._events.put(None)  # the reader may be the one that tells
                 case _:
                     assert_never(notice)
             self.told.notify_all()

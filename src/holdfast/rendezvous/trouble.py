@@ -18,7 +18,7 @@ def borne_s(error: HoldfastError, join_s: float) -> float | None:
         case StoreBusy():
             return join_s  # the process that holds it up may go on
         case StoreFull():
-            return 0.0  # it stays full until somebody makes room
+            return 0.0  # it stays full until room is made in it
         case _:
             return None
 

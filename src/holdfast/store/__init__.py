@@ -13,7 +13,7 @@ What a store is
     pending.py ◦        the changes that a watch has not delivered yet
     open.py             from an endpoint to a store
 On any store
-    gather.py           barrier and all-gather; they say who is missing
+    gather.py           barrier and all-gather; they name the missing ranks
     lease.py            a lease that a thread keeps alive
 tcp:// between hosts
     wire.py ◦           operations and results as bytes

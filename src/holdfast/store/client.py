@@ -1,9 +1,9 @@
 """The client of `tcp://` stores, without a thread of its own.
 
-The shell around `session.py`. Whoever waits reads: the first thread that waits for something
+The shell around `session.py`. A waiting thread reads: the first thread that waits for something
 drives the connection, for itself and for the others, and hands over when it has what it came
 for. So a call costs one write and one read on the caller's own thread, and an idle client costs
-nothing. What arrives while nobody waits stays in the kernel's buffer, or merged at the server.
+nothing. What arrives while no thread waits stays in the kernel's buffer, or merged at the server.
 
 Guarantees
     CL-1  A call ends at its deadline, plus one short exchange for a wait that asks what is missing.
@@ -119,7 +119,7 @@ class RemoteStore(Store):
                 self._flush(deadline)
                 if not self._drive(lambda: call.done, deadline):
                     self._give_up(call)
-            except BaseException:  # interrupted, say: nobody waits for it any more
+            except BaseException:  # interrupted, say: no thread waits for it any more
                 self._session.cancel(call)
                 self._session.abandon(call)
                 raise
@@ -201,7 +201,7 @@ class RemoteStore(Store):
                         self._driven = False
             return True
         finally:
-            if self._waiting and not self._driven:  # whoever leaves hands over
+            if self._waiting and not self._driven:  # a thread that leaves hands over
                 next(iter(self._waiting)).notify()
 
     def _follow(self, done: Done, deadline: Deadline) -> None:
@@ -312,7 +312,7 @@ class RemoteStore(Store):
         if now < self._retry_at:
             self._follow(lambda: False, deadline.sooner(self._retry_at - now))
             return
-        if now - self._retry_at > RECONNECT_WITHIN_S:  # nobody has tried: being apart begins now
+        if now - self._retry_at > RECONNECT_WITHIN_S:  # no thread has tried: being apart begins now
             self._apart_since, self._tries = now, 0
         found: Transport | HoldfastError
         self._lock.release()
@@ -350,7 +350,7 @@ class RemoteStore(Store):
 
 
 _INTERRUPTED = Unavailable("the connection was given up: its thread was interrupted")
-"""The failure of a connection on which an exception of somebody else left half a frame."""
+"""The failure of a connection on which a foreign exception left half a frame."""
 
 
 class _RemoteWatch(Watch):

@@ -8,9 +8,10 @@ A process may be killed at any instant: the kernel drops its lock, and the next 
 unfinished record that it may have left. Nothing is flushed to the disk, so the store survives
 processes, and not a loss of power. One that is stopped while it holds the lock lets all others
 wait: their operations end with StoreBusy, which names it. When the log has grown to a few times
-the size of what it holds, whoever notices writes a new one beside it and renames it into place.
+the size of what it holds, a process that notices writes a new one beside it and renames that into
+place.
 
-Waits and watches poll: one `stat` of the file every 20 ms at most, nothing more while nobody
+Waits and watches poll: one `stat` of the file every 20 ms at most, nothing more while no process
 writes. Leases are judged by the clock that counts from the machine's start, the same for all
 processes; when the machine was started anew they are all over.
 
@@ -87,7 +88,7 @@ _NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 class FileStore(Store):
     """The store in the file at `path`, made with mode 0600 if it is not there.
 
-    Symbolic links, special files, and files that somebody else owns or may write are refused.
+    Symbolic links, special files, and files that another user owns or may write are refused.
     After a fork the child must open the store anew.
     """
 
@@ -139,7 +140,7 @@ class FileStore(Store):
 
     def _close(self) -> None:
         self._closed = self._closed or "is closed"
-        with self._changed:  # whoever holds it looks at `_closed` every few milliseconds
+        with self._changed:  # its holder looks at `_closed` every few milliseconds
             self._drop_files()
             self._changed.notify_all()
 

@@ -8,8 +8,8 @@ wait for. So each rank performs the same number of operations whatever the world
     NAME/done       the size of the world, written when all are here
 
 A name is for one use: put a number or a round into it. The keys stay, so that a rank that comes
-late, after all others have gone on, still finds them; whoever knows that all are through may
-delete them.
+late, after all others have gone on, still finds them; a caller that knows that all are through
+may delete them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.store.store import DEFAULT_TIMEOUT_S, Store
 
 __all__ = ["all_gather", "barrier"]
 
-# Of the time that is left, what is kept for finding out who is missing.
+# Of the time that is left, what is kept for finding out which ranks are missing.
 _REPORT_SHARE, _REPORT_MAX_S = 0.1, 2.0
 _RANKS_NAMED_MAX = 20
 
@@ -54,7 +54,7 @@ def all_gather(
     *,
     timeout: float | None = DEFAULT_TIMEOUT_S,
 ) -> list[bytes]:
-    """Give `value`, wait for everybody's, and return all of them in the order of the ranks.
+    """Give `value`, wait for those of all ranks, and return all of them in the order of the ranks.
 
     All values together are read at once, so they should be small. Errors are the barrier's.
     """
@@ -111,7 +111,7 @@ def _meet(
 def _late(
     store: Store, name: str, world_size: int, deadline: Deadline, error: TimeoutExpired
 ) -> dict[int, bytes]:
-    """Say who is missing; if nobody is, all have met.
+    """Name the missing ranks; if none is missing, all have met.
 
     That happens when a rank died, or ran out of time, between its arrival and its being counted.
     """
@@ -124,7 +124,7 @@ def _late(
         ) from error
     missing = [peer for peer in range(world_size) if peer not in found]
     if not missing:
-        with suppress(TimeoutExpired):  # a help for those who wait without a limit
+        with suppress(TimeoutExpired):  # it helps ranks that wait without a limit
             store.compare_set(
                 f"{name}/done", None, b"%d" % world_size, timeout=deadline.remaining()
             )

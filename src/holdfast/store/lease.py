@@ -137,7 +137,7 @@ class LeaseKeeper:
                 break
             try:
                 self._store.keep_lease(lease, timeout=min(period, left, _KEEP_TIMEOUT_MAX_S))
-                if self._is_over():  # somebody may have seen it so: it does not come back
+                if self._is_over():  # another thread may have seen it so: it does not come back
                     reason = "its renewal came too late"
                     break
                 self._sure_until = asked + lease.ttl

@@ -3,7 +3,7 @@
 Each message is one frame: a kind byte and fixed fields; the codec is as strict as `wire.py`.
 
     client                                            server
-    Hello    who I am, which server I knew     ──▶    Welcome   who I am, do I remember you
+    Hello    my identity, which server I knew  ──▶    Welcome   my identity, do I remember you
     Call     number, all below are settled, op ──▶    Reply | Failure
     Cancel   a call that waits                 ──▶    Failure (with the missing keys) | Reply
     WatchOpen                                  ──▶    Snapshot…, then Changed as things change

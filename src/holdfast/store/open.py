@@ -8,7 +8,7 @@
     c10d://host:port               a store that torch hosts; no authentication
 
 Those of etcd may be followed by options: ?protocol=https for TLS, and with it the PEM files
-&cert=…&key=… (our certificate and its key) and &cacert=… (whom we trust).
+&cert=…&key=… (our certificate and its key) and &cacert=… (the trusted authorities).
 
 An endpoint is checked whole before anything is done: no file, no socket comes of a wrong one.
 Only the module of the scheme that is used gets imported.

@@ -7,7 +7,7 @@ Guarantees
     SS-1  A byte of a peer reaches the codec only after the peer has proved itself.
     SS-2  A peer that has not done so and said Hello within HANDSHAKE_WITHIN_S is dropped, and at
           most UNAUTHENTICATED_MAX such peers are held, and an eighth of the descriptors: the oldest
-          of the address that holds the most makes room.
+          of the address that holds the most is evicted.
     SS-3  A client that breaks the protocol loses its connection; the others do not notice.
     SS-4  A client gets its answers at the pace at which it reads them: while more than
           CONGESTED_BYTES wait for it, its further calls wait too, at most one read's worth of
@@ -215,7 +215,7 @@ class _Peer:
         self._handshake: ServerHandshake | None = ServerHandshake(
             server._key, os.urandom(NONCE_BYTES)
         )
-        # How far it came, should it fail to prove itself.
+        # The step that it reached, if it fails to authenticate.
         self._step = Step.HANDSHAKE
         self._decoder = FrameDecoder()
         # Frames that wait until the peer has read its answers to the earlier ones.

@@ -15,7 +15,7 @@ wrote are gone.
 Guarantees
     SV-1  A write is performed at most once for each (session, number), however often it arrives.
     SV-2  A call's effects and the answer that it gets are of the same moment.
-    SV-3  A session has one connection: a newer one takes over, and the older one is hung up.
+    SV-3  A session has one connection: a newer one takes over, and the older one is closed.
     SV-4  A parked wait is answered as soon as all its keys exist at one moment.
     SV-5  A watch gets the state at one revision, then every later change, in order; while its
           connection is congested, changes to a key are merged and the newest is kept.
@@ -25,7 +25,7 @@ Guarantees
           forgotten is told so. Of leases that ended at most LINGERS_SWEPT are remembered.
     SV-7  A lease that was granted with `linger` ends that long after its client's end closed the
           connection, unless the client comes back before; then it has its whole time again. It
-          keeps its time if the client said that it lives (Parting), or this end hung up.
+          keeps its time if the client said that it lives (Parting), or this end closed it.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ class Service:
         self._connections[connection] = ClientConnection(connection)
 
     def receive(self, connection: int, payload: bytes, now: float) -> None:
-        """Take one frame. PeerViolation means: hang up, then call `disconnect`."""
+        """Take one frame. PeerViolation means: close the connection, then call `disconnect`."""
         conn = self._connections.get(connection)
         if conn is None:
-            return  # hung up meanwhile
+            return  # closed meanwhile
         message = decode_from_client(payload)
         session = conn.session
         if session is None:

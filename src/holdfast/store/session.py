@@ -301,7 +301,7 @@ class Session:
             self._session_forgotten()
         self._incarnation = welcome.incarnation
         self._phase = _Phase.READY
-        # Watches first: who lists what it watches must hear of every change since its list.
+        # Watches first: a caller that lists what it watches must hear of every change since.
         for watch in self._watches.values():
             watch.arriving.clear()
             self._say(WatchOpen(watch.id, watch.prefix, watch.key))

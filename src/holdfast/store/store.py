@@ -99,7 +99,7 @@ class Watch(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the watch and wake whoever waits in `next`. Idempotent."""
+        """End the watch and wake the thread that waits in `next`. Idempotent."""
 
 
 class Store(ABC):

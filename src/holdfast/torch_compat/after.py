@@ -1,10 +1,10 @@
-"""Acts after a module has been imported, whoever imports it.
+"""Acts after a module has been imported, by any importer.
 
 It needs nothing of holdfast: interpreters that start use it too (`site/sitecustomize.py`).
 
 Guarantees
-    AF-1  It is done each time that the module has been run, before anybody can use it; also if
-          somebody has asked before whether the module is there.
+    AF-1  It is done each time that the module has been run, before any code can use it; also if
+          the program has asked before whether the module is there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Distributed autograd, by the names of torch's binding, and what workers ask each other for it.
 
 Guarantees
-    DA-1  `backward` returns when all workers that gradients went to are done; who was first to
-          send a worker gradients of a pass hears when that one is.
+    DA-1  `backward` returns when all workers that gradients went to are done; the first worker to
+          send another one gradients of a pass hears when that one is.
     DA-2  A pass that fails at one worker, or because one is lost, ends everywhere. Each worker that
           has a part in it was asked by one that has: that one hears it with the answer, and it
-          tells those that it has asked, and all that have the context from it. Who was asked by
-          one that is lost finds that it has hung up.
+          tells those that it has asked, and all that have the context from it. A worker
+          that was asked by one that is lost finds its connection closed.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def take_gradients(
     gradients: list[Any],
     retain_graph: bool,
 ) -> Any:
-    """Go on with a pass; for the first who asks, answer when this worker's part is done (DA-1)."""
+    """Go on with a pass; answer the first asker when this worker's part is done (DA-1)."""
     context = CONTEXTS.find(context_id)
     try:
         made = Pass(context, number, retain_graph, _send, asker)
@@ -179,7 +179,7 @@ def _tell_failure(one: Pass) -> None:
 
 
 def _tell(context: DistAutogradContext, number: int, why: str, asked: set[int]) -> None:
-    """Tell all who may have a part in a pass that it has failed (DA-2)."""
+    """Tell all workers that may have a part in a pass that it has failed (DA-2)."""
     try:
         core = current().core
     except RuntimeError:  # this worker has left

@@ -1,6 +1,6 @@
 """Binds torch's names to ours, in this process and in the children that it will start.
 
-`import torch` has imported `torch.distributed.rpc` by the time that anybody can ask for ours. So
+`import torch` has imported `torch.distributed.rpc` by the time that a program can ask for ours. So
 that package is imported anew over our binding, and what was taken from the old one before is put
 right: global names of all code, of torch and of the program, are bound to the new one, and the old
 modules, which local names and attributes may still refer to, get what the new ones have.

@@ -1,4 +1,4 @@
-"""Error files on disk, which nobody trusts; `record`.
+"""Error files on disk, which are not trusted; `record`.
 
 A worker leaves its error file, and its stacks if it crashed or hung, in a folder of its own. What
 lies there may be anything: a FIFO that would block the reader, a link to another user's file, a
@@ -76,7 +76,7 @@ class Unreadable:
 
 
 def read_error_file(path: Path) -> ErrorFile | Unreadable | None:
-    """Read a file that anybody may have put there; None if nobody did. Never waits or raises."""
+    """Read a file that is not trusted; None if there is none. Never waits or raises."""
     found = _read(path, ERROR_FILE_BYTES_MAX + 1)
     if isinstance(found, ErrorFile) and len(found.data) > ERROR_FILE_BYTES_MAX:
         return Unreadable(f"is larger than {ERROR_FILE_BYTES_MAX >> 20} MiB")
@@ -84,7 +84,7 @@ def read_error_file(path: Path) -> ErrorFile | Unreadable | None:
 
 
 def write_error_file(path: Path, data: dict[str, Any]) -> None:
-    """Write an error file, for this user alone; whoever reads it sees all of it or none. OSError.
+    """Write an error file, for this user alone; a reader sees all of it or none. OSError.
 
     What was there before is replaced, also a link, which is not followed.
     """
@@ -94,7 +94,7 @@ def write_error_file(path: Path, data: dict[str, Any]) -> None:
 def replace_file(path: Path, data: bytes, mode: int) -> None:
     """Put a new file in the place of whatever is there, whole or not at all. Raises OSError.
 
-    Nothing that somebody planted at the path is opened: a link is replaced, not followed.
+    Nothing that another process put at the path is opened: a link is replaced, not followed.
     """
     draft = path.with_name(f".{path.name[:100]}-{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
@@ -108,7 +108,7 @@ def replace_file(path: Path, data: bytes, mode: int) -> None:
 
 
 def write_reply_file(failures: Sequence[WorkerFailure], environment: Environment) -> str:
-    """Leave the first cause where whoever started this agent looks for it.
+    """Write the first cause where the parent of this agent looks for it.
 
     That is TORCHELASTIC_ERROR_FILE of the agent itself. Does nothing without it, or without a
     failure. Return why it could not be written; empty if all is well.

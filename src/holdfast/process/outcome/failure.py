@@ -19,7 +19,7 @@ it was seen to begin, which can be after a peer has raised because of it; so the
 first failure whose own words are that a peer was gone gives way to a death without words that was
 seen less than NOTICED_LATE_S after it.
 
-Nobody trusts a worker or a peer: sizes and depths are capped, and `message`, `traceback`, `stack`
+Workers and peers are not trusted: sizes and depths are capped, and `message`, `traceback`, `stack`
 and `hint` of a Failure hold no character that could move a terminal's cursor.
 """
 
@@ -202,7 +202,7 @@ class Failure:
 class WorkerExited:
     """A worker's process has ended. `failure` is None if it ended well.
 
-    `asked` says that it ended after the group had been told to stop: it is nobody's failure then,
+    `asked` says that it ended after the group had been told to stop: it is no failure then,
     unless its error file shows that it had failed before.
     """
 
@@ -238,7 +238,7 @@ def first_cause(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 
 
 def lost_a_peer(failure: Failure) -> bool:
-    """Say whether a failure's own words are that somebody else was gone before it."""
+    """Say whether a failure's own words are that a peer was gone before it."""
     said = f"{failure.error_type}: {failure.message}".lower()
     return failure.message.rstrip(": ") == _BARE_END or any(
         words in said for words in _PEER_IS_GONE
@@ -255,7 +255,7 @@ def hint_for(exit_: Exit) -> str:
 
 
 def parse_error_data(data: bytes) -> ErrorReport:
-    """Read an error file's content, whoever wrote it; PeerViolation says why it cannot be."""
+    """Read an error file's content, which is not trusted; PeerViolation says why it cannot be."""
     parsed = load_json(data)
     if not isinstance(parsed, dict) or "message" not in parsed:
         raise PeerViolation('not an object with a "message"')

@@ -1,9 +1,10 @@
-"""Whether the kernel killed for want of memory.
+"""Whether the kernel killed a process: out of memory.
 
 The kernel counts such kills in the control group of the process that it killed, or, where that
 group has no memory accounts, in the nearest one above that has. It counts before it kills, so
-whoever sees a process end finds the count already risen. Which process a count stands for it does
-not say: in our own group there is little else than our workers; of a group above we say "probably".
+the count has already risen when the end of a process is seen. The kernel does not say which process
+a count stands for: our own group holds little else than our workers; of a group above we say
+"probably".
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class MemoryWatch:
         return cls({counter: counter.read() for counter in counters})
 
     def killed(self) -> str | None:
-        """Say in a sentence that a worker which SIGKILL ended was killed for want of memory.
+        """Say in a sentence that a worker which SIGKILL ended was killed: out of memory.
 
         None if no count has risen. Each kill is told once: the next worker needs another.
         """

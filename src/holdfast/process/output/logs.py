@@ -92,7 +92,7 @@ class RunLogs:
 
     @property
     def private(self) -> Path:
-        """The folder for what nobody keeps; whoever watches over the agent removes it, too."""
+        """The folder for files that are not kept; the reaper of the agent removes it, too."""
         return self.folder if self.temporary else self.folder / "private"
 
     @property
@@ -119,7 +119,7 @@ class RunLogs:
             what = f"log folder {str(self._options.log_dir)!r}" if named else "temporary folder"
             raise _refusal(what, error, may_pass=not named) from error
         if not self.temporary:
-            # Who named no folder has no other way to know.
+            # A user who named no folder has no other way to know.
             level = logging.INFO if self._options.log_dir else logging.WARNING
             _log.log(level, "the logs of this run are in %s", made)
 

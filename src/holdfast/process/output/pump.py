@@ -146,7 +146,7 @@ class Console(_Destination):
             self._may_block = not stat.S_ISREG(kind)
             if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
                 flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-                with suppress(OSError):  # nobody reads the pipe, or the terminal is another user's
+                with suppress(OSError):  # the pipe has no reader, or the terminal is another user's
                     self._descriptor = os.open(f"/proc/self/fd/{self._shared}", flags)
                     self._may_block = False
                     return

@@ -56,7 +56,7 @@ def tie_to(parent: int) -> None:
     if sys.platform == "linux":
         # Where Python is built without it, the reaper does it, a little later.
         _call_native("prctl", _PR_SET_PDEATHSIG, _signal.SIGKILL)
-    # Who leads no session was started by a wrapper of the interpreter, and dies with that.
+    # A process that leads no session was started by a wrapper of the interpreter, and dies with it.
     if os.getppid() != parent and os.getsid(0) == os.getpid():
         os.kill(os.getpid(), _signal.SIGKILL)
 

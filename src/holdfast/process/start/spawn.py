@@ -331,7 +331,7 @@ def _where() -> str:
 def _check_module(name: str, python_path: str) -> None:
     """Look for a module without running any code of the packages that it is in.
 
-    A package whose code may say itself where its modules are is taken at its word.
+    A package whose code may say itself where its modules are is not checked.
     """
     package, *parts = name.split(".")
     spec = _find_outermost(name, python_path)
@@ -343,7 +343,7 @@ def _check_module(name: str, python_path: str) -> None:
         package = f"{package}.{part}"
         try:
             spec = _find_spec(package, list(spec.submodule_search_locations or ()))
-        except Exception:  # in a finder of somebody else: the worker will see
+        except Exception:  # in a foreign finder: the worker will meet the error itself
             return
         if spec is None:
             no_main = part == "__main__" and "it is a package, and has no __main__"

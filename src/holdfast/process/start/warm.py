@@ -57,7 +57,7 @@ class Standby:
         streams: tuple[int, int],
         payload: Sequence[int] = (),
     ) -> bool:
-        """Give it its order; false if it cannot be the worker, and then it is let go."""
+        """Give it its order; false if it cannot be the worker, and then it is released."""
         try:
             where = {**order, "cwd": os.getcwd()}
             send_order(self._orders, where, environment, [*streams, *payload])

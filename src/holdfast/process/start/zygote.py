@@ -4,8 +4,8 @@ It has imported what the workers need, and nothing of the agent is in it: no thr
 connection. The agent sends it orders over a socket, with the descriptors of the worker and the
 writing end of a pipe. The worker writes its number into the pipe as soon as it is a process group;
 the zygote writes the exit code when the worker has ended, and takes the dead worker away only
-when the agent has closed the pipe: until then its number cannot become somebody else's. Should the
-zygote be stopped, the agent asks the system how a worker ended, and starts the next attempt with
+when the agent has closed the pipe: until then its number cannot be reused. If the
+zygote is stopped, the agent asks the system how a worker ended, and starts the next attempt with
 another zygote.
 
 When the agent closes the socket, or dies, the zygote ends, and its workers with it.
@@ -99,7 +99,7 @@ class Zygote:
 
     def __init__(self, launch: Callable[[socket.socket], WorkerProcess]) -> None:
         self._orders, theirs = socket.socketpair()
-        self._lock = threading.Lock()  # its number is its own while this is held: nobody reaps it
+        self._lock = threading.Lock()  # while this is held, it is not reaped and keeps its number
         with theirs:
             try:
                 self._process = launch(theirs)
@@ -162,7 +162,7 @@ def serve(orders: socket.socket, modules: tuple[str, ...]) -> None:
 
 
 class _Nursery:
-    """The workers that live, or are dead and not yet let go by the agent; by number."""
+    """The workers that live, or are dead and not yet released by the agent; by number."""
 
     def __init__(self, orders: socket.socket) -> None:
         self._orders = orders
@@ -243,7 +243,7 @@ class _Nursery:
                 try:
                     os.write(self._pipes[pid], str(code).encode())
                     self._ended.add(pid)
-                except BrokenPipeError:  # the agent has let go of it
+                except BrokenPipeError:  # the agent has released it
                     with suppress(KeyError):  # we may not have heard of that yet
                         self._poll.unregister(self._pipes[pid])
                     self._bury(pid)
@@ -251,7 +251,7 @@ class _Nursery:
     def _let_go(self, pid: int) -> None:
         """Do what is left when the agent has closed a pipe."""
         self._poll.unregister(self._pipes[pid])
-        if pid in self._ended:  # else its end will be told to nobody
+        if pid in self._ended:  # else its end will not be reported
             self._ended.discard(pid)
             self._bury(pid)
 

@@ -1,6 +1,6 @@
 """A control group of version 2 for the workers of one agent, where we may make one.
 
-The agent holds a lock on it while it lives; one that nobody has locked was left by an agent that
+The agent holds a lock on it while it lives; one that is not locked was left by an agent that
 was killed together with its reaper (see leftovers.py).
 
 Guarantees
@@ -95,7 +95,7 @@ def remove_cgroup(path: Path, deadline: Deadline, clock: Clock) -> None:
             _remove_folders(path)
             return
         except FileNotFoundError:
-            return  # somebody was faster
+            return  # another process has removed it
         except OSError as error:
             if deadline.passed():
                 _log.warning("control group %s stays: %s", path, error)

@@ -18,7 +18,7 @@ Several nets, each under the one before:
 (The last is in the workers: the kernel kills them when the thread that started them is gone.)
 If the agent and its reaper are both killed, a later agent removes what they left (leftovers.py).
 
-A number of a process or group means somebody else as soon as its owner has been reaped. So a group
+A number of a process or group can be reused as soon as its owner has been reaped. So a group
 is signalled only while its leader has not been reaped, and any other process is held by a
 descriptor, and then looked at for the mark, before it is killed.
 """
@@ -241,7 +241,7 @@ class Containment:
         if _is_unreaped_child(pid) or self._is_kept_by_ours(pid):
             self.signal(pid, signal.SIGKILL)
         elif _group_exists(pid):
-            # Somebody has reaped it: the number may be anybody's by now.
+            # It has been reaped by other code: the number may have been reused by now.
             with _find(self._is_ours) as found:
                 _kill(fd for other, fd in found.items() if _group_of(other) == pid)
         self._tell(f"-{pid}")
@@ -383,7 +383,7 @@ def _group_exists(group: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody's
+        pass  # it exists, and belongs to another user
     return True
 
 

@@ -115,7 +115,7 @@ class Escalation:
         self._alive.pop(pid, None)
 
     def ending(self, pid: int) -> None:
-        """Note that a process is on its way out: it only needs time."""
+        """Note that a process is exiting: it only needs time."""
         self._ending.add(pid)
 
     def tick(self, now: float) -> list[Effect]:

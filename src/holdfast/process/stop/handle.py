@@ -82,7 +82,7 @@ def open_process(
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    process.returncode = 0  # it is we who reap it, and Popen need not watch over it
+    process.returncode = 0  # this module reaps it, and Popen need not watch over it
     return watch(process.pid)
 
 
@@ -104,7 +104,7 @@ def readable(descriptor: int, timeout_s: float) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Say whether a process is on its way out, or has ended and not been reaped.
+    """Say whether a process is exiting, or has ended and not been reaped.
 
     The kernel marks all threads of a process before it closes the first thing that it held, hence
     before a peer can know. The process itself has ended when everything is freed, which for memory
@@ -169,9 +169,9 @@ def exit_of(pid: int) -> Exit | None:
 def still_running(
     processes: Mapping[int, int], wait_s: float, clock: Clock = SYSTEM_CLOCK
 ) -> set[int]:
-    """Wait for the ends of processes that were killed; return the descriptors of who lives on.
+    """Wait for the ends of killed processes; return the descriptors of those that still run.
 
-    `processes` are their numbers by descriptor. Who is on its way out has ENDING_WAIT_S.
+    `processes` are their numbers by descriptor. A process that is exiting has ENDING_WAIT_S.
     """
     last = Deadline.after(ENDING_WAIT_S, clock)
     waiting = _wait_for(set(processes), Deadline.after(wait_s, clock))
@@ -195,7 +195,7 @@ def _wait_for(waiting: set[int], deadline: Deadline) -> set[int]:
 
 
 def end(process: WorkerProcess) -> None:
-    """Kill a process with its group, and let go of it."""
+    """Kill a process with its group, and release it."""
     if process.reap() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

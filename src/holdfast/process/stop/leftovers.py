@@ -96,7 +96,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def candidates(parent: Path, name: re.Pattern[str]) -> Iterator[Path]:
-    """Return the folders of this user with such names, to which nobody else can write."""
+    """Return the folders of this user with such names, to which no other user can write."""
     found = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in islice(entries, ENTRIES_MAX):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 __all__ = ["disown", "own", "reap_orphans"]
 
 _INIT = 1
-_own: set[int] = set()  # the children that we started: who started one reaps it
+_own: set[int] = set()  # the children that we started: the code that started one reaps it
 
 
 def own(pid: int) -> None:

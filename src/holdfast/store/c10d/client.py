@@ -3,7 +3,7 @@
 The protocol is older and poorer than ours. What it cannot say is refused with a UsageError:
 leases, watches, `compare_set` to absence or from an empty value. What it says less exactly:
     - It has no revisions: they are always 0.
-    - `compare_set` answers with the value that is stored afterwards, not with who stored it. `ok`
+    - `compare_set` answers with the value that is stored afterwards, not with its writer. `ok`
       is exact as long as no two clients write the same bytes to one key at the same moment; so
       candidates of an election must write values of their own.
     - Several keys are read at one moment if all of them exist and none is empty, otherwise one
@@ -79,7 +79,7 @@ __all__ = ["C10dStore"]
 
 WAIT_SLICE_S = 2.0
 """A wait is renewed this often. It shows that the server lives, and torch's older server forgets
-to wake those who wait for a key that compare_set creates."""
+to wake the clients that wait for a key that compare_set creates."""
 
 GRACE_S = 0.5
 """What an expired wait may take to end in order and to learn which keys are missing."""
@@ -178,7 +178,7 @@ class C10dStore(Store):
         raise UsageError(f"add: key {key!r:.80} would leave 64 bits when {amount} is added")
 
     def _blame_counter(self, key: str, lost: StoreUnavailable, deadline: Deadline) -> None:
-        """Raise UsageError if the server hung up because the key holds no number."""
+        """Raise UsageError if the server disconnected because the key holds no number."""
         if not lost.maybe_applied:
             return
         try:
@@ -277,7 +277,7 @@ class C10dStore(Store):
         """Read keys, None for each that is missing.
 
         An empty answer may mean an empty value or none. So ask first which keys are there (torch's
-        older server even hangs up on a missing one), and about those that are empty then, ask in
+        older server even disconnects on a missing one), and about those that are empty then, ask in
         a way that tells.
         """
         there: list[bytes] = []
@@ -299,7 +299,7 @@ class C10dStore(Store):
     def _read_exactly(self, lane: ConnectionSlot, key: bytes, deadline: Deadline) -> bytes | None:
         """Read one key so that empty and missing differ.
 
-        Exchanging a value that nobody has for itself writes nothing. The answer is the stored
+        Exchanging a value that no key has for itself writes nothing. The answer is the stored
         value if there is one, and otherwise what was expected.
         """
         token = secrets.token_bytes(16)

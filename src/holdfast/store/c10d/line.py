@@ -108,7 +108,7 @@ class Line:
                 return result
 
     def wake(self) -> None:
-        """End the connection under whoever uses it; that one closes it."""
+        """End the connection under the thread that uses it; that thread closes it."""
         with contextlib.suppress(OSError):  # over already
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -194,7 +194,7 @@ class ConnectionPool:
 
     @contextlib.contextmanager
     def spare_lane(self) -> Iterator[ConnectionSlot]:
-        """Lend a lane that nobody else uses; its connection is kept for the next one."""
+        """Lend a lane that no other thread uses; its connection is kept for the next one."""
         with self._guard:
             lane = self._spare.pop() if self._spare else ConnectionSlot()
         try:
@@ -243,7 +243,7 @@ class ConnectionPool:
         return result
 
     def _connect(self, deadline: Deadline) -> Line:
-        """Open a connection; wait for a server that nobody has met yet, as torch's clients do."""
+        """Open a connection; wait for a server that was never reached, as torch's clients do."""
         while True:
             self.check_open()
             try:

@@ -5,7 +5,7 @@ opens a new one for each attempt and no worker meets keys of an attempt before.
 
 torch's protocol has no authentication. So a server asks the kernel which user has made a connection
 from this host, and admits its own user alone. A server that binds another address than loopback has
-somebody who vouches for connections from other hosts (`vouch`).
+a callback that vouches for connections from other hosts (`vouch`).
 
 Guarantees
     CD-1  Nothing that a peer sends is parsed before the peer is admitted.
@@ -220,7 +220,7 @@ class _ClientConnection:
         self._judged(f"nobody vouched for it within {VOUCH_WITHIN_S:g} s")
 
     def _judged(self, why: str) -> None:
-        """Admit it and serve what it has sent, or hang up and say why."""
+        """Admit it and serve what it has sent, or close it and say why."""
         if self._over or self._admitted:
             return
         if not why and not is_connected(self._connection.socket):

@@ -113,7 +113,7 @@ class C10dSpace:
         self._values: dict[bytes, bytes | bytearray] = {}
         self._queues: dict[bytes, deque[bytes]] = {}  # none of them empty
         self._waits: dict[int, _Countdown] = {}
-        # Who misses a key, the one that has waited longest first.
+        # The connections that miss a key, the one that has waited longest first.
         self._waiters: dict[bytes, dict[int, None]] = {}
 
     @property
@@ -124,7 +124,7 @@ class C10dSpace:
     # The machine.
 
     def handle(self, conn: int, request: Request) -> list[Reply]:
-        """Apply one request of a connection; return what is to be sent, and to whom.
+        """Apply one request of a connection; return what is to be sent, and to which connections.
 
         PeerViolation if the connection must be closed instead.
         """
@@ -326,7 +326,7 @@ class C10dSpace:
             self._waiters.setdefault(key, {})[conn] = None
 
     def _wake(self, key: bytes) -> list[Reply]:
-        """Tick the key off for everybody who misses it."""
+        """Tick the key off for every connection that misses it."""
         waiters = self._waiters.get(key)
         if waiters is None:
             return []

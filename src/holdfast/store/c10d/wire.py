@@ -6,7 +6,7 @@ the number of bytes they need next, are sent exactly those, and return what they
 generator keeps its place, so every byte is looked at once, however the stream is cut.
 
 Integers are little-endian. Keys and values are bytes with a 64-bit length before them. There is
-no error reply: whoever sees something wrong (`PeerViolation`) closes the connection.
+no error reply: the side that sees something wrong (`PeerViolation`) closes the connection.
 
 Guarantees
     CW-1  A length is checked against its cap before a byte of what it announces is kept.

@@ -1,4 +1,4 @@
-"""Who follows the changes of a cluster: watches and waits, by either API.
+"""What follows the changes of a cluster: watches and waits, by either API.
 
 Both read first and follow then, so that nothing is missed in between, and look again every few
 seconds, since events are never trusted alone. Closing the store wakes them all.
@@ -76,7 +76,7 @@ class Followers:
         raise AssertionError  # for mypy: the loop has no end
 
     def close(self) -> None:
-        """Wake and end everybody; the client is closed already."""
+        """Wake and end all watches and waits; the client is closed already."""
         with self._lock:
             watches = list(self._watches)
             for source in self._sources:

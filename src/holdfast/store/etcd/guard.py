@@ -28,7 +28,7 @@ def guard(parent: int, command: list[str]) -> int:
     """Run the command and return its exit status; 128 + the signal's number if one ended it."""
     child = _start(command)
     threading.Thread(target=_kill_when_orphaned, args=(parent, child), daemon=True).start()
-    # WNOWAIT leaves the dead child's number taken, so that the thread cannot hit a stranger.
+    # WNOWAIT leaves the dead child's number taken, so that the thread cannot hit another process.
     result = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     if result is None or result.si_code == os.CLD_EXITED:
         return 0 if result is None else result.si_status

@@ -6,7 +6,7 @@ that dies (`guard.py`). A lease's shortest time to live is about a second.
 
 A port is free when we look and may be taken when etcd binds it. So we bind it ourselves, without
 listening, and keep it for as long as the server lives; etcd shares it by SO_REUSEPORT, which it
-knows since 3.5. With an older one the ports are let go first, and others are tried on a clash.
+knows since 3.5. With an older one the ports are released first, and others are tried on a clash.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class LocalEtcdServer:
         if self.has_v2:
             command.append("--enable-v2")
         if self._data_dir is None:
-            command.append("--unsafe-no-fsync")  # nobody will read them after a crash
+            command.append("--unsafe-no-fsync")  # they are not read after a crash
         return command
 
     def _start_all(self, folder: Path, deadline: Deadline) -> None:

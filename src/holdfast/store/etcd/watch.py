@@ -119,7 +119,7 @@ class EtcdWatch(Watch):
                 self._reap()
 
     def _reap(self) -> None:
-        """Close the source unless somebody reads; that one then comes here himself."""
+        """Close the source unless a thread reads it; that thread then calls this itself."""
         if self._reading.acquire(blocking=False):
             try:
                 self._source.close()
@@ -170,7 +170,7 @@ class EtcdWatch(Watch):
 
     def _reread(self, deadline: Deadline) -> None:
         """Read everything, note the difference, and make sure that there is a source."""
-        if deadline.passed():  # somebody who polls with no time must come to new events, too
+        if deadline.passed():  # a caller that polls with no time must get new events, too
             deadline = self._soon()
         try:
             # In short turns, between which a watch that was closed is noticed.

@@ -7,14 +7,14 @@ called; each of them releases its own, and tells on.
 Guarantees
     CX-1  A number of a context or of a message is never used twice: its upper 16 bits are its
           maker's number, the others count up.
-    CX-2  Who releases a context tells each worker that it knows to have it, again if need be. A
-          worker tells once.
+    CX-2  A worker that releases a context tells each worker that it knows to have it, and retries
+          if need be. A worker tells once.
     CX-3  A released context ends the passes that run in it.
-    CX-4  A context ends here too when nobody would release it: when a worker that has brought it
-          here has hung up, its maker is asked. If that has it, it tells this worker when it
+    CX-4  A context ends here too when no worker would release it: when a worker that has brought it
+          here has disconnected, its maker is asked. If that has it, it tells this worker when it
           releases it; if it has not, or is gone, it is released here.
-    CX-5  A pass fails when the worker that has asked for it has hung up: what it asked for is of
-          no use to anybody.
+    CX-5  A pass fails when the worker that has asked for it has disconnected: what it asked for
+          is of no use.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def release(agent: Any, number: int) -> bool:
 
 
 def left(agent: Any, caller: WorkerHello) -> None:
-    """Hear that a worker has hung up (CX-4, CX-5)."""
+    """Hear that a worker has disconnected (CX-4, CX-5)."""
     CONTEXTS.end_passes(asker_lost(caller.name), caller.incarnation)
     for context in CONTEXTS.all():
         with context.lock:
@@ -264,7 +264,7 @@ def left(agent: Any, caller: WorkerHello) -> None:
 
 
 def asker_lost(who: str) -> PeerLost:
-    """Return the error of a pass whose asker has hung up."""
+    """Return the error of a pass whose asker has disconnected."""
     return PeerLost(f"{who}: Connection closed by peer (it had asked for a backward pass)")
 
 

@@ -4,7 +4,7 @@ DDP averages gradients between processes in hooks of what adds them to `.grad`. 
 ours takes gradients before they get there, and those hooks do not run. So where DDP has had a part
 in a context, its pass adds gradients to `.grad` as well, and takes them from there.
 
-A thread of gloo that has ended a collective needs the interpreter's lock to let go of a tensor that
+A thread of gloo that has ended a collective needs the interpreter's lock to release a tensor that
 Python made. What destroys a process group waits for these threads: torch's object of the group does
 so without the lock, DDP's reducer with it. The reducer would be the last owner, and waits for ever
 if such a thread has not had the lock yet.
@@ -14,7 +14,7 @@ Guarantees
           DDP has made of them.
     DP-2  After a pass, a good or a bad one, `.grad` is what it was before.
     DP-3  Of such passes one at a time runs in a process. While it does, `.grad` is not to be used.
-    DP-4  A module in DDP lets go of its process group after its reducer.
+    DP-4  A module in DDP releases its process group after its reducer.
 """
 
 from __future__ import annotations

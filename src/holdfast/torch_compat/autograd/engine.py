@@ -11,12 +11,12 @@ Guarantees
           of a leaf's node, which does not run, run before and after the gradient is kept.
     BP-2  A gradient goes to the context and nowhere else: no `.grad` is touched, but for a while by
           passes with DDP (DP-2).
-    BP-3  A pass ends when all of this worker's part is done and all workers to whom gradients
+    BP-3  A pass ends when all of this worker's part is done and all workers to which gradients
           went have said that they are done, or with the first error. Then it ends once.
     BP-4  A pass that fails wakes up what waits for its gradients, and sends none any more.
     BP-5  One pass at a time runs in a context.
     BP-6  A worker that runs its part because another one gave it gradients waits for more as long
-          as that call may take: whoever was to give them may be lost, and the caller too.
+          as that call may take: the worker that should give them may be lost, and the caller too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Pass:
         self.retain_graph = retain_graph
         self.asker = asker
         self.future: Future[None] = Future()
-        self.asked: set[int] = set()  # the workers to whom gradients went
+        self.asked: set[int] = set()  # the workers to which gradients went
         self._send = send
         self._changed = threading.Condition()
         self._come: dict[int, list[Any]] = {}
@@ -263,7 +263,7 @@ def _after(leaf: Any, gradient: Any) -> None:
 
 
 def _hooks(register: Callable[[Any], Any]) -> list[Callable[..., Any]]:
-    """Return the hooks of a node: torch shows them to whoever registers one himself."""
+    """Return the hooks of a node: torch shows them to code that registers one itself."""
     own = register(_hooks)
     found = own.hooks_dict_ref()
     own.remove()

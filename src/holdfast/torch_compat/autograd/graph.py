@@ -1,6 +1,6 @@
 """What distributed autograd adds to torch's graph: where tensors leave this worker, and arrive.
 
-A message that is sent within a context carries a *stamp*: the context, who sent it, and, if tensors
+A message that is sent within a context carries a *stamp*: the context, its sender, and, if tensors
 in it require gradients, the number of the message and which ones they are. Those get a send
 function at the sender and a recv function at the receiver, found by the number of the message. In
 the backward pass gradients go the other way: from the recv function to the send function.

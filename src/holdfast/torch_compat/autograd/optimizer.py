@@ -5,7 +5,7 @@ references into compiled functions; neither reaches us. What it compiles is plai
 that is run: the same functional optimizers, by the same steps.
 
 Guarantees
-    TO-1  torch's module is mended when it is imported, whoever imports it, and at once if it has
+    TO-1  torch's module is patched when it is imported, by any importer, and at once if it has
           been.
 """
 

@@ -3,7 +3,7 @@
 The loop is torch's: it starts workers, looks after them, and decides about restarts, by methods
 that programs and tests replace. What is added is what only our rounds can do: ranks that are
 agreed upon by nodes which may die meanwhile, a node that is done and need not be waited for, a
-failure that all nodes hear of, a signal that takes away this node and nobody else.
+failure that all nodes hear of, a signal that ends this node and no other.
 
 Guarantees
     TA-1  A node that dies while ranks are agreed upon costs a round, not the job.

@@ -9,7 +9,7 @@ Guarantees
     TH-2  A round that ends before all its members have met is followed by the next one: an agent
           sees only rounds in which it can work.
     TH-3  An agent hears that it should ask again as soon as its round is over, or its run has
-          failed elsewhere. A run that is over because its work is done disturbs nobody.
+          failed elsewhere. A run that is over because its work is done disturbs no agent.
     TH-4  Whatever goes wrong is one of torch's rendezvous errors, in our words.
 """
 
@@ -248,7 +248,7 @@ class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it 
         raise RoundEndedEarly
 
     def _connect(self, where: Address) -> TCPStore:
-        """Connect to the round's store: whoever serves it may die before we do."""
+        """Connect to the round's store: the node that serves it may die before we do."""
         deadline = Deadline.after(MEET_WITHIN_S)
         while not self._is_over():
             within = timedelta(seconds=deadline.sooner(_CONNECT_S).remaining() or 0.0)

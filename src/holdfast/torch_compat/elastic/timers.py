@@ -44,7 +44,7 @@ class FileTimerServer(file_based_local_timer.FileTimerServer):  # type: ignore[m
         log_event: Callable[[str, FileTimerRequest | None], None] | None = None,
     ) -> None:
         self._tell = log_event or (lambda name, request: None)
-        # Who can write there is this user, as is whoever it names.
+        # Only this user can write there, and the processes named there are this user's.
         self._watchdog = Watchdog(Path(file_path), lambda pid: True, self._expired)
 
     def start(self) -> None:

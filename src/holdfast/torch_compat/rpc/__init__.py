@@ -3,7 +3,7 @@
 Layout, in reading order
     wire.py             what torch's pickler makes of a value, on its way
     futures.py          futures of torch for calls of ours
-    places.py           who is where, by a store of torch
+    places.py           where each worker is, by a store of torch
     agents.py           agents by torch's names
     raised.py           what a Python function raised
     rrefs.py            references by torch's name

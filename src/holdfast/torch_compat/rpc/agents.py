@@ -141,10 +141,10 @@ class TensorPipeAgent(RpcAgent):
     def _released(self, caller: Any, number: int) -> None:
         release(self, number)
 
-    # Who is there.
+    # The workers that are there.
 
     def get_worker_info(self, worker: Any = None) -> Any:
-        """Return who this is, or who has that name or number."""
+        """Return this worker's info, or that of the worker with that name or number."""
         if worker is None:
             return self._info
         info = self.places.find(worker).info
@@ -180,7 +180,7 @@ class TensorPipeAgent(RpcAgent):
     ) -> None:
         name = worker_info.name
         if is_join:
-            # Only now is an earlier one of that name given up: while he leaves he still calls.
+            # An earlier one of that name is given up only now: it still calls while it leaves.
             gone = self._gone.pop(name, None)
             if gone is not None:
                 self.core.lost(gone)
@@ -316,7 +316,7 @@ def enable_gil_profiling(flag: bool) -> None:
 def reference_counts() -> dict[str, str]:
     """Return how many references there are of what, by torch's names.
 
-    A value that nobody else has ever held is not counted among those that this worker owns.
+    A value that no other worker has ever held is not counted among those that this worker owns.
     """
     rrefs = current().core.rrefs
     found = rrefs.counts()
@@ -357,7 +357,7 @@ def _key(store: Any, far: Address | None) -> Key:
     """Return the key by which the workers of this group know each other.
 
     It is the job's secret's, if there is one, or on one host the user's. Between hosts torch's
-    programs have none: then one is made, and who can read the group's store knows it.
+    programs have none: then one is made, and every reader of the group's store knows it.
     """
     environment = env.read(env.variables())
     try:

@@ -1,10 +1,11 @@
 """Futures of torch for calls of ours.
 
-Who waits for a call's future drives the call's connection: no other thread must be woken. What is
-made of such a future (`then`, `collect_all`) is torch's own, and completed by whoever reads.
+The thread that waits for a call's future drives the call's connection: no other thread must be
+woken. What is made of such a future (`then`, `collect_all`) is torch's own, and the thread that
+reads the connection completes it.
 
 The garbage collector does not see what torch's part of a future keeps. An error that is kept there
-must not have a traceback that leads, by the frames of those who asked, back to the future.
+must not have a traceback that leads, by the frames of its callers, back to the future.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _FOREVER = Deadline.after(None)
 class OurFuture(torch.futures.Future):  # type: ignore[misc]
     """A future of torch that we complete. Its error is a value to torch (see `collect_all`).
 
-    Whoever asks for it gets a copy of the error: the one that is kept never has a traceback.
+    Each caller that asks for it gets a copy of the error: the kept one never has a traceback.
     """
 
     def set_exception(self, result: BaseException) -> None:
@@ -51,8 +52,8 @@ def _copied(error: BaseException) -> BaseException:
 class CallFuture(OurFuture):
     """The future of a call: what `read` makes of the answer.
 
-    Whoever hears the answer completes it. If anything follows it, which may block, `later` does: on
-    no thread that reads connections.
+    The thread that reads the answer completes it. If anything follows it, which may block, `later`
+    does: on no thread that reads connections.
     """
 
     def __init__(

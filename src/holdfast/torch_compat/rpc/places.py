@@ -1,17 +1,18 @@
-"""Who is where, by a store of torch (`dist.Store`): the one that `init_rpc` has opened.
+"""Where each worker is, by a store of torch (`dist.Store`): the one that `init_rpc` has opened.
 
     static              whether the group is of a fixed size: 1 or 0
     life/INCARNATION    where that life of a worker is
     devices/INCARNATION the GPUs that it sees, once it uses any
     worker/ID           its incarnation
-    ids                 the numbers of those who are there, where workers come and go
+    ids                 the numbers of the present workers, where workers come and go
     join/…              how far the workers are with leaving together
     secret              the group's, between hosts, if the job has none (`agents.py`)
 
-Such a store has no leases: nobody is told that a worker is gone. A call finds out when the worker
+Such a store has no leases: it reports no worker that is gone. A call finds out when the worker
 does not let it connect.
 
-Where workers come and go, who joins or leaves holds the group's token (torch's Python sees to it).
+Where workers come and go, one that joins or leaves holds the group's token (torch's Python takes
+it).
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Places:
     """The workers of a group. `enter` makes this process one of them."""
 
     def __init__(self, store: Any, world_size: int | None, clock: Clock = SYSTEM_CLOCK) -> None:
-        # A connection of its own where there are connections: one that waits for a key answers
-        # nobody else meanwhile.
+        # A connection of its own where there are connections: one that waits for a key serves
+        # no other thread meanwhile.
         self._store = dist.PrefixStore("holdfast", store.clone())
         self._world_size = world_size
         self._clock = clock
@@ -87,7 +88,7 @@ class Places:
             self._know(contact)
 
     def went(self, name: str) -> Contact | None:
-        """Hear that a worker has gone; return who it was, if it was known."""
+        """Hear that a worker has gone; return its contact, if it was known."""
         with self._lock:
             contact = self._names.get(name)
             if contact is not None:
@@ -109,7 +110,7 @@ class Places:
         known = self._lives.get(incarnation)
         if known is not None:
             return known
-        # Somebody who knew us before we knew him.
+        # A worker that knew us before we knew it.
         with _cores_errors():
             if not self._store.check([f"life/{incarnation}"]):
                 gone = "Connection closed by peer (nobody knows it)"
@@ -150,7 +151,7 @@ class Places:
         return bool(self._store.add(was_busy, 0))
 
     def part(self, number: int, deadline: Deadline) -> None:
-        """Read no more; who is number 0 may serve the store, and waits for the others to do so."""
+        """Read no more; number 0, which may serve the store, waits for the others to do so."""
         if self._world_size is None:
             return
         self._store.add("join/left", 1)
@@ -198,7 +199,7 @@ class Places:
 
 @contextmanager
 def _cores_errors() -> Iterator[None]:
-    """Raise what core knows where a store is lost: nobody can tell, now."""
+    """Raise an error that core knows where a store is lost: the answer is unknown."""
     try:
         yield
     except dist.DistError as error:

@@ -3,7 +3,7 @@
 Callers name these functions. `run_…` return the value, which stays here, or goes back by the short
 path (`quick.py`); `answer_…` the parcel of it, which goes back; or futures of those. A Python
 function never fails for us: what it raised becomes a value (`raised.py`), which raises again when
-somebody asks for it.
+the value is asked for.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _operator(name: str) -> Any:
 def _packer(parcel: Parcel) -> Callable[[Any], Parcel]:
     """Return what makes the parcel of a value that answers this one, in the same context.
 
-    That is not joined again: it may have been released since, and nobody would release it twice.
+    That is not joined again: it may have been released since, and is not released twice.
     """
     stamped = parcel[3]
     number, to = (NO_CONTEXT, NOBODY) if stamped is None else stamped[:2]

@@ -1,13 +1,13 @@
 """What torch's pickler makes of a value, on its way: bytes, tensors, and references.
 
-torch pickles a value before it is known to whom it goes. Tensors and references are left out of the
+torch pickles a value before its receiver is known. Tensors and references are left out of the
 bytes: each is put into a table of the thread that pickles, and its place in the table is pickled in
 its stead. The three travel together, as a *parcel*, and core pickles the tables: tensors from where
 they lie (`pickling.py`), references as tickets for the worker that gets them.
 
 Guarantees
     WI-1  A reference in a parcel is found by a number that is never used twice by its thread: what
-          an earlier value that could not be pickled has left behind takes nobody's place.
+          an earlier value that could not be pickled has left behind takes no other's place.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def arrived(number: int) -> Any:
 def seal(data: bytes, tensors: list[Any], to: int = NOBODY) -> Parcel:
     """Make the parcel of what torch's pickler has made, with the references that it left out.
 
-    `to` is who gets it; nobody need be named where no context of autograd can be.
+    `to` is the receiver; none need be named where no context of autograd can be.
     """
     context = CONTEXTS.here()
     stamped = None if context is None else stamp(tensors, to, context)

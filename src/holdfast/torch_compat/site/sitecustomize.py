@@ -1,7 +1,7 @@
 """Is found by children of a process that has installed holdfast.torch_compat: installs it there.
 
 Not at once: torch costs seconds, and most children do not need it. When torch has been imported,
-before anybody can use it. A sitecustomize that this one hides is run as well.
+before any code can use it. A sitecustomize that this one hides is run as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensors on devices: where they arrive, and how they get there.
 
 A device map says which of a caller's devices is which of a callee's. Core knows of none of this: it
-is taught to ask here when it pickles a tensor, if there is an agent for whom that matters.
+is taught to ask here when it pickles a tensor, if there is an agent to which that matters.
 
 Guarantees
     DV-1  A tensor arrives on the device that the caller's map names for its own: by the map towards
@@ -70,7 +70,7 @@ def gradients_leave() -> Iterator[None]:
 
 
 class Devices:
-    """The devices of one agent, and of those whom it talks to.
+    """The devices of one agent, and of its peers.
 
     `towards` has its own maps, by the callee's name; `back` those of others towards it, read
     backwards, by the caller's.
@@ -122,7 +122,7 @@ class Devices:
         return _through_host, (*reduce_tensor(tensor.cpu()), str(target))
 
     def _place_there(self, tensor: Any, mine: Contact | None, contact: Contact) -> int | None:
-        """Return which of his GPUs ours is to another process that can read it there (DV-4)."""
+        """Return which GPU of another process ours is, if that can read it there (DV-4)."""
         if (
             mine is None
             or contact.machine != mine.machine
@@ -137,7 +137,7 @@ class Devices:
 
 
 def _reduce(tensor: Any) -> Any:
-    """Reduce a tensor that core meets; it knows for whom."""
+    """Reduce a tensor that core meets; it knows the receiver."""
     packing = here.packing
     if packing is None or tensor.layout is not torch.strided:
         return reduce_tensor(tensor)  # what is not strided is made of tensors that are

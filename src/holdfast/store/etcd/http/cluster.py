@@ -172,7 +172,7 @@ class EtcdClient:
         return EtcdClient(self.endpoint, self._addresses, self.rng, self.clock, self._tls)
 
     def close(self) -> list[Lane]:
-        """Wake everybody and let the connections go; return the lanes there were. Idempotent."""
+        """Wake all threads and release the connections; return the lanes there were. Idempotent."""
         with self._lock:
             self._closed.set()
             for lane in self._lanes:

@@ -7,7 +7,7 @@ in the middle of a streamed reply loses what it had; a watch needs both.
 
 A failed exchange is one of two things, and the difference matters to a write:
     NotSent     the request never left, so nothing happened;
-    Lost        it left, at least in part, and no reply came: nobody knows what happened.
+    Lost        it left, at least in part, and no reply came: what happened is unknown.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class HttpConnection:
             if self._tls is not None:
                 sock = self._tls.secure(sock, self.address, deadline)
             self._socket = sock
-            if self._shut:  # meanwhile, by somebody who saw no socket to wake us from
+            if self._shut:  # meanwhile, by a thread that saw no socket to wake us from
                 self.shut()
         except Unavailable as error:
             raise NotSent(str(error), step=error.step, address=error.address) from None
@@ -145,7 +145,7 @@ class HttpConnection:
         return self._socket is not None and not self._silent(self._socket)
 
     def shut(self) -> None:
-        """Wake whoever reads or writes, from any thread, and let no call begin any more."""
+        """Wake the thread that reads or writes, from any thread, and let no call begin any more."""
         self._shut = True
         sock = self._socket
         if sock is not None:
@@ -179,7 +179,7 @@ class HttpConnection:
         return False
 
     def _verdict(self, sock: socket.socket) -> Refused | None:
-        """Return what a server that hung up may have said before, of our certificate."""
+        """Return what a server may have said of our certificate before it closed the connection."""
         if isinstance(sock, ssl.SSLSocket):
             try:
                 sock.settimeout(0)

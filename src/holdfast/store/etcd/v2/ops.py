@@ -128,7 +128,7 @@ class Task:
         for node in nodes:
             (alive if node.lease is None or node.lease in leases else dead).append(node)
         for node in dead:
-            # Nobody would see it again; that it is still there must not fail a reading.
+            # No reader would see it again; that it is still there must not fail a reading.
             with contextlib.suppress(TimeoutExpired, StoreUnavailable):
                 self._drop(node)
         return answer.index, alive

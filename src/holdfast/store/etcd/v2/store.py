@@ -11,8 +11,8 @@ What is weaker than `keyspace.py`, because v2 has no transactions and no leases:
     - Reading several keys, listing, counting and watching read all keys of the store.
 
 A lease is a node with a time to live; a key names its lease in its value and does not exist without
-it, so that all keys of a lease end at one moment. Who meets the node of such a key removes it.
-No thread is started; a wait or a watch reads its own connection on its caller's thread.
+it, so that all keys of a lease end at one moment. A client that meets the node of such a key
+removes it. No thread is started; a wait or a watch reads its own connection on its caller's thread.
 """
 
 from __future__ import annotations

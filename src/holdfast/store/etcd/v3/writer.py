@@ -1,7 +1,7 @@
 """Writes to etcd that happen exactly once, although connections and leaders die.
 
 A connection may die after a write was sent, and a leader after it took it; the writer must then
-find out whether it happened. Each lane owns a marker, a key of which nobody else knows, and each
+find out whether it happened. Each lane owns a marker, a key that no other lane knows, and each
 of its writes is a transaction that also puts the marker, on the condition that the marker still
 has the revision at which the lane last put it.
 
