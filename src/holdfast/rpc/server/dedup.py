@@ -1,4 +1,4 @@
-"""The callee's memory of calls that may come again, so that each runs at most once.
+"""The callee's memory of calls that may be retried, so that each runs at most once.
 
 A caller that does not know whether its request arrived retries it, with the same number and marked
 `once`. The first request runs. Retries that arrive while it runs wait for its reply; later ones get
