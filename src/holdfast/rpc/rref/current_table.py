@@ -28,6 +28,6 @@ def current_table() -> RRefTable:
 
 
 def set_current_table(table: RRefTable | None) -> None:
-    """Use the table of a new current agent; None if there is no agent any more."""
+    """Set the table of the current agent; None if there is no agent any more."""
     global _table  # noqa: PLW0603  # this file exists to hold it
     _table = table

@@ -1,51 +1,54 @@
-"""Counting remote references: it decides when the owner of a value may let it go.
+"""Counts remote references: decides when the owner of a value may free it.
 
 Rule 1: everything that decides how long a value lives is in this file.
-Rule 2: this file sends nothing and reads no clock. Every method returns what is to be sent; the
-    shell sends it again and again until it is answered, and then tells the answer, or until the
+Rule 2: this file sends nothing and reads no clock. Every method returns the messages to be sent.
+    The shell retries each until it has a reply, which it reports by another method, or until the
     receiver is known to be gone (`died`).
 
-A value lives at its *owner*. Others hold it through *forks*: numbered claims, each of one worker.
-The owner keeps the set of forks that it knows, and its own local holds. When both are empty, the
-value is freed.
+A value lives at its *owner*. Other workers hold it through *forks*: numbered claims, each of one
+worker. The owner keeps the set of forks that it knows, and its own local holds. When both are
+empty, the value is freed.
 
-    creating        A asks B to make a value, and names the reference and its own fork at once. B
-                    counts the fork when the request arrives, however late that is. Forks and holds
-                    may be counted before that; they wait for it.
-    from a user     A gives its reference to C: A makes a fork for C, and holds on to its own as
-                    long as the child is not accepted. C asks the owner to count the child
-                    (FORK_REQUEST); when that is acknowledged, C tells A (CHILD_ACCEPT).
-    from the owner  B gives it to C: B counts the child before it is sent.
-    to the owner    A gives it back to B: B holds it locally, and accepts the child itself.
-    dropping        A drops its reference: when its own fork is confirmed and no child waits, it
-                    tells the owner (USER_DELETE).
-    unread          A call of A at B ends at A without its answer: A gave up, or a connection broke.
-                    Nobody knows whether what it gave was taken, and what its answer gave. So A
-                    gives it again, to be dropped, and names the call (UNREAD); B says what the
-                    answer gave, for A to take and drop. If it is yet to come, it gives nothing.
-    dying           The forks of a worker that is gone are dropped by the owner; children on their
-                    way to it no longer hold anybody back; references that it owned are lost.
+    creating        A asks B to make a value, and names the reference and its own fork in the same
+                    request. B counts the fork when the request arrives, however late that is. B may
+                    count other forks and holds before that; they wait for the value.
+    from a user     A gives its reference to C: A makes a child fork for C, and keeps its own fork
+                    until the child is accepted. C asks the owner to count the child (FORK_REQUEST);
+                    when that is acknowledged, C accepts the child (CHILD_ACCEPT, to A).
+    from the owner  B gives the reference to C: B counts the child before it is sent.
+    to the owner    A gives the reference back to B: B holds the value locally, and accepts the
+                    child itself.
+    dropping        A drops its reference: when A's fork is confirmed and no child waits, A sends
+                    USER_DELETE to the owner.
+    unread          A call from A to B ends at A without a reply: A gave up, or a connection broke.
+                    A does not know whether B took the references in the call, nor which references
+                    were in the reply. So A gives the former again, to be dropped, and names the
+                    call (UNREAD). B returns the references in its reply, for A to take and drop. If
+                    B has not replied yet, its reply will give no reference.
+    dying           The owner drops the forks of a worker that is gone; children that were sent to
+                    it no longer keep their parents; references that it owned are lost.
 
-Every message may come twice, late, or not at all before it is sent again. What is deleted stays
-deleted: the owner remembers the numbers of the newest deleted forks and freed values, so that a
-request that was overtaken by its own end brings nothing back.
+Every message may arrive twice, late, or only after a retry. A deletion is final: the owner
+remembers the numbers of the newest deleted forks and freed values, so a request that arrives after
+its own deletion restores nothing.
 
 Guarantees
     RR-1  A value is not freed while a fork that the owner has confirmed is held by a worker that
           lives, as far as the owner knows.
     RR-2  When all references are dropped, or their holders gone, and all messages have arrived, the
-          value is freed, and nothing of it is left on any worker. What was given must have been
-          taken, taken back (`not_given`), given to somebody who is gone, or asked for (`unread`).
-    RR-3  Every message may be handled any number of times, at any time: after the first nothing
-          changes. A ticket may be taken any number of times: each is one more holder of the fork.
-    RR-4  What is remembered of the deleted is bounded: the newest `REMEMBERED_MAX` of each kind. A
-          message that is older than those may count a fork that nobody holds, until its worker is
-          gone; it never frees a value.
+          value is freed, and nothing of it is left on any worker. Every reference that was given
+          must have been taken, taken back (`not_given`), given to a worker that is gone, or
+          reported (`unread`).
+    RR-3  Every message may be handled any number of times, at any time: only the first time has an
+          effect. A ticket may be taken any number of times: each adds one holder of the fork.
+    RR-4  The memory of deletions is bounded: the newest `REMEMBERED_MAX` of each kind. A message
+          that is older than those may count a fork that no worker holds, until its worker is gone;
+          it never frees a value.
     RR-5  A reference whose owner is gone, or whose value was freed before its fork was counted, is
-          lost, and stays so: its holders can ask why (`lost`). The latter happens only when the
-          worker that gave it, or one before that, is gone, or has heard that the owner is: an
-          owner whose lease is over may still answer for a while.
-    RR-6  A value is to be made once, by the first request for it (`created`).
+          lost, and stays lost: its holders can ask for the reason (`lost`). The latter happens only
+          if the worker that gave it, or one before that, is gone, or was informed that the owner is
+          gone: an owner whose lease has expired may still reply for a while.
+    RR-6  A value is made once, by the first request for it (`created`).
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ DROPPED = "it was dropped here before it came again"
 
 
 class ControlMessage(NamedTuple):
-    """Send this until it is answered, or until `to` is gone."""
+    """A message to be retried until it has a reply, or until `to` is gone."""
 
     kind: Kind
     to: Worker
@@ -85,7 +88,7 @@ class ControlMessage(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """The owner lets the value go; or stops waiting for it, if nobody has asked for it yet."""
+    """The owner frees the value, or stops waiting for it if no request for it has arrived."""
 
     reference: Number
 
@@ -94,15 +97,15 @@ Outcome: TypeAlias = ControlMessage | Freed
 
 
 class ForkState(StrEnum):
-    """What the owner is known to know of a fork."""
+    """What this worker knows of a fork's state at the owner."""
 
     ASKED = "asked"
-    """It may not have heard of it."""
+    """The owner may not have counted it yet."""
     CONFIRMED = "confirmed"
     DELETING = "deleting"
-    """It is told to forget it: too late for whoever gets the same ticket again."""
+    """The owner is asked to forget it; the same ticket is useless if it arrives again."""
     LOST = "lost"
-    """It knows nothing of it, or is gone."""
+    """The owner does not count it, or is gone."""
 
 
 _USELESS = frozenset({ForkState.DELETING, ForkState.LOST})
@@ -115,16 +118,16 @@ class Fork:
     ticket: Ticket
     state: ForkState
     holders: int = 1
-    """How many of this worker's references stand on it: more than one if its ticket came again."""
+    """How many of this worker's references use it: more than one if its ticket came again."""
     children: dict[Number, Worker] = field(default_factory=dict)
-    """Forks that were given to others and are not accepted yet, and to whom."""
+    """Child forks that are not accepted yet, and the worker that each was given to."""
     why: str = ""
-    """Why it is lost, if it is."""
+    """The reason, if it is lost."""
 
 
 @dataclass(slots=True)
 class _Owned:
-    """A value of this worker, as its counters see it."""
+    """The counters of a value of this worker."""
 
     forks: dict[Number, Worker] = field(default_factory=dict)
     created: bool = False
@@ -139,7 +142,7 @@ class References:
         self._serial = 0
         self._owned: dict[Number, _Owned] = {}
         self._held: dict[Number, Fork] = {}
-        self._parents: dict[Number, Number] = {}  # child that waits → our fork that it came from
+        self._parents: dict[Number, Number] = {}  # waiting child → our fork that it came from
         self._deleted = RecentKeys(remembered)
         self._freed = RecentKeys(remembered)
         self._dead = RecentKeys(remembered)
@@ -148,13 +151,13 @@ class References:
     # Making references.
 
     def own(self) -> Number:
-        """Make a reference to a value of our own, which is there, and hold it once."""
+        """Make a reference to an existing value of our own, and hold it once."""
         number = self._next()
         self._owned[number] = _Owned(created=True, holds=1)
         return number
 
     def ask(self, owner: Worker) -> Ticket:
-        """Make a reference to a value that a worker is asked to create."""
+        """Make a reference to a value that another worker is asked to create."""
         ticket = Ticket(self._next(), owner, self._next(), "")
         self._held[ticket.fork] = Fork(ticket, ForkState.ASKED)
         if owner in self._dead:
@@ -162,10 +165,10 @@ class References:
         return ticket
 
     def created(self, reference: Number, fork: Number, user: Worker) -> tuple[list[Outcome], bool]:
-        """Hear, as the owner, that a value is asked for; count who asks.
+        """Handle, as the owner, a request to create a value; count the caller's fork.
 
-        The flag says whether the value is to be made now: it is not when the request was here
-        before (RR-6). It is made even if nobody can want it any more, and freed at once.
+        The flag says whether the value is to be made now: False if the request arrived before
+        (RR-6). The value is made even if no holder is left, and freed at once.
         """
         if reference in self._freed:
             return [], False
@@ -178,7 +181,7 @@ class References:
     def hold(self, reference: Number) -> bool:
         """Hold a value of our own once more; False if it has been freed.
 
-        It need not be asked for yet: a reference to it may overtake the request.
+        The request to create it need not have arrived: a reference may overtake that request.
         """
         if reference in self._freed:
             return False
@@ -186,14 +189,14 @@ class References:
         return True
 
     def let_go(self, reference: Number) -> list[Outcome]:
-        """Give up a local hold of a value of our own."""
+        """Release one local hold of a value of our own."""
         owned = self._owned.get(reference)
         if owned is None or not owned.holds:
             return []
         owned.holds -= 1
         return self._free_if_unused(reference)
 
-    # Giving them to others.
+    # Giving references to other workers.
 
     def give_own(self, reference: Number, to: Worker) -> Ticket | None:
         """Give a value of our own to a worker; None if it has been freed."""
@@ -206,7 +209,7 @@ class References:
         return ticket
 
     def give(self, fork: Number, to: Worker) -> Ticket | None:
-        """Give a reference that we hold to a worker; None if we hold it no more."""
+        """Give a reference that we hold to a worker; None if we no longer hold it."""
         held = self._held.get(fork)
         if held is None or held.state in _USELESS:
             return None
@@ -217,13 +220,13 @@ class References:
         return ticket
 
     def not_given(self, ticket: Ticket) -> list[Outcome]:
-        """Take back what was given, since it was not sent and never will be."""
+        """Take back a ticket that was not sent and never will be."""
         if not ticket.parent:
             return self._forget_fork(ticket.reference, ticket.fork)
         return self._child_settled(ticket.fork)
 
     def take(self, ticket: Ticket) -> list[Outcome]:
-        """Receive a reference from a worker. The same one may come more than once."""
+        """Receive a reference from a worker. The same ticket may arrive more than once."""
         if ticket.owner == self._me:
             self.hold(ticket.reference)
             if ticket.parent:
@@ -247,7 +250,7 @@ class References:
         return [ControlMessage(Kind.RREF_FORK_REQUEST, ticket.owner, ticket.reference, ticket.fork)]
 
     def drop(self, fork: Number) -> list[Outcome]:
-        """Give up one holder of a fork of ours."""
+        """Remove one holder of a fork of ours."""
         held = self._held.get(fork)
         if held is None or not held.holders:
             return []
@@ -257,25 +260,25 @@ class References:
             return []
         return self._delete_if_idle(fork)
 
-    # Calls that ended without an answer.
+    # Calls that ended without a reply.
 
     def answered(self, caller: Worker, call: int, tickets: list[Ticket]) -> bool:
-        """Note what the answer to a call gives; False if nobody will read it: take it back then."""
+        """Record the references in a reply; False if no caller will read it: take them back."""
         return self._answers.add(caller, call, tickets, self._is_open)
 
     def unread(self, caller: Worker, call: int) -> list[Ticket]:
-        """Hear that the answer to a call was not read, and never will be; return what it gave."""
+        """Record that a reply will never be read; return the references that it gave."""
         return self._answers.ask(caller, call, self._is_open)
 
     def come_to_nothing(self, ticket: Ticket) -> list[Outcome]:
-        """Take a reference that may have come before, or still come, and drop it."""
+        """Take a reference that may have arrived before, or may still arrive, and drop it."""
         outcomes = self.take(ticket)
         if ticket.owner == self._me:
             return [*outcomes, *self.let_go(ticket.reference)]
         return [*outcomes, *self.drop(ticket.fork)]
 
     def release_all(self) -> list[Outcome]:
-        """Drop everything that is held here, whoever has it."""
+        """Drop everything that is held here, however many holders it has."""
         outcomes: list[Outcome] = []
         for fork, held in list(self._held.items()):
             held.holders = min(1, held.holders)
@@ -285,7 +288,7 @@ class References:
             outcomes += self.let_go(reference)
         return outcomes
 
-    # Messages, as they come. Each is acknowledged by the shell when these return.
+    # Incoming messages. The shell acknowledges each one when its method returns.
 
     def fork_requested(self, reference: Number, fork: Number, user: Worker) -> bool:
         """Count a fork, as the owner; False if its value or its user is gone (RR-5)."""
@@ -296,20 +299,20 @@ class References:
         return True
 
     def child_accepted(self, child: Number) -> list[Outcome]:
-        """Hear that a fork which we gave has arrived and is counted."""
+        """Record that a fork that we gave has arrived and is counted."""
         return self._child_settled(child)
 
     def user_deleted(self, reference: Number, fork: Number) -> list[Outcome]:
-        """Forget a fork, as the owner; also one that we have not heard of yet."""
+        """Forget a fork, as the owner, also if no message about it has arrived yet."""
         return self._forget_fork(reference, fork)
 
-    # What became of what we sent.
+    # Outcomes of messages that we sent.
 
     def confirmed(self, fork: Number) -> list[Outcome]:
-        """Hear that the owner counts a fork of ours: it answered.
+        """Record that the owner counts a fork of ours, since it has replied.
 
-        For a fork of `ask` this is told however the request ended: if it arrives after all, the
-        fork is counted then, unless it has been deleted first.
+        For a fork of `ask` the shell calls this however the request ended: if the request still
+        arrives, the owner counts the fork then, unless the fork was deleted first.
         """
         held = self._held.get(fork)
         if held is None or held.state is not ForkState.ASKED:
@@ -318,7 +321,7 @@ class References:
         return [*self._accept(held.ticket), *self._delete_if_idle(fork)]
 
     def refused(self, fork: Number) -> list[Outcome]:
-        """Hear that the value was freed before our fork could be counted (RR-5)."""
+        """Record that the value was freed before our fork could be counted (RR-5)."""
         held = self._held.get(fork)
         if held is None or held.state is not ForkState.ASKED:
             return []
@@ -326,14 +329,14 @@ class References:
         return self._accept(held.ticket)
 
     def deleted(self, fork: Number) -> list[Outcome]:
-        """Hear that the owner has forgotten a fork of ours."""
+        """Record that the owner has forgotten a fork of ours."""
         held = self._held.get(fork)
         if held is not None and held.state is ForkState.DELETING:
             self._lose(fork, DROPPED)
         return []
 
     def died(self, worker: Worker) -> list[Outcome]:
-        """Hear that a worker is gone, for good."""
+        """Record that a worker is gone, for good."""
         self._dead.add(worker)
         outcome: list[Outcome] = []
         for reference, owned in list(self._owned.items()):
@@ -344,7 +347,7 @@ class References:
                 outcome += self._free_if_unused(reference)
         for fork, held in list(self._held.items()):
             if held.ticket.owner == worker:
-                # The worker that gave it may never hear of this death: it waits for our word.
+                # The worker that gave it may never learn of this death: it waits for us.
                 outcome += self._accept(held.ticket) if held.state is ForkState.ASKED else []
                 self._lose(fork, OWNER_GONE)
                 continue
@@ -352,10 +355,10 @@ class References:
                 outcome += self._child_settled(child)
         return outcome
 
-    # For the shell, for people, and for tests.
+    # For the shell, for diagnostics, and for tests.
 
     def counts(self) -> dict[str, int]:
-        """Return how many values are owned, forks known, references held, and unsettled."""
+        """Return the numbers of owned values, known forks, and held and pending references."""
         pending = sum(held.state is ForkState.ASKED for held in self._held.values())
         return {
             "owners": len(self._owned),
@@ -370,16 +373,16 @@ class References:
         return not self._owned and not self._held
 
     def users(self) -> dict[Number, set[Worker]]:
-        """Return who else holds a value of ours, value by value."""
+        """Return the other workers that hold values of ours, by value."""
         return {one: set(owned.forks.values()) for one, owned in self._owned.items() if owned.forks}
 
     def state_of(self, fork: Number) -> ForkState | None:
-        """Return what is known of a fork of ours; None if we hold it no more."""
+        """Return the state of a fork of ours; None if we no longer hold it."""
         held = self._held.get(fork)
         return None if held is None else held.state
 
     def lost(self, fork: Number) -> str | None:
-        """Return why a fork of ours is of no use any more; None while it is (RR-5)."""
+        """Return why a fork of ours is useless; None while it is useful (RR-5)."""
         held = self._held.get(fork)
         if held is None or held.state is ForkState.DELETING:
             return DROPPED
@@ -393,14 +396,14 @@ class References:
         """Say whether a worker is known to be gone."""
         return worker in self._dead
 
-    # How it goes on.
+    # Internal steps.
 
     def _next(self) -> Number:
         self._serial += 1
         return Number(self._me, self._serial)
 
     def _is_open(self, ticket: Ticket) -> bool:
-        """Say whether what we gave is counted on its ticket's account still."""
+        """Say whether a ticket that we gave still keeps its reference alive."""
         if ticket.parent:
             return ticket.fork in self._parents
         owned = self._owned.get(ticket.reference)
@@ -441,12 +444,12 @@ class References:
         if owned.forks or owned.holds:
             return []
         del self._owned[reference]
-        if owned.created:  # else the request may still come
+        if owned.created:  # else the request may still arrive
             self._freed.add(reference)
         return [Freed(reference)]
 
     def _lose(self, fork: Number, why: str) -> None:
-        """Make a fork useless for those that hold it still, if any."""
+        """Mark a fork as lost for its remaining holders, if any."""
         self._deleted.add(fork)
         held = self._held[fork]
         for child in held.children:

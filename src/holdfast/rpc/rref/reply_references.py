@@ -1,17 +1,18 @@
-"""References in answers: who must be told of them, if the answer was not read.
+"""References in replies: kept for callers that have not read the reply.
 
-What a call gives with its request is known to be taken when its answer comes. What its answer gives
-is not: a caller whose time is up, or whose connection breaks, does not read it, and does not even
-know what there was to be read. So the callee notes what it gives in answers, and a caller that has
-not read one asks (see *unread* in `rref/protocol.py`).
+When the reply to a call arrives, the caller knows that the callee took the references in the
+request. The callee has no such proof for the references in the reply: a caller that times out, or
+whose connection breaks, does not read the reply, and does not know which references it gave. So the
+callee records the references in its replies, and a caller that has not read a reply asks for them
+(see *unread* in `rref/protocol.py`).
 
 Guarantees
-    RA-1  A caller that asks for a call is told all that its answer gave and that is not settled,
-          as often as it asks.
-    RA-2  Nothing is given in an answer after its caller has asked: `add` refuses it.
-    RA-3  What is kept is bounded: at most twice what is not settled, or `SWEEP_LEAST` answers, and
-          the newest calls that were asked for. An answer that is later than that many calls may be
-          given to nobody, until its caller is gone.
+    RA-1  A caller that asks about a call gets all references that its reply gave and that are not
+          settled, as often as it asks.
+    RA-2  No reply gives references after its caller has asked about the call: `add` refuses them.
+    RA-3  The record is bounded: at most twice the replies that are not settled, or `SWEEP_LEAST`
+          replies, and the newest calls that were asked about. A reply that is later than that many
+          calls may give references that no worker takes, until its caller is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SWEEP_LEAST = 1024
 
 
 class RecentKeys:
-    """The newest of some keys, in a bounded number."""
+    """A bounded set of keys: it keeps the newest."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -48,7 +49,7 @@ class RecentKeys:
 
 
 class ReplyReferences:
-    """What one worker has given in answers. `is_open` says of a ticket that it is not settled."""
+    """The references in one worker's replies. `is_open(ticket)`: it is not settled."""
 
     def __init__(self, remembered: int) -> None:
         self._given: dict[tuple[str, int], list[Ticket]] = {}
@@ -58,9 +59,9 @@ class ReplyReferences:
     def add(
         self, caller: str, call: int, tickets: list[Ticket], is_open: Callable[[Ticket], bool]
     ) -> bool:
-        """Note what an answer gives; False if its caller has asked already, and will not read it.
+        """Record the references in a reply; False if the caller has asked, and will not read it.
 
-        A call may be answered more than once.
+        A call may have more than one reply.
         """
         if (caller, call) in self._asked:
             return False
@@ -70,7 +71,7 @@ class ReplyReferences:
         return True
 
     def ask(self, caller: str, call: int, is_open: Callable[[Ticket], bool]) -> list[Ticket]:
-        """Hear that a caller has not read an answer, and never will; return what that gave."""
+        """Record that a caller will never read a reply; return the references that it gave."""
         self._asked.add((caller, call))
         return [one for one in self._given.get((caller, call), ()) if is_open(one)]
 

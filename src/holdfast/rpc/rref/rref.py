@@ -1,7 +1,7 @@
 """Remote references as their users see them.
 
-An `RRef` stands for a value that lives at its owner. It can be passed to calls, returned by them,
-and kept as long as one likes: the value lives as long as anybody holds a reference to it.
+An `RRef` refers to a value that lives at its owner. It can be passed to calls, returned by them,
+and kept for any length of time: the value lives as long as any worker holds a reference to it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ R = TypeVar("R")
 class RRef(Generic[T]):
     """A reference to a value that lives at another worker, or here.
 
-    `RRef(value)` makes one to a value of the current agent. `remote()` makes one to what a call
-    returns over there. Dropping the last one frees the value.
+    `RRef(value)` refers to a value of the current agent. `remote()` returns a reference to the
+    result of a call, which stays at the callee. Dropping the last reference frees the value.
     """
 
     def __init__(self, value: T) -> None:
@@ -74,14 +74,14 @@ class RRef(Generic[T]):
         self._end = weakref.finalize(self, rrefs.dropped, reference, fork)
         self._end.atexit = False
 
-    # Where it is.
+    # Its owner.
 
     def owner(self) -> WorkerInfo:
         """Return the worker at which the value lives."""
         return self._owner
 
     def owner_name(self) -> str:
-        """Return its name."""
+        """Return the owner's name."""
         return self._owner.name
 
     def is_owner(self) -> bool:
@@ -92,12 +92,12 @@ class RRef(Generic[T]):
         """Say whether the owner is known to count this reference."""
         return self._fork is None or self._rrefs.is_confirmed(self._fork)
 
-    # What it is.
+    # Its value.
 
     def to_here(self, timeout: float | None = None) -> T:
-        """Return a copy of the value; for a value of this worker the value itself.
+        """Return a copy of the value; if it lives here, the value itself.
 
-        Blocks until it has been created. Raises what its creation raised.
+        Blocks until the value has been created. Raises what its creation raised.
         """
         self._check()
         return self._fetch(timeout)
@@ -119,12 +119,12 @@ class RRef(Generic[T]):
         )
         return value
 
-    # What can be done with it.
+    # Calls of its methods.
 
     def rpc_sync(self, timeout: float | None = None, retries: RetryPolicy | None = None) -> T:
         """Call methods of the value where it lives: `rref.rpc_sync().method(x)`.
 
-        To a type checker the proxy is the value. Methods can be called on it, nothing else.
+        A type checker takes the proxy for the value. Only methods can be called on it.
         """
         return cast("T", _Proxy[Any](self, "call", timeout, retries))
 
@@ -147,7 +147,7 @@ class RRef(Generic[T]):
         return self._creation
 
     def _check(self) -> None:
-        """Refuse a reference whose creation is known to have failed."""
+        """Raise ReferenceFailed if the creation is known to have failed."""
         creation = self._creation
         error = None if creation is None or not creation.done() else creation.exception()
         if isinstance(error, CallTimedOut):
@@ -160,7 +160,7 @@ class RRef(Generic[T]):
                 f"RRef creation via rpc.remote() failed at {self._owner}: {error}"
             )
 
-    # Passing it on.
+    # Giving it to other workers.
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         self._check()
@@ -184,7 +184,7 @@ class RRef(Generic[T]):
 
 
 def short(reference: Number) -> str:
-    """Return a reference's number as people get to see it."""
+    """Return a reference's number in short, for messages."""
     return f"{reference.maker[:6]}.{reference.serial}"
 
 
@@ -197,7 +197,7 @@ def _rebuild(
 
 
 class _Proxy(Generic[R]):
-    """Makes calls of methods of what a reference stands for."""
+    """Calls methods of the value of a reference."""
 
     def __init__(
         self, rref: RRef[Any], how: str, timeout: float | None, retries: RetryPolicy | None
@@ -223,9 +223,9 @@ class _Proxy(Generic[R]):
 
 @named_by(1)
 def call_method(rref: RRef[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method of a value of this worker: what a proxy of a reference asks for."""
-    method = getattr(rref._local(0), name)  # as long as the caller waits, whatever is usual here
+    """Call a method of a value of this worker, for a proxy at another worker."""
+    method = getattr(rref._local(0), name)  # until the caller's deadline, not the default one
     return expected(method, method(*args, **kwargs))
 
 
-setattr(call_method, ASYNC_MARK, True)  # if the method is
+setattr(call_method, ASYNC_MARK, True)  # in case the method is marked

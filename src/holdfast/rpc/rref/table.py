@@ -1,10 +1,10 @@
-"""The references of an agent at work: values, messages, and the machine that counts.
+"""The references of one agent: their values, their messages, and the protocol that counts them.
 
-The shell around `rref/protocol.py`. The machine is stepped under one lock, and what it frees is
-taken out under the same one. What it wants sent is sent again and again (see `client/retrying.py`)
-until it is answered or the receiver is gone: first after the delays of the retry policy, then, with
-a warning, after the last of them for as long as it takes. Somebody whom nobody knows any more by
-then is gone.
+This is the shell around `rref/protocol.py`. One lock guards each step of the protocol and the
+removal of the values that the step frees. Each message of the protocol is retried (see
+`client/retrying.py`) until it has a reply or its receiver is gone: first with the delays of the
+retry policy, then, after a warning, with the last delay without limit. A receiver that the
+directory no longer knows by then counts as gone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = ["RRefTable"]
 CONTROL_TRY_S = 10.0
 LEAKS_SHOWN = 10
 OVERTAKEN_S = 60.0
-"""How long a fetch that has overtaken the request for its value waits for that, at most."""
+"""How long, at most, a fetch waits for the request for its value that it has overtaken."""
 NO_REFERENCE_BYTES = 64
-"""What is shorter has no reference within: one alone takes more."""
+"""A shorter body contains no reference: a single one takes more bytes."""
 
 _log = logging.getLogger("holdfast.rpc")
 
@@ -64,12 +64,12 @@ class RRefTable:
         self._references = References(incarnation)
         self._values: dict[Number, Future[Any]] = {}
         self._unsent = 0
-        self._unread: dict[str, dict[int, list[Any]]] = {}  # by callee; there while it is told
+        self._unread: dict[str, dict[int, list[Any]]] = {}  # by callee, while UNREAD is sent
         self._settled = threading.Condition(self._lock)
 
     @property
     def agent(self) -> Any:
-        """The agent, which must still be there: those who serve others do not keep it."""
+        """The agent; PeerLost if it is gone, since serving threads do not keep it alive."""
         agent = self._agent()
         if agent is None:
             raise PeerLost("Connection closed by peer (this agent has been shut down)")
@@ -78,7 +78,7 @@ class RRefTable:
     # Owning.
 
     def own(self, value: Any) -> Number:
-        """Keep a value of this worker, with one hold; return its number."""
+        """Store a value of this worker, with one hold; return its number."""
         future: Future[Any] = Future()
         future.set_result(value)
         with self._lock:
@@ -87,10 +87,10 @@ class RRefTable:
         return number
 
     def create(self, reference: Number, fork: Number, user: str) -> Future[Any] | None:
-        """Make room for a value that a user asked for; None if the request was here before."""
+        """Make the future of a requested value; None if the request arrived before."""
         with self._lock:
             outcomes, first = self._references.created(reference, fork, user)
-            # There is room already if a fetch has overtaken this request.
+            # The future exists already if a fetch has overtaken this request.
             room = self._values.setdefault(reference, Future()) if first else None
             freed = self._take_out(outcomes)
         self._perform(outcomes, freed)
@@ -99,7 +99,7 @@ class RRefTable:
     def value(self, reference: Number) -> Future[Any]:
         """Return the future of a value of this worker; ReferenceFailed if it is gone.
 
-        A fetch may overtake the request that creates the value: it waits for that.
+        A fetch may overtake the request that creates the value; then it waits for that request.
         """
         with self._lock:
             if reference in self._values:
@@ -115,12 +115,12 @@ class RRefTable:
     # Using.
 
     def ask(self, owner: str) -> Ticket:
-        """Make a reference to a value that is about to be asked for."""
+        """Make a reference to a value that is about to be requested."""
         with self._lock:
             return self._references.ask(owner)
 
     def settled(self, fork: Number) -> None:
-        """Hear that the creation was answered, or will never be: it may be deleted from now on."""
+        """Record that the creation has ended, with or without a reply: the fork may be deleted."""
         self._step(lambda references: references.confirmed(fork))
 
     def is_confirmed(self, fork: Number) -> bool:
@@ -129,7 +129,7 @@ class RRefTable:
             return self._references.state_of(fork) is ForkState.CONFIRMED
 
     def is_held(self, fork: Number) -> bool:
-        """Say whether a reference of ours has not been given up."""
+        """Say whether we still hold a reference."""
         with self._lock:
             return self._references.state_of(fork) is not None
 
@@ -142,7 +142,7 @@ class RRefTable:
         timeout: float | None,
         kind: Kind = Kind.PYTHON_RREF_FETCH_CALL,
     ) -> Any:
-        """Return the value of a reference, from wherever it is."""
+        """Return the value of a reference, from this worker or from its owner."""
         if incarnation == self.incarnation:
             return self._wait_for(self.value(reference), timeout)
         if fork is not None:
@@ -153,7 +153,7 @@ class RRefTable:
         return self.agent.request(incarnation, kind, reference, timeout).wait()
 
     def _wait_for(self, room: Future[Any], timeout: float | None) -> Any:
-        """Wait for a value of this worker as long as a call would that is made here."""
+        """Wait for a value of this worker, at most as long as a call from here would."""
         if not room.done():
             _, budget_ms, whose = self.agent._deadline(timeout)
             room._wait(Deadline.after(budget_ms / 1000 or None))
@@ -162,11 +162,11 @@ class RRefTable:
         error = room.exception()
         if error is None:
             return room.value()
-        # Not that one: it would keep whoever asked, with his reference, and so itself for ever.
+        # A copy: the original would keep the caller's frame and its reference, and so itself.
         raise anew(error, str(self.me))
 
     def dropped(self, reference: Number, fork: Number | None) -> None:
-        """Hear that a reference of this worker was dropped. Safe within the garbage collector."""
+        """Record that a reference was dropped. Safe to call from within the garbage collector."""
         self._scheduler.submit(lambda: self._drop(reference, fork))
 
     def _drop(self, reference: Number, fork: Number | None) -> None:
@@ -180,7 +180,7 @@ class RRefTable:
     def pack(
         self, to: str, value: Any, is_answer: bool = False
     ) -> tuple[bytes, Sequence[Buffer], Sequence[Ticket]]:
-        """Dump what goes to a worker; return it, and the tickets of the references within."""
+        """Pickle a value for a worker; return it, and the tickets of its references."""
         plain = dump_plain(value)
         if plain is not None:
             return plain, (), ()
@@ -197,7 +197,7 @@ class RRefTable:
         return body, buffers, tickets
 
     def unpack(self, body: Buffer, buffers: Sequence[Buffer]) -> Any:
-        """Load what has come, with the references within."""
+        """Unpickle a value that has arrived, with its references."""
         if len(body) < NO_REFERENCE_BYTES:
             return load(body, buffers)
         outer = here.unpacking
@@ -208,27 +208,27 @@ class RRefTable:
             here.unpacking = outer
 
     def give(self, reference: Number, fork: Number | None, to: str) -> Ticket | None:
-        """Make the ticket by which another worker gets a reference."""
+        """Make the ticket that gives a reference to another worker."""
         with self._lock:
             if fork is None:
                 return self._references.give_own(reference, to)
             return self._references.give(fork, to)
 
     def not_given(self, tickets: Iterable[Ticket]) -> None:
-        """Take tickets back whose message was not sent."""
+        """Take back tickets whose message was not sent."""
         for ticket in tickets:
             self._step(partial(References.not_given, ticket=ticket))
 
     def take(self, ticket: Ticket, owner: WorkerInfo) -> RRef[Any]:
-        """Make the reference of a ticket that has come."""
+        """Make the reference of a ticket that has arrived."""
         self._step(lambda references: references.take(ticket))
         fork = None if ticket.owner == self.incarnation else ticket.fork
         return RRef._made(self, ticket.reference, owner, ticket.owner, fork)
 
-    # Calls that ended without their answers (see *unread* in `rref/protocol.py`).
+    # Calls that ended without a reply (see *unread* in `rref/protocol.py`).
 
     def answered(self, caller: str, call: int, tickets: Sequence[Ticket]) -> None:
-        """Note what an answer gives; ReferenceFailed if nobody waits for it any more."""
+        """Record the references in a reply; ReferenceFailed if no caller waits for it."""
         with self._lock:
             wanted = self._references.answered(caller, call, list(tickets))
         if not wanted:
@@ -236,9 +236,9 @@ class RRefTable:
             raise ReferenceFailed("nobody waits for the references in this answer any more")
 
     def unread(self, callee: str, request: Message) -> None:
-        """Hear that a request ended without an answer that was read: tell its callee, soon."""
+        """Record that no reply to a request was read; send UNREAD to the callee soon."""
         if request.kind in RETRYABLE:
-            return  # these give nothing
+            return  # these carry no references
         with self._lock:
             if self._references.is_dead(callee):
                 return
@@ -250,7 +250,7 @@ class RRefTable:
             calls[request.call] = [tuple(ticket) for ticket in request.given]
 
     def _tell_unread(self, callee: str) -> None:
-        """Tell what has gathered so far, then the rest. On the scheduler's thread."""
+        """Send UNREAD for the calls gathered so far, then for the rest. Scheduler's thread."""
         with self._lock:
             calls = self._unread.pop(callee, None)
             if calls:
@@ -260,7 +260,7 @@ class RRefTable:
             return
 
         def heard(answer: Future[Any]) -> None:
-            if answer.exception() is not None:  # there is nobody to be told any more
+            if answer.exception() is not None:  # the receiver is gone
                 with self._lock:
                     self._unread.pop(callee, None)
                 self._one_less()
@@ -271,7 +271,7 @@ class RRefTable:
         self._insist(Kind.RREF_UNREAD, callee, calls, heard)
 
     def unread_by(self, caller: str, calls: dict[int, list[Any]]) -> list[Any]:
-        """Hear what calls gave that ended without their answers; return what those gave."""
+        """Drop references of calls that ended without a reply; return those in the replies."""
         found: list[Any] = []
         for call, given in calls.items():
             self._come_to_nothing(given)
@@ -284,10 +284,10 @@ class RRefTable:
             ticket = Ticket(Number(*reference), owner, Number(*fork), parent)
             self._step(partial(References.come_to_nothing, ticket=ticket))
 
-    # Messages that have come.
+    # Incoming messages.
 
     def handle(self, kind: Kind, reference: Number, fork: Number, user: str) -> bool:
-        """Handle a message about counting; return what is answered."""
+        """Handle a message of the protocol; return the reply."""
         match kind:
             case Kind.RREF_FORK_REQUEST:
                 with self._lock:
@@ -301,10 +301,10 @@ class RRefTable:
         return True
 
     def died(self, worker: str) -> None:
-        """Hear that an incarnation is gone."""
+        """Record that an incarnation is gone."""
         self._step(lambda references: references.died(worker))
 
-    # What the machine wants.
+    # Outcomes of protocol steps.
 
     def _step(self, step: Callable[[References], list[Outcome]]) -> None:
         with self._lock:
@@ -314,7 +314,7 @@ class RRefTable:
         self._perform(outcomes, freed)
 
     def _take_out(self, outcomes: Iterable[Outcome]) -> list[Future[Any]]:
-        """Take out what is freed, before anybody else can find it, and count what is to be sent."""
+        """Remove freed values before another thread finds them; count the messages to send."""
         freed: list[Future[Any]] = []
         for outcome in outcomes:
             if isinstance(outcome, ControlMessage):
@@ -327,15 +327,15 @@ class RRefTable:
         for outcome in outcomes:
             if isinstance(outcome, ControlMessage):
                 self._scheduler.submit(partial(self.send, outcome))
-        freed.clear()  # here, without the lock: their destructors are the user's code
+        freed.clear()  # here, without the lock: destructors run the user's code
 
     def send(self, message: ControlMessage) -> None:
-        """Send a control message until it is answered. On the scheduler's thread."""
+        """Retry a control message until it has a reply. On the scheduler's thread."""
 
         def heard(answer: Future[Any]) -> None:
             if answer.exception() is None:
                 self._arrived(message, bool(answer.value()))
-            else:  # there is nobody to tell any more, or nobody who tells
+            else:  # the receiver is gone, or this agent is
                 self._one_less()
 
         self._insist(message.kind, message.to, (message.reference, message.fork), heard)
@@ -351,7 +351,7 @@ class RRefTable:
         answer.add_done_callback(heard)
 
     def delay(self, kind: Kind, worker: str, tried: int) -> float | None:
-        """Return how long to wait before a message is sent again; None if its receiver is gone."""
+        """Return the delay before the next retry of a message; None if its receiver is gone."""
         retry, agent = self._retry, self._agent()
         with self._lock:
             if agent is None or self._references.is_dead(worker):
@@ -373,7 +373,7 @@ class RRefTable:
             case Kind.RREF_USER_DELETE:
                 self._step(lambda references: references.deleted(fork))
             case _:
-                pass  # the other side has what it needs
+                pass  # the receiver needs nothing more
         self._one_less()
 
     def _one_less(self) -> None:
@@ -381,10 +381,10 @@ class RRefTable:
             self._unsent -= 1
             self._settled.notify_all()
 
-    # For people, and for the end.
+    # Diagnostics, and shutdown.
 
     def counts(self) -> dict[str, int]:
-        """Return how many there are of what; `pending_futures` are values that are being made."""
+        """Return counts by name; `pending_futures` are values that are being created."""
         return {**self._reference_counts(), "pending_futures": self.open_values}
 
     def _reference_counts(self) -> dict[str, int]:
@@ -393,7 +393,7 @@ class RRefTable:
 
     @property
     def shared_values(self) -> int:
-        """How many values of this worker others hold."""
+        """How many values of this worker are held by other workers."""
         with self._lock:
             return len(self._references.users())
 
@@ -404,7 +404,7 @@ class RRefTable:
             return sum(not value.done() for value in self._values.values())
 
     def leaks(self) -> list[str]:
-        """Return, in words, which values of this worker others hold still."""
+        """Describe the values of this worker that other workers still hold."""
         with self._lock:
             users = self._references.users()
         return [
@@ -414,13 +414,14 @@ class RRefTable:
         ]
 
     def release_all(self) -> None:
-        """Give up all references of this worker."""
+        """Drop all references of this worker."""
         self._step(References.release_all)
 
     def part(self, timeout: Callable[[], float | None]) -> list[str]:
-        """Give up all references, since this agent ends; return what others have not given up.
+        """Drop all references, since this agent ends; describe those that other workers still hold.
 
-        Waits for them so long. What is left is logged: whoever holds it will find it gone.
+        Waits for the other workers until `timeout`. It logs what is left: those references will be
+        lost at their holders.
         """
         self.release_all()
         self._wait(lambda: self._references.is_empty() and not self._unsent, timeout)
@@ -432,11 +433,11 @@ class RRefTable:
         return leaks
 
     def wait_settled(self, timeout: Callable[[], float | None]) -> bool:
-        """Wait until everything that was to be told has arrived; False if time is up."""
+        """Wait until all messages of the protocol have arrived; False if time is up."""
         return self._wait(lambda: not self._unsent, timeout)
 
     def wait_confirmed(self, forks: Iterable[Number], timeout: Callable[[], float | None]) -> bool:
-        """Wait until owners have answered for these references of ours; False if time is up."""
+        """Wait until the owners have replied about these references; False if time is up."""
         state_of = self._references.state_of
         waited = [*forks]
         return self._wait(
@@ -458,7 +459,7 @@ class RRefTable:
 
 
 class _UntilGone:
-    """Lets a message about counting be sent until its receiver is gone."""
+    """Retry policy of protocol messages: retry until the receiver is gone."""
 
     try_s = CONTROL_TRY_S
 
@@ -475,7 +476,7 @@ class _UntilGone:
 
 
 def _once(act: Callable[[], None]) -> Callable[[], None]:
-    """Return what does something the first time, and then nothing."""
+    """Return a function that calls `act` the first time, and then does nothing."""
     left = [act]
 
     def once() -> None:

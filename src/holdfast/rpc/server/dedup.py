@@ -1,18 +1,18 @@
-"""The callee's memory of calls that may come again, so that each runs at most once.
+"""The callee's memory of calls that may be retried, so that each runs at most once.
 
-A caller that does not know whether its request arrived sends it again, under the same number and
-marked `once`. The first one runs; those that come while it runs wait with it, and those that come
-later get the answer that was kept. The caller says from time to time which calls are over
-(`wire/acknowledgement.py`): all below a number, but for some that are still open. Their answers are
-forgotten. Everything of a caller is forgotten when it is gone.
+A caller that does not know whether its request arrived retries it, with the same number and marked
+`once`. The first request runs. Retries that arrive while it runs wait for its reply; later ones get
+the kept reply. From time to time the caller acknowledges the calls that are over
+(`wire/acknowledgement.py`): all below a number, but for some that are still open. The callee then
+forgets their replies. It forgets everything of a caller that is gone.
 
 Guarantees
-    RC-1  A call of one incarnation of a caller is run at most once, also if it comes again after
-          its answer was acknowledged, and in whatever order acknowledgements come.
-    RC-2  Everybody who asked gets the same answer.
-    RC-3  What is kept is bounded for each caller, in calls and in bytes: when it is full, new calls
-          are refused rather than old answers forgotten. How large an answer is shows only when it
-          is there, so the calls that were running then may add to what is full.
+    RC-1  A call of one incarnation of a caller runs at most once, also if it is retried after its
+          reply was acknowledged, and in whatever order acknowledgements arrive.
+    RC-2  Every request for a call gets the same reply.
+    RC-3  The kept replies of each caller are bounded, in calls and in bytes: at the bound, new
+          calls are refused rather than old replies forgotten. The size of a reply is known only
+          when the call ends, so calls that are running at the bound may still exceed it.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ __all__ = [
 ]
 
 KEPT_MAX = 1 << 17
-"""Twice as many calls as can be under way: notes that tell of answers may be late."""
+"""Twice the greatest number of open calls: acknowledgements may be late."""
 KEPT_BYTES_MAX = 1 << 28
 
 Waiter = Callable[[Message], None]
 
 
 class DedupVerdict(StrEnum):
-    """What to do with a request that has come."""
+    """What to do with a request that has arrived."""
 
     RUN = "run"
     WAIT = "wait"
-    """It runs already: the asker will hear the answer."""
+    """The call runs already: this request will get its reply."""
     ANSWERED = "answered"
-    """It has run: the asker is to be given the answer that was kept."""
+    """The call has run: send the kept reply."""
     FORGOTTEN = "forgotten"
-    """The caller has said that it has the answer: this is an old request, for nobody."""
+    """The caller has acknowledged the reply: this is an old request, and needs none."""
     FULL = "full"
-    """Too many answers of this caller are kept, or too large ones: refuse it."""
+    """Too many, or too large, replies of this caller are kept: refuse the request."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class _Caller:
     running: dict[int, list[Waiter]] = field(default_factory=dict)
     answers: dict[int, Message] = field(default_factory=dict)
     size: int = 0
-    """The bytes of the answers."""
+    """The bytes of the kept replies."""
 
     def is_over(self, call: int) -> bool:
         return call < self.below and call not in self.still
@@ -76,7 +76,7 @@ class DedupTable:
         self._callers: dict[str, _Caller] = {}
 
     def arrived(self, caller: str, call: int, asker: Waiter) -> tuple[DedupVerdict, Message | None]:
-        """Judge a request; with ANSWERED comes the answer to give."""
+        """Decide what to do with a request; ANSWERED comes with the kept reply."""
         known = self._callers.setdefault(caller, _Caller())
         if known.is_over(call):
             return DedupVerdict.FORGOTTEN, None
@@ -92,7 +92,7 @@ class DedupTable:
         return DedupVerdict.RUN, None
 
     def answered(self, caller: str, call: int, answer: Message) -> list[Waiter]:
-        """Keep the answer of a call that has run; return who is to hear it."""
+        """Keep the reply of a call that has run; return the requests that wait for it."""
         known = self._callers.get(caller)
         if known is None:
             return []
@@ -103,7 +103,7 @@ class DedupTable:
         return askers
 
     def acknowledged(self, caller: str, note: Message) -> None:
-        """Forget the answers to calls that are over. What one note calls over stays so."""
+        """Forget the replies to calls that are over. A call that one note ends stays over."""
         known = self._callers.setdefault(caller, _Caller())
         other = _Caller(note.call, frozenset(decode_acknowledgement(note)))
         open_ones = {call for call in known.still if not other.is_over(call)}
@@ -118,5 +118,5 @@ class DedupTable:
         self._callers.pop(caller, None)
 
     def kept(self) -> int:
-        """Return how many answers are kept."""
+        """Return how many replies are kept."""
         return sum(len(known.answers) for known in self._callers.values())

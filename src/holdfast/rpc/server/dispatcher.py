@@ -1,13 +1,13 @@
-"""The callee's side of an agent: runs what others ask for, and answers.
+"""The callee's side of an agent: runs the requests of other workers, and replies.
 
 Guarantees
-    AN-1  Every request is answered once on the connection that brought it, if that is still there.
-    AN-2  A request that may come again runs at most once for each incarnation of its caller.
-    AN-3  A coroutine whose caller has given up, or is gone, is cancelled; not one that makes the
-          value of a reference, which others may hold.
-    AN-4  Nothing is run for a caller that has been given up: what it retries would run twice.
-    AN-5  Whoever waits for the value of a reference hears it if its creation was refused, or could
-          not be read.
+    AN-1  Every request gets one reply on the connection that brought it, if that is still open.
+    AN-2  A request that may be retried runs at most once for each incarnation of its caller.
+    AN-3  A coroutine whose caller has given up, or is gone, is cancelled. A coroutine that makes
+          the value of a reference is not: other workers may hold the reference.
+    AN-4  Nothing is run for a caller that was declared gone: what it retries would run twice.
+    AN-5  A call that waits for the value of a reference fails if the creation was refused, or its
+          request could not be read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from holdfast.rpc.wire.worker_info import WorkerInfo
 __all__ = ["Dispatcher"]
 
 DEAD_MAX = CANCELLED_MAX = 4096
-# Members of an enumeration cost a search each time they are named.
+# Each access to a member of an enumeration costs a lookup.
 _CALL, _REPLY = Kind.PYTHON_CALL, Kind.REPLY
 _CREATIONS = frozenset({Kind.PYTHON_REMOTE_CALL, Kind.SCRIPT_REMOTE_CALL})
 
@@ -46,7 +46,7 @@ _log = logging.getLogger("holdfast.rpc")
 
 
 class Dispatcher:
-    """Runs the requests that come to one agent."""
+    """Runs the requests that one agent receives."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Dispatcher:
         # Guards what follows.
         self._lock = threading.Lock()
         self._dedup = DedupTable()
-        self._durations = Durations()  # of itself: each step is one instruction
+        self._durations = Durations()  # needs no lock: each step is one instruction
         self._tasks: dict[tuple[str, int], Future[Any]] = {}
-        self._dead: dict[str, None] = {}  # the latest ones
-        self._cancelled: dict[tuple[str, int], None] = {}  # of which no task was known then, latest
+        self._dead: dict[str, None] = {}  # the newest ones
+        self._cancelled: dict[tuple[str, int], None] = {}  # the newest calls that had no task then
         self._handlers: dict[Kind, Callable[[WorkerHello, Message], Any]] = {}
-        # What is a script is the same by another name, for those who tell languages apart.
+        # A SCRIPT kind does the same as its PYTHON kind, for users that tell the two apart.
         for kind in _CREATIONS:
             self._handlers[kind] = self._run_remote
         self.add_handler(Kind.SCRIPT_CALL, lambda caller, request: self._run(*request))
@@ -82,7 +82,7 @@ class Dispatcher:
         self.add_handler(Kind.RREF_UNREAD, self._run_unread)
 
     def add_handler(self, kind: Kind, handler: Callable[[WorkerHello, Any], Any]) -> None:
-        """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
+        """Run requests of a kind by this handler; its result, or its future's, is the reply."""
         unpack = self._rrefs.unpack
         self._handlers[kind] = lambda caller, message: handler(
             caller, unpack(message.body, message.buffers)
@@ -90,33 +90,33 @@ class Dispatcher:
 
     @property
     def open_answers(self) -> int:
-        """How many answers a coroutine or a future is still to give."""
+        """How many replies wait for a coroutine or a future."""
         return len(self._tasks)
 
     @property
     def kept_answers(self) -> int:
-        """How many answers are kept for those who may ask again."""
+        """How many replies are kept for callers that may retry."""
         with self._lock:
             return self._dedup.kept()
 
     def check_hello(self, hello: WorkerHello) -> None:
-        """Refuse who means an earlier one of our name, and who has been given up himself."""
+        """Refuse a caller that wants an earlier incarnation, or was itself declared gone."""
         if hello.target != self._incarnation:
             raise PeerLost("Connection closed by peer (another one has its name now)")
-        # He may have been given up before we came, too: then only the directory can tell.
+        # It may have been declared gone before we started: only the directory knows that.
         try:
             given_up = hello.incarnation in self._dead or not self._knows(hello.incarnation)
-        except HoldfastError as error:  # it cannot: no answer lets him try again
+        except HoldfastError as error:  # the directory failed: with no reply, the caller retries
             raise ConnectionError(f"{hello.name} is not known, and cannot be: {error}") from None
         if given_up:
             raise PeerLost("Connection closed by peer (the caller has been given up)")
 
     def is_dead(self, worker: str) -> bool:
-        """Say whether this life of a worker was told to be over, of late."""
+        """Say whether this incarnation of a worker was declared gone recently."""
         return worker in self._dead
 
     def died(self, worker: str) -> None:
-        """Forget a caller that is gone; should it be there still, it is not heard any more."""
+        """Forget a caller that is gone. If it still runs, its requests are refused."""
         with self._lock:
             _keep(self._dead, worker, DEAD_MAX)
             self._dedup.gone(worker)
@@ -125,8 +125,8 @@ class Dispatcher:
             self._loop.cancel(task)
 
     def handle(self, caller: WorkerHello, message: Message, later: Later) -> Message | None:
-        """Run a request and return its answer; None if it comes later, or none is due."""
-        if message.kind >= _REPLY:  # and no request
+        """Run a request and return its reply; None if that comes later, or none is due."""
+        if message.kind >= _REPLY:  # not a request
             self._note(caller, message)
             return None
         if not message.once:
@@ -134,7 +134,7 @@ class Dispatcher:
                 return self._failure(message, _given_up())
             return self._perform(caller, message, later)
         with self._lock:
-            # With the lock: what is known of his calls goes when he is given up.
+            # With the lock: `died` removes what is known of a caller's calls.
             if caller.incarnation in self._dead:
                 return self._failure(message, _given_up())
             verdict, kept = self._dedup.arrived(caller.incarnation, message.call, later)
@@ -154,13 +154,13 @@ class Dispatcher:
                     self._fail(self._room(caller, message), full)
                 return self._failure(message, full)
             case DedupVerdict.FORGOTTEN if message.kind in _CREATIONS:
-                # Its caller has given up, not the reference: it is made, if it was not before.
+                # The caller gave up the call, not the reference: make the value if it is missing.
                 return self._perform(caller, message, later)
             case DedupVerdict.FORGOTTEN:
                 return self._failure(message, UsageError("this call was answered long ago"))
 
     def _answer_all(self, caller: WorkerHello, message: Message) -> Later:
-        """Return what gives an answer to everybody who asked for this call."""
+        """Return a function that sends a reply to every request for this call."""
 
         def answer(answer: Message) -> None:
             with self._lock:
@@ -180,7 +180,7 @@ class Dispatcher:
                 key = (caller.incarnation, message.call)
                 with self._lock:
                     task = self._tasks.get(key)
-                    if task is None:  # it has ended, or this has overtaken its beginning
+                    if task is None:  # it has ended, or CANCEL has overtaken its start
                         _keep(self._cancelled, key, CANCELLED_MAX)
                 if task is not None:
                     self._loop.cancel(task)
@@ -207,10 +207,10 @@ class Dispatcher:
         finally:
             serve(NO_DEADLINE)
 
-    # The kinds.
+    # The kinds of requests.
 
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function; a future if its answer comes later."""
+        """Call a function; return a future if its result comes later."""
         name = function if type(function) is str else ""
         if name:
             function = resolve_function(name)
@@ -226,20 +226,20 @@ class Dispatcher:
             took = self._clock.monotonic() - begun
             if took >= SLOW_S or name in self._durations.slow:
                 self._durations.record(name, took)
-        if not hasattr(value, "__await__"):  # costs less than what follows, and is nearly all
+        if not hasattr(value, "__await__"):  # nearly all values; cheaper than what follows
             return value
         if isinstance(value, Coroutine):
             return self._loop.run(value)
         return expected(function, value)
 
     def _room(self, caller: WorkerHello, message: Message) -> Future[Any] | None:
-        """Make the room for a value that is asked for; None if it was before."""
+        """Make the future of a requested value; None if it was requested before."""
         reference, fork = decode_creation(message.body)
         life = caller.incarnation
         return self._rrefs.create(Number(life, reference), Number(life, fork), life)
 
     def _fail(self, room: Future[Any] | None, error: BaseException) -> None:
-        """Let those hear who wait for a value that nobody will make."""
+        """Fail the future of a value that will not be made."""
         if room is not None:
             why = in_short(error)
             room.set_exception(
@@ -253,14 +253,14 @@ class Dispatcher:
             request = self._rrefs.unpack(rest, message.buffers)
         except BaseException as error:
             self._fail(room, error)
-            raise  # what it gave may not have been taken, which the caller must know
+            raise  # the caller must know: its references may not have been taken
         if room is None:
-            return None  # it was here before; what it gives is taken, if it was not then
+            return None  # a retry; its references are taken now, if they were not before
         try:
             value = self._run(*request)
         except BaseException as error:
             room.set_exception(error)
-            del room  # the error keeps this frame, and must not keep itself
+            del room  # the error keeps this frame, and would keep itself
             return None
         if not isinstance(value, Future):
             room.set_result(value)
@@ -282,7 +282,7 @@ class Dispatcher:
 
         return run
 
-    # Answers.
+    # Replies.
 
     def _when_done(
         self, caller: WorkerHello, message: Message, value: Future[Any], later: Later
@@ -295,7 +295,7 @@ class Dispatcher:
         def done(future: Future[Any]) -> None:
             with self._lock:
                 self._tasks.pop(key, None)
-            failed = future.exception()  # not raised: a kept one would gather our frames each time
+            failed = future.exception()  # not raised: a kept error would gather our frames
             try:
                 if failed is None:
                     answer = self._answer(caller, message, future.value())
@@ -332,7 +332,7 @@ def _send(later: Later, answer: Message) -> None:
 
 
 def _keep(latest: dict[Any, None], new: object, most: int) -> None:
-    """Add to what is kept in mind; the oldest is forgotten."""
+    """Add an entry; forget the oldest one if there are too many."""
     latest[new] = None
     while len(latest) > most:
         del latest[next(iter(latest))]

@@ -1,7 +1,7 @@
-"""Which functions take long, by how long their last runs took.
+"""Which functions are slow, by the durations of their last runs.
 
-A quick function is run by the thread that read its request: that costs no hand-over. Before a slow
-one the thread hands its connection over, so that the requests behind it are read meanwhile.
+The thread that reads a request runs a quick function itself: that costs no hand-over. Before a slow
+function, it hands its connection over, so that another thread reads the requests behind it.
 
 Guarantees
     DU-1  A function is slow from its second run on if its first took SLOW_S; it is quick again when
@@ -24,10 +24,10 @@ class Durations:
     def __init__(self, names_max: int = NAMES_MAX) -> None:
         self._names_max = names_max
         self.slow: dict[str, float] = {}
-        """The slow functions: a plain dictionary, since every call looks into it."""
+        """The slow functions: a plain dictionary, since every call reads it."""
 
     def record(self, name: str, seconds: float) -> None:
-        """Note how long a run took. Runs of quick functions below SLOW_S need not be noted."""
+        """Record the duration of a run. A quick function needs no record below SLOW_S."""
         before = self.slow.get(name)
         if before is None:
             if seconds >= SLOW_S:

@@ -1,4 +1,4 @@
-"""Coroutines of those who are called: an event loop on a thread of its own, made when needed."""
+"""Runs coroutines of the callee: an event loop on a thread of its own, started when needed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _log = logging.getLogger("holdfast.rpc")
 
 
 class EventLoop:
-    """Runs coroutines. The thread begins with the first one, and ends with `close`.
+    """Runs coroutines. The thread starts with the first one, and ends with `close`.
 
-    A coroutine cannot end it: not by `loop.stop()`, nor by what its callbacks and tasks raise.
-    A coroutine is run in the context of the thread that gives it (`contextvars`).
+    A coroutine cannot end the thread: not by `loop.stop()`, nor by an error of its callbacks or
+    tasks. A coroutine runs in the context (`contextvars`) of the thread that calls `run`.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,7 +32,7 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._tasks: dict[Future[Any], asyncio.Task[Any]] = {}  # of the loop's thread
+        self._tasks: dict[Future[Any], asyncio.Task[Any]] = {}  # used by the loop's thread only
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run a coroutine; return the future of what it returns."""
@@ -46,7 +46,7 @@ class EventLoop:
         def finish(task: asyncio.Task[Any]) -> None:
             del self._tasks[future]
             if task.cancelled():
-                coroutine.close()  # it may not have begun
+                coroutine.close()  # it may not have started
                 future.set_exception(_cancelled())
                 return
             value, error = task.result()
@@ -80,7 +80,7 @@ class EventLoop:
                 loop.call_soon_threadsafe(cancel)
 
     def close(self) -> None:
-        """Cancel what runs and end the thread. Idempotent."""
+        """Cancel the running coroutines and end the thread. Idempotent."""
         with self._lock:
             self._closed = True
             loop, self._loop = self._loop, None
@@ -125,7 +125,7 @@ class EventLoop:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped: by us, by a coroutine, or by what a callback raises."""
+    """Run a loop until it is stopped: by us, by a coroutine, or by an error of a callback."""
     try:
         loop.run_forever()
     except BaseException:  # SystemExit or KeyboardInterrupt: asyncio logs the others
@@ -133,7 +133,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _settled(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """Wait for a coroutine; an error of any kind is a result here, and does not end the loop."""
+    """Wait for a coroutine; return any error as a result, so that it does not end the loop."""
     import asyncio
 
     try:

@@ -4,16 +4,16 @@ A connection is for synchronous calls ("direct") or for pipelined ones ("pipe");
 which. What follows the handshake is in `serving.py`.
 
 Guarantees
-    SR-1  Nothing is read of a stranger but a handshake of fixed size, within a time limit; and of
-          another user at a Unix socket nothing at all.
-    SR-2  Every request that is read is answered once, unless the connection is gone.
+    SR-1  From an unauthenticated peer, the server reads only a handshake of fixed size, within a
+          time limit; from another user at a Unix socket it reads nothing.
+    SR-2  Every request that is read gets one reply, unless the connection is gone.
     SR-3  A call that blocks delays the calls behind it on its pipe by at most two ticks, and not at
           all if its function was slow the last time. While THREADS_MAX threads are busy, a slow one
           is refused with Overloaded.
-    SR-4  Strangers, however many, keep nobody out: the oldest one of the address that holds the
-          most makes room for the next.
-    SR-5  When a connection of a caller ends and no pipe of it is left, `left` hears so: whatever it
-          asked for by a pipe, it will not hear the answer. Not when we end ourselves.
+    SR-4  Unauthenticated connections, however many, keep no worker out: the next connection
+          displaces the oldest one of the address that has the most.
+    SR-5  When a connection of a caller ends and no pipe of it is left, `left` is called: the caller
+          will not receive the replies to its requests on pipes. Not while this server closes.
     SR-6  A connection that is idle keeps neither the last request nor the last reply, and after
           PARK_AFTER_S no thread.
 """
@@ -62,7 +62,7 @@ _log = logging.getLogger("holdfast.rpc")
 
 
 class Server:
-    """Accepts connections at any number of sockets that listen."""
+    """Accepts connections at any number of listening sockets."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Server:
         )
         self._connections: dict[Connection, WorkerHello] = {}
         self.left: Callable[[WorkerHello], object] | None = None
-        """Hears of callers that have no pipe any more, maybe more than once. Must not block."""
-        self._handled = 0  # on connections that are over
+        """Called for a caller that has no pipe any more, maybe repeatedly. Must not block."""
+        self._handled = 0  # on connections that have ended
         self._closing = False
         self._pool = WorkerPool(name)
         self._parking = Parking(name, self._pool)
@@ -95,7 +95,7 @@ class Server:
         self._sink = LogSink()
 
     def listen(self, sock: socket.socket) -> None:
-        """Accept what comes at a socket that is bound; it belongs to the server from now on."""
+        """Accept connections at a bound socket, which belongs to the server from now on."""
         sock.listen(512)
         close_in_child(sock)
         self._listeners.append(sock)
@@ -115,7 +115,7 @@ class Server:
 
     @property
     def connections(self) -> dict[Connection, WorkerHello]:
-        """The connections that are served, and whose they are."""
+        """The connections that are served, with their callers."""
         with self._lock:
             return dict(self._connections)
 
@@ -126,19 +126,19 @@ class Server:
             return self._handled + sum(connection.handled for connection in self._connections)
 
     def close(self) -> None:
-        """Accept nothing more and hang up on everybody. Idempotent."""
+        """Stop accepting, and end all connections. Idempotent."""
         with self._lock:
             self._closing = True
             connections, strangers = list(self._connections), list(self._strangers)
         for sock in self._listeners:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
             sock.close()
         for sock in strangers:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for connection in connections:
-            connection.shut()  # who serves it closes it
+            connection.shut()  # the thread that serves it closes it
         self._watch.close()
         self._parking.close()
         self._pool.close()
@@ -151,10 +151,10 @@ class Server:
             except OSError as error:
                 if self._closing:
                     return
-                if not told:  # once: strangers that wait must not fill the log
+                if not told:  # once: waiting connections must not fill the log
                     _log.warning("a connection could not be accepted: %s", error)
                 told = True
-                SYSTEM_CLOCK.sleep(ACCEPT_AGAIN_S)  # as long as descriptors are short, say
+                SYSTEM_CLOCK.sleep(ACCEPT_AGAIN_S)  # descriptors may be short
                 continue
             told = False
             close_in_child(sock)
@@ -173,22 +173,22 @@ class Server:
                 sock.close()
 
     def _hold(self, sock: socket.socket, host: str) -> None:
-        """Let one more stranger in, and hang up on the one that makes room for it."""
+        """Accept one more unauthenticated connection, and end the one that it displaces."""
         crowded_out = self._strangers.admit(sock, host)
         if crowded_out is not None:
             with contextlib.suppress(OSError):
-                crowded_out.shutdown(socket.SHUT_RDWR)  # the thread that reads from it ends it
+                crowded_out.shutdown(socket.SHUT_RDWR)  # the thread that reads it closes it
 
     def _known(self, sock: socket.socket) -> None:
-        """Count somebody no longer among the strangers."""
+        """Remove a connection from the unauthenticated ones."""
         with self._lock:
             self._strangers.forget(sock)
 
     def _welcome(self, sock: socket.socket) -> None:
-        """Let somebody in who holds the secret, and serve him."""
+        """Admit a peer that holds the secret, and serve its connection."""
         try:
             connection, hello = self._admit(sock)
-        except Exception as error:  # whatever it is, it ends this connection and no other
+        except Exception as error:  # any error ends this connection and no other
             self._turned_away(sock, error)
             self._known(sock)
             sock.close()
@@ -205,7 +205,7 @@ class Server:
             PipeConnection(connection, hello, self._serving).run()
 
     def _turned_away(self, sock: socket.socket, error: Exception) -> None:
-        """Tell of somebody who did not get in; people are told of those who do not belong here."""
+        """Log a connection that was not admitted; report an event if the peer was refused."""
         if not isinstance(error, Refused | PeerViolation):
             _log.debug("a connection was not opened: %s", error)
             return
@@ -250,7 +250,7 @@ class Server:
         except HoldfastError as error:
             connection.send(encode_welcome(str(error)))
             raise
-        self._known(sock)  # before he is told: who is welcome makes room for nobody
+        self._known(sock)  # before WELCOME: an admitted peer is not displaced
         connection.send_all([*connection.offer(), encode_welcome("")])
         connection.set_limit(NEVER)
         return connection, hello

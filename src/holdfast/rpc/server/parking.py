@@ -1,12 +1,12 @@
-"""Connections on which nothing has come for a while: one thread waits for all of them.
+"""Idle connections: one thread waits for all of them.
 
-A connection that is used has a thread that reads it, so that a call costs no hand-over. One that is
-idle does not need it: it is parked here, and gets a thread again when something comes.
+A connection in use has a thread that reads it, so that a call costs no hand-over. An idle one needs
+no thread: it is parked here, and gets a thread again when something arrives.
 
 Guarantees
-    PK-1  A parked connection is resumed once when something comes, or when it ends; whatever came
-          just before it was parked counts.
-    PK-2  However many connections are parked, they cost one thread.
+    PK-1  A parked connection is resumed once when something arrives, or when it ends; bytes that
+          arrived just before it was parked count.
+    PK-2  Any number of parked connections costs one thread.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from holdfast.rpc.wire.connection import Connection
 __all__ = ["AGAIN_S", "Parking"]
 
 AGAIN_S = 0.01
-"""How soon to look again for a thread when there was none."""
+"""How soon to ask the pool again for a thread when it had none."""
 _ONCE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 
 _log = logging.getLogger("holdfast.rpc")
 
 
 class Parking:
-    """The idle connections of one server. The thread begins with the first one."""
+    """The idle connections of one server. The thread starts with the first one."""
 
     def __init__(self, name: str, pool: WorkerPool) -> None:
         self._name = name
@@ -43,7 +43,7 @@ class Parking:
         self._closed = False
 
     def park(self, connection: Connection, resume: Callable[[], object]) -> bool:
-        """Let `resume` be run by a thread of the pool when something comes; False if it cannot.
+        """Run `resume` on a thread of the pool when something arrives; False if that cannot be.
 
         Only the thread that reads the connection may park it, and must not read it afterwards.
         """
@@ -66,7 +66,7 @@ class Parking:
         return len(self._parked)
 
     def close(self) -> None:
-        """Resume all, since they are to end, and end the thread. Idempotent."""
+        """Resume all connections, so that they end, and end the thread. Idempotent."""
         with self._lock:
             self._closed = True
             wake = self._wake
@@ -75,7 +75,7 @@ class Parking:
                 wake[1].send(b".")
 
     def _started(self) -> select.epoll | None:
-        """Start the thread, if it does not run; None if it cannot. With the lock held."""
+        """Start the thread if it does not run; None if that fails. With the lock held."""
         if self._epoll is None:
             epoll, wake = select.epoll(), socket.socketpair()
             epoll.register(wake[0].fileno(), select.EPOLLIN)

@@ -1,14 +1,14 @@
-"""The way out of a connection that is served: its answers, from whichever thread they come.
+"""Sends the replies of one served connection, from any thread.
 
-The thread that serves the connection may block until the peer takes what it is sent. Others must
-not: an answer that comes later comes from the event loop, say, or from the reader of all pipes,
-and a peer that does not read would hold up everybody's. What the peer does not take at once of
-such an answer is sent by a thread of its own, and what follows is kept until then. So that this
-does not grow for ever, the thread that serves reads no more requests while much is kept.
+The thread that serves the connection may block until the peer reads. Other threads must not block:
+a later reply may come from the event loop, or from the background reader of all pipes, and a peer
+that does not read would delay the replies to all other callers. If the peer does not accept such a
+reply at once, a separate thread sends the rest, and the replies that follow are kept until then.
+Backpressure bounds them: the serving thread reads no more requests while many replies are kept.
 
 Guarantees
-    OU-1  At most one thread sends at a time, and answers go out whole, one after the other.
-    OU-2  `offer` never blocks for the peer's sake.
+    OU-1  At most one thread sends at a time, and replies are sent whole, one after the other.
+    OU-2  `offer` never blocks because the peer does not read.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ _log = logging.getLogger("holdfast.rpc")
 
 
 class ReplyWriter:
-    """Sends the answers of one connection."""
+    """Sends the replies of one connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # Held by the thread that sends. One that cannot finish leaves it to another, locked.
+        # Held by the sending thread. If it cannot finish, it passes the held lock to another one.
         self._sending = threading.Lock()
-        # Anybody adds to it, who sends takes off: each is one instruction.
+        # Any thread adds, the sending thread removes: each is one instruction.
         self._answers: deque[Message] = deque()
 
     def gather(self, answer: Message) -> int:
-        """Keep an answer until the next `flush`; return how many are kept."""
+        """Keep a reply until the next `flush`; return how many are kept."""
         self._answers.append(answer)
         return len(self._answers)
 
     def __len__(self) -> int:
-        """Return how many are kept."""
+        """Return how many replies are kept."""
         return len(self._answers)
 
     def flush(self) -> None:
-        """Send what is kept. Blocks until the peer takes it; OSError if the connection is over."""
-        while self._answers:  # again, since others leave theirs to who sends
+        """Send the kept replies. Blocks until the peer reads; OSError if the connection is over."""
+        while self._answers:  # again: other threads leave their replies to the sending one
             with self._sending:
                 self._connection.send_parts(self._take())
 
     def offer(self, answer: Message) -> None:
-        """Send an answer now or soon. Does not block; OSError if the connection is over."""
+        """Send a reply now or soon. Does not block; OSError if the connection is over."""
         self.gather(answer)
         while self._answers and self._sending.acquire(blocking=False):
             over = True
@@ -66,14 +66,14 @@ class ReplyWriter:
                 self._hand_over(rest)
 
     def _take(self) -> list[Buffer]:
-        """Take what is kept; for who sends."""
+        """Remove and return the kept replies. For the sending thread."""
         parts: list[Buffer] = []
         while self._answers:
             self._connection.put(self._answers.popleft(), parts)
         return parts
 
     def _hand_over(self, rest: list[memoryview]) -> None:
-        """Let another thread send the rest of what is being sent, and what has gathered by then."""
+        """Let another thread send the rest of the current reply, and the replies kept by then."""
 
         def send() -> None:
             try:

@@ -1,17 +1,17 @@
 """Serves one connection: reads its requests, runs them, and sends the replies.
 
-The thread that reads a request runs it, and replies: a call pays for no hand-over. A connection on
-which nothing comes for PARK_AFTER_S gives its thread back (`parking.py`).
+The thread that reads a request runs it, and replies: a call costs no hand-over. A connection on
+which nothing arrives for PARK_AFTER_S releases its thread (`parking.py`).
 
 A pipe carries many calls at once, and one that blocks must not hold up those behind it. So the
 thread that runs a call owns the pipe only as long as the call is quick. Another thread of the pool
 takes over reading
 
-- before a function is run that was slow of late (`durations.py`),
-- when the call waits for something of ours (`client/blocking.py`),
-- when the call blocks in any other way: the watch notices that nothing has moved for a tick.
+- before a function runs that was slow recently (`durations.py`),
+- when the call waits for something of this library (`client/blocking.py`),
+- when the call blocks in any other way: the watch notices that the call still runs after a tick.
 
-The old owner replies to its call and is done.
+The old owner replies to its call and then leaves the pipe.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ Later = Callable[[Message], None]
 
 
 class RequestHandler(Protocol):
-    """What a server does with what it reads."""
+    """What a server does with the messages that it reads."""
 
     def check_hello(self, hello: WorkerHello) -> None:
-        """Judge the worker that opened a connection; an error is sent to it, and ends it."""
+        """Check the worker that opened a connection; an error is sent, and ends the connection."""
         ...
 
     def handle(self, caller: WorkerHello, message: Message, later: Later) -> Message | None:
-        """Run a request and return its reply; None for a note, or if `later` is given it.
+        """Run a request and return its reply; None for a note, or if `later` will get the reply.
 
         Must not raise. `later` may be called by any thread, once; it raises if the connection is
         gone.
@@ -72,7 +72,7 @@ class RequestHandler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the connections of one server share. `ended` hears of each that is over."""
+    """What the connections of one server share. `ended` is called for each that is over."""
 
     handler: RequestHandler
     pool: WorkerPool
@@ -92,7 +92,7 @@ class DirectConnection:
         connection.set_idle_limit(PARK_AFTER_S)
 
     def run(self) -> None:
-        """Serve until nothing comes for a while, or the connection ends."""
+        """Serve until nothing arrives for a while, or the connection ends."""
         parked = False
         try:
             parked = self._serve()
@@ -122,7 +122,7 @@ class DirectConnection:
 
 
 class PipeConnection:
-    """A connection for many calls at once; see above for which thread owns it when."""
+    """A connection for many calls at once; the module explains which thread owns it."""
 
     def __init__(self, connection: Connection, caller: WorkerHello, serving: Serving) -> None:
         self._connection = connection
@@ -133,23 +133,23 @@ class PipeConnection:
         self._lock = threading.Lock()
         self._owner: object = None
         self._looked_at = 0
-        # The owner, while it runs a call. The thread that takes it out says what comes next: the
-        # owner itself, without the lock, that it goes on; others, with the lock, that it does not.
+        # The owner, while it runs a call. The thread that removes it decides: if the owner itself
+        # does, without the lock, it keeps the pipe; if another does, with the lock, it does not.
         self._running: dict[object, bool] = {}
         connection.set_idle_limit(PARK_AFTER_S)
         serving.watch.add(self)
 
     def run(self) -> None:
-        """Own the pipe: serve until another thread owns it, nothing comes, or it ends."""
+        """Own the pipe: serve until another thread owns it, nothing arrives, or it ends."""
         self._own(self._claim())
 
     def give_away(self, owner: object) -> bool:
-        """Give the pipe to another thread, if this owner runs a call; False if none is there."""
+        """Give the pipe to another thread, if this owner runs a call; False if there is none."""
         with self._lock:
             return self._give_away(owner)
 
     def look(self) -> None:
-        """Give the pipe to another thread if the call of the last look still runs."""
+        """Give the pipe to another thread if the call of the last check still runs."""
         handled = self._connection.handled
         with self._lock:
             if handled == self._looked_at:
@@ -172,20 +172,20 @@ class PipeConnection:
         token = self._claim()
         if self._serving.pool.run(lambda: self._own(token)):
             return True
-        self._owner = owner  # it goes on itself
+        self._owner = owner  # it keeps the pipe
         self._running[owner] = True
         return False
 
     def _goes_on(self, owner: object) -> bool:
-        """Say whether an owner that was taken out owns the pipe still."""
-        with self._lock:  # there may have been no thread to give it to
+        """Say whether an owner that was removed still owns the pipe."""
+        with self._lock:  # no thread may have been free to take it
             self._running.pop(owner, False)
             return self._owner is owner
 
     def _own(self, token: object) -> None:
         push_release(lambda: self.give_away(token))
         try:
-            self._writer.flush()  # what the owner before has gathered must not wait for it
+            self._writer.flush()  # replies of the previous owner must not wait
             self._serve(token)
         except (OSError, PeerViolation) as error:
             _log.debug("a connection of %s ended: %s", self._caller.name, error)
@@ -217,8 +217,8 @@ class PipeConnection:
                 watch.wake()
             answer = handle(caller, message, writer.offer)
             mine = running.pop(token, False) or self._goes_on(token)
-            # Backpressure: replies that came later count too, so that a caller that does not read
-            # its replies is not read either.
+            # Backpressure: later replies count too. The server stops reading from a caller that
+            # does not read its replies.
             gathered = len(writer) if answer is None else writer.gather(answer)
             if not mine or gathered >= _REPLIES_AT_ONCE or not (come or connection.ready()):
                 writer.flush()
@@ -227,7 +227,7 @@ class PipeConnection:
             del message, answer  # SR-6: they would stay until the next request comes
 
     def _parked(self, token: object) -> bool:
-        """Give the thread back, since nothing comes; False if the pipe cannot be parked."""
+        """Release the thread, since nothing arrives; False if the pipe cannot be parked."""
         with self._lock:
             self._owner = None
         if self._serving.parking.park(self._connection, self.run):
@@ -238,7 +238,7 @@ class PipeConnection:
 
 
 class StallWatch:
-    """Gives pipes whose call does not end to other threads. Asleep while no call runs."""
+    """Gives a pipe whose call does not end to another thread. Sleeps while no call runs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -248,7 +248,7 @@ class StallWatch:
         self._closing = False
         self._begun = False
         self.asleep = True
-        """Whether it must be woken; read without the lock, since being late by a call is fine."""
+        """Whether it must be woken. Read without the lock: being late by a call is harmless."""
 
     def add(self, owner: PipeConnection) -> None:
         """Watch a pipe."""
@@ -263,7 +263,7 @@ class StallWatch:
             self._owners.pop(owner, None)
 
     def wake(self) -> None:
-        """Begin to look: a call runs."""
+        """Start checking: a call runs."""
         self.asleep = False
         self._awake.set()
 
@@ -276,8 +276,8 @@ class StallWatch:
         quiet = 0
         while not self._closing:
             if quiet > _QUIET_TICKS:
-                # In this order: no thread wakes it before `asleep` is set, so that clearing undoes
-                # nothing but what `close` has set. A call that began before that is seen to run.
+                # In this order: no thread wakes the watch before `asleep` is set, so clearing can
+                # undo only the `set` of `close`. A call that started before that is found running.
                 self._awake.clear()
                 self.asleep = True
                 if not self._closing and not any(owner.running for owner in list(self._owners)):
@@ -287,10 +287,10 @@ class StallWatch:
             quiet = 0 if self._look() else quiet + 1
 
     def _look(self) -> bool:
-        """Look at the pipes that run a call; say whether there are any."""
+        """Check the pipes that run a call; say whether there are any."""
         found = False
-        # There may be very many, of which few run; and a machine that is short of time has none to
-        # spare for those that do not.
+        # There may be very many pipes, few of which run a call. Skip the others: a busy machine has
+        # no time to spare for them.
         for owner in list(self._owners):
             if owner.running:
                 found = True

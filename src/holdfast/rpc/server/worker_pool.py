@@ -5,11 +5,11 @@ that has finished waits IDLE_S for the next job, so that calls which block, or c
 start a thread each.
 
 Guarantees
-    WP-1  A job begins at once, on an idle thread or a new one, or `run` says that it will not:
-          jobs never wait for each other, so jobs that wait for each other finish.
-    WP-2  A job that takes over a pipe is refused while `threads_max` threads are busy. One that
-          reads a connection is not: connections are bounded by their callers, and there is always
-          a thread to answer that there are too many calls.
+    WP-1  A job starts at once, on an idle thread or a new one, or `run` returns False: no job is
+          queued behind another, so jobs that depend on each other finish.
+    WP-2  A job that takes over a pipe is refused while `threads_max` threads are busy. A job that
+          reads a connection is not: callers bound their connections, and there is always a thread
+          to reply that there are too many calls.
     WP-3  An idle thread keeps nothing of its last job, and ends after IDLE_S, or with `close`.
 """
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("holdfast.rpc")
 
 
 def try_start(name: str, target: Callable[..., object], *args: object) -> bool:
-    """Start a thread; False if the system has none."""
+    """Start a thread; False if the system cannot."""
     try:
         threading.Thread(target=target, args=args, name=name, daemon=True).start()
     except RuntimeError as error:
@@ -41,7 +41,7 @@ def try_start(name: str, target: Callable[..., object], *args: object) -> bool:
 class WorkerPool:
     """Threads of one server.
 
-    It has no lock: a `__del__` that makes a call may ask for a thread in the midst of anything.
+    It has no lock: a `__del__` that makes a call may ask for a thread at any point in this code.
     Each change of the two collections is one instruction.
     """
 
@@ -101,10 +101,10 @@ class WorkerPool:
         if self._closed and self._take_back(worker):
             return
         if not worker.gate.acquire(timeout=self._idle_s) and not self._take_back(worker):
-            worker.gate.acquire()  # a job is just being given to it
+            worker.gate.acquire()  # another thread is giving it a job
 
     def _take_back(self, worker: _Worker) -> bool:
-        """Take a worker off the idle ones; False if it has been given a job."""
+        """Remove a worker from the idle ones; False if it was given a job."""
         try:
             self._idle.remove(worker)
         except ValueError:
@@ -122,7 +122,7 @@ class _Worker:
         self.gate.acquire()
 
     def run(self) -> None:
-        """Run jobs, until there is none for a while."""
+        """Run jobs until none arrives for a while."""
         try:
             while self.job is not None:
                 job, self.job = self.job, None

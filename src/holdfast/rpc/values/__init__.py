@@ -1,4 +1,4 @@
-"""What calls take and return, as bytes: arguments, results, errors and functions.
+"""Arguments, results, errors and functions of calls, as bytes.
 
 Layout, in reading order
     funcref.py     functions by name

@@ -1,12 +1,12 @@
 """Errors as bytes, and back: what a call raised is raised at its caller.
 
 Guarantees
-    RS-1  An error always comes back: as itself, or as a RemoteError; never as one that would end
-          the process that asked.
-    RS-2  Another one says the same as the first, and keeps nothing that the first passes.
+    RS-1  The caller always gets an error: the original, or a RemoteError; never one that would end
+          the caller's process.
+    RS-2  A copy (`anew`) says the same as the original, and keeps nothing that the original passes.
     RS-3  Each worker that an error passes adds one note: the traceback of that worker alone, of
           TEXT_MAX characters at most. NOTES_MAX of these notes are kept: the first ones, which say
-          where it was raised, and the latest ones.
+          where the error was raised, and the latest ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BANNER = "It was raised at {worker}:\n\n{text}"
 
 
 class _Note(str):
-    """A note that RPC has added to an error. `left_out`: how many notes before it are not kept."""
+    """A note that RPC has added to an error. `left_out`: how many notes before it were removed."""
 
     __slots__ = ("left_out",)
     left_out: int
@@ -45,26 +45,26 @@ class _Note(str):
 
 
 def dump_error(error: BaseException, worker: str) -> tuple[bytes, list[Buffer]]:
-    """Return an error that is to be raised at the caller."""
+    """Return an error as bytes, to be raised at the caller."""
     ways = []
-    with contextlib.suppress(BaseException):  # whatever its own code does; it may refuse, too
+    with contextlib.suppress(BaseException):  # its own code may raise anything
         ways.append(pickle.dumps(error, 5))
         ways.append(pickle.dumps(_Parts(error), 5))
     return pickle.dumps((ways, *_words(error), _notes_of(error), worker), 5), []
 
 
 def load_error(body: Buffer, buffers: Sequence[Buffer]) -> BaseException:
-    """Read an error: of its own type if that can be made here, else a RemoteError.
+    """Read an error: of its own type if that can be made here, otherwise a RemoteError.
 
-    One that would end this process (SystemExit, KeyboardInterrupt) never comes back as such.
+    An error that would end this process (SystemExit, KeyboardInterrupt) becomes a RemoteError.
     """
     ways, name, message, text, notes, worker = load(body, buffers)
     note = _Note(_BANNER.format(worker=worker, text=text))
     for way in ways:
-        with contextlib.suppress(BaseException):  # whatever its own code does
+        with contextlib.suppress(BaseException):  # its own code may raise anything
             error = load(way, [])
             if isinstance(error, Exception):
-                _add_note(vars(error).setdefault("__notes__", []), note)  # some refuse `add_note`
+                _add_note(vars(error).setdefault("__notes__", []), note)  # some forbid `add_note`
                 return error
     remote = RemoteError(message, type_name=name, traceback_text=text, worker=worker)
     remote.__notes__ = notes
@@ -73,7 +73,7 @@ def load_error(body: Buffer, buffers: Sequence[Buffer]) -> BaseException:
 
 
 def _add_note(notes: list[Any], note: _Note) -> None:
-    """Add what one more worker has to say. Where that is too much, one of the middle goes."""
+    """Add the note of one more worker. If there are too many, remove one in the middle."""
     notes.append(note)
     ours = [n for n, known in enumerate(notes) if isinstance(known, _Note)]
     if len(ours) <= NOTES_MAX:
@@ -87,14 +87,14 @@ def _add_note(notes: list[Any], note: _Note) -> None:
 
 
 def anew(error: BaseException, worker: str) -> BaseException:
-    """Return another error that says the same, for each who is told.
+    """Return a copy of an error that says the same, for each caller that it is raised at.
 
-    An error keeps all that it passes on its way up, for as long as anybody keeps the error. One
-    that cannot be made again is told by a RemoteError.
+    An error keeps everything that it passes on its way up, for as long as the error is kept. An
+    error that cannot be copied is replaced by a RemoteError.
     """
     made: Any = None
     for way in (copy.copy, _Parts.copy):
-        with contextlib.suppress(BaseException):  # whatever its own code does
+        with contextlib.suppress(BaseException):  # its own code may raise anything
             made = way(error)
         if type(made) is type(error) and made is not error:
             break
@@ -103,17 +103,17 @@ def anew(error: BaseException, worker: str) -> BaseException:
         made = RemoteError(message, type_name=name, traceback_text=text, worker=worker)
         made.__notes__ = _notes_of(error)
     for name in ("__traceback__", "__cause__", "__context__", "__suppress_context__"):
-        BaseException.__setattr__(made, name, getattr(error, name))  # some refuse theirs
+        BaseException.__setattr__(made, name, getattr(error, name))  # some forbid setting these
     if isinstance(vars(made).get("__notes__"), list):
         vars(made)["__notes__"] = [*vars(made)["__notes__"]]
     return cast("BaseException", made)
 
 
 class _Parts:
-    """An error that is sent as its class and what it holds.
+    """An error that is sent as its class, its `args` and its attributes.
 
-    By itself it is made as it was made at first, by a call of its class with `args`. These are not
-    what the class wants if it passes something else on to its base; others refuse attributes.
+    Pickle rebuilds an error by a call of its class with `args`. That fails if the class passes
+    other arguments to its base class; some classes also forbid setting attributes.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -136,10 +136,10 @@ def _put_together(kind: type, args: tuple[Any, ...], state: dict[str, Any]) -> A
 
 
 def _words(error: BaseException) -> tuple[str, str, str]:
-    """Return the name of an error's type, what it says with that, and its traceback.
+    """Return the name of an error's type, its message with that name, and its traceback.
 
-    Without its notes: these go with it, and a traceback with them would grow at each worker by all
-    that the workers before have said.
+    The traceback is without the notes: these are sent with the error, and a traceback with them
+    would grow at each worker by the notes of all workers before.
     """
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     trace = traceback.TracebackException(type(error), error, _users_part(error))
@@ -148,14 +148,14 @@ def _words(error: BaseException) -> tuple[str, str, str]:
 
 
 def in_short(error: BaseException) -> str:
-    """Return what an error says, with its type, as the last line of its traceback has it."""
+    """Return an error's type and message, as in the last line of its traceback."""
     trace = traceback.TracebackException(type(error), error, None)
     trace.__notes__ = None
     return _cut("".join(trace.format_exception_only()).strip())
 
 
 def _cut(text: str) -> str:
-    """Return a text without its middle, if it is too long."""
+    """Remove the middle of a text that is too long."""
     if len(text) <= TEXT_MAX:
         return text
     half = TEXT_MAX // 2
@@ -163,7 +163,7 @@ def _cut(text: str) -> str:
 
 
 def _notes_of(error: BaseException) -> list[str]:
-    """Return the notes of an error that are texts, as they should be: without their own code."""
+    """Return the notes of an error that are strings, as plain `str` or `_Note`."""
     notes = getattr(error, "__notes__", None)
     if not isinstance(notes, list):
         return []
@@ -172,7 +172,7 @@ def _notes_of(error: BaseException) -> list[str]:
 
 
 def _users_part(error: BaseException) -> TracebackType | None:
-    """Return a traceback from where it leaves our own code; all of it if it never does."""
+    """Return a traceback from where it leaves our own code, or all of it if it never does."""
     trace = error.__traceback__
     while trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith(_OURS):
         trace = trace.tb_next
@@ -182,5 +182,5 @@ def _users_part(error: BaseException) -> TracebackType | None:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException:  # whatever its own code does
+    except BaseException:  # its own code may raise anything
         return "(it cannot say what it is)"

@@ -1,7 +1,7 @@
-"""Functions by name: what is called most is known at both ends, and a name is all that is sent.
+"""Functions by name: both ends know the functions that are called most, so only a name is sent.
 
-Pickle does that too, at four times the cost. Whatever is not a function that its module has under
-its own name is left to it.
+Pickle does that too, at four times the cost. It handles everything else: callables that are not
+functions, and functions that their module does not have under their own name.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _modules = sys.modules
 _whole: set[str] = set()
-"""Modules whose import is over; others may be there, and have a part of their names only."""
+"""Modules that are fully imported; others may lack some of their names yet."""
 
 
 def encode_function(function: Any) -> Any:
-    """Return the name of a function, if it can be found by that; else the function itself.
+    """Return the name of a function, if it can be found by that name; otherwise the function.
 
-    UsageError if it is nothing that can be called.
+    UsageError if it is not callable.
     """
     kind = type(function)
     if kind is FunctionType or kind is BuiltinFunctionType:
@@ -53,11 +53,11 @@ def named_by(position: int) -> Callable[[F], F]:
 
 
 def resolve_function(name: str) -> Any:
-    """Return the function of a name; ImportError or AttributeError if there is none here."""
+    """Return the function of a name; ImportError or AttributeError if this worker has none."""
     module, _, own = name.partition(":")
     home = _modules.get(module) if module in _whole else None
     if home is None:
-        home = importlib.import_module(module)  # waits for another thread that is about to
+        home = importlib.import_module(module)  # waits if another thread is importing it
         _whole.add(module)
     try:
         return home.__dict__[own]

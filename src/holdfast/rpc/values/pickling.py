@@ -1,17 +1,19 @@
-"""Values as bytes, and back: what calls take and return.
+"""Values as bytes, and back: the arguments and results of calls.
 
-Pickle, protocol 5: what is large lies outside of the pickle, in buffers that are sent from where
-they are and received into the memory that the value keeps. Arrays of numpy do that by themselves;
-tensors of torch and memoryviews are taught to. Bytes cannot be, but are put outside where they are
-a positional argument, or the result, themselves. What pickle cannot do (lambdas, closures, classes
-made within functions) is left to cloudpickle.
+This uses pickle, protocol 5: large data lies outside of the pickle, in buffers that are sent
+without a copy and received into the memory that the value keeps. Arrays of numpy support that;
+reducers in this file add it for tensors of torch and memoryviews. Bytes objects cannot have a
+reducer, but are put outside if they are a positional argument, or the result, themselves.
+cloudpickle handles what pickle cannot (lambdas, closures, classes made within functions).
 
-Only peers that have proved that they hold the job's secret get here: they are the same user's code.
+Only bytes from peers that have proved that they hold the job's secret are unpickled: such a peer
+runs code of the same user.
 
 Guarantees
-    SZ-1  What is loaded shares no memory with what was dumped, and can be written to: arrays and
-          tensors are whole, in memory of their own, whatever they were a view of.
-    SZ-2  A tensor that requires a gradient arrives as a leaf that does: its history stays.
+    SZ-1  A loaded value shares no memory with the dumped one, and is writable: arrays and tensors
+          are whole, in memory of their own, whatever they were a view of.
+    SZ-2  A tensor that requires a gradient arrives as a leaf that requires one: its history is not
+          sent.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ __all__ = [
 ]
 
 OUTSIDE_BYTES = 16 * 1024
-"""Smaller buffers cost less inside of the pickle."""
+"""Smaller buffers cost less inside the pickle."""
 LARGE_BYTES = 1 << 20
-"""Bytes of this length, and more, are worth a detour."""
+"""Bytes objects of at least this length are put outside of the pickle."""
 AGAIN_BYTES = 512
-"""A pickler of a larger value is not used again."""
+"""A pickler that has written more than this is not reused."""
 
 Reducer: TypeAlias = Callable[[Any], Any]
 
@@ -58,16 +60,16 @@ _NONE = pickle.dumps(None, 5)
 _PLAIN = frozenset({NoneType, bool, int, float, str})
 _BYTES = frozenset({bytes, bytearray})
 _SHORT = reprlib.Repr()
-_SHORT.maxother = 100  # or of an object nothing is left but its address
+_SHORT.maxother = 100  # a shorter text would show only an object's address
 
 
 def dump_plain(value: Any) -> bytes | None:
-    """Return a value as `dump` would if it is plain: nobody has a say in how it is pickled.
+    """Return a value as `dump` would if it is plain: no reducer applies to it. None otherwise.
 
-    Plain are numbers, texts, bytes, and tuples of them and of such tuples; None for all others.
-    Most calls and results are, and this costs a quarter.
+    Plain values are numbers, strings, bytes, and tuples of them and of such tuples. Most calls and
+    results are plain, and this costs a quarter of `dump`.
     """
-    if value is None:  # what most functions return that are called for what they do
+    if value is None:  # the result of most functions without a value
         return _NONE
     if type(value) is not tuple:
         return pickle.dumps(value, 5) if type(value) in _PLAIN or _is_small((value,)) else None
@@ -83,7 +85,7 @@ def dump_plain(value: Any) -> bytes | None:
 
 
 def _is_small(items: tuple[Any, ...]) -> bool:
-    """Say whether items are plain, bytes among them, none of which is large."""
+    """Say whether all items are plain, and no bytes object among them is large."""
     for item in items:
         if type(item) is bytes:
             if len(item) >= LARGE_BYTES:
@@ -96,8 +98,8 @@ def _is_small(items: tuple[Any, ...]) -> bool:
 def dump(value: Any) -> tuple[bytes, list[Buffer]]:
     """Return a value as a body and the buffers that it refers to.
 
-    The buffers are the value's own memory: it must not change before they are sent. UsageError if
-    it cannot be pickled.
+    The buffers are the value's own memory: the value must not change before they are sent.
+    UsageError if it cannot be pickled.
     """
     if type(value) is not tuple:
         if type(value) in _BYTES:
@@ -106,7 +108,7 @@ def dump(value: Any) -> tuple[bytes, list[Buffer]]:
         function, args, kwargs = value
         value = (function, tuple(map(_outside, args)), kwargs)
     table, pen = _table(), _here.pen
-    _here.pen = None  # what is pickled may make calls of its own
+    _here.pen = None  # pickling a value may make calls of its own
     if pen is None or pen.table is not table:
         pen = _Pen(table)
     try:
@@ -122,28 +124,28 @@ def dump(value: Any) -> tuple[bytes, list[Buffer]]:
 
 
 def load(body: Buffer, buffers: Sequence[Buffer]) -> Any:
-    """Read a value; it owns the memory of the buffers from now on."""
+    """Read a value, which owns the memory of the buffers from now on."""
     return pickle.loads(body, buffers=buffers)  # noqa: S301  # see above
 
 
 def _outside(value: Any) -> Any:
-    """Return what is pickled in place of a value, if that is large bytes, and arrives as these."""
+    """Wrap large bytes, so that they are sent outside of the pickle; return others unchanged."""
     return _Outside(value) if type(value) in _BYTES and len(value) >= LARGE_BYTES else value
 
 
 class _Outside:
-    """Bytes that are sent from where they lie."""
+    """Bytes that are sent outside of the pickle, and arrive as bytes of the same type."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         self._data = data
 
     def __reduce__(self) -> Any:
-        # What can be resized is copied: nobody could resize it while it is sent.
+        # A bytearray is copied: sending the original would block its resizing meanwhile.
         return type(self._data), (pickle.PickleBuffer(bytes(self._data)),)
 
 
 class _Pen:
-    """A pickler that is used again, as long as it knows the reducers: making one costs more."""
+    """A pickler that is reused while its reducers are current: making a new one costs more."""
 
     def __init__(self, table: dict[type, Reducer]) -> None:
         self.table = table
@@ -154,7 +156,7 @@ class _Pen:
         self._pickler.dispatch_table = table
 
     def write(self, value: Any) -> bytes:
-        """Pickle a value; whatever it raises, the pen is of no use afterwards."""
+        """Pickle a value. After any error, the pen must not be used again."""
         self._pickler.dump(value)
         body = self._file.getvalue()
         if len(body) > AGAIN_BYTES:
@@ -162,16 +164,16 @@ class _Pen:
             return body
         self._file.seek(0)
         self._file.truncate()
-        # What only the memo holds (what reducers made) must outlive its clearing. To free it runs
-        # code, or lets others run; should the garbage collector come then, it would find in the
-        # memo what is free already, and crash.
+        # Objects that only the memo holds (made by reducers) must outlive its clearing. Freeing
+        # them runs code, or lets other threads run. If the garbage collector ran then, it would
+        # find freed objects in the memo, and crash.
         kept = self._pickler.memo.copy()
         self._pickler.clear_memo()
         del kept
         return body
 
     def taken(self) -> list[pickle.PickleBuffer]:
-        """Return what was put outside since the last time."""
+        """Return the buffers that were put outside since the last call."""
         if not self._outside:
             return []
         taken = self._outside.copy()
@@ -188,7 +190,7 @@ _here = _Here()
 
 def _keeper(outside: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
     def keep(buffer: pickle.PickleBuffer) -> bool:
-        """Put a buffer outside; return whether it stays inside instead."""
+        """Put a buffer outside of the pickle; return whether it stays inside instead."""
         with memoryview(buffer) as view:
             inside = view.nbytes < OUTSIDE_BYTES or not view.contiguous
         inside = inside or len(outside) >= BUFFERS_MAX
@@ -230,24 +232,24 @@ def _cloud_pickler() -> Any:
     return CloudPickler
 
 
-# How our own kinds are pickled. A table costs nothing for other kinds, which an override would.
+# Reducers for our own types. A table costs nothing for other types; an override would.
 
 _cached: tuple[int, int, dict[type, Reducer]] = (0, 0, {})
 _taught: dict[type, Reducer] = {}
 
 
 def teach(kind: type, reducer: Reducer) -> None:
-    """Pickle a kind of value by this reducer from now on, in messages and nowhere else."""
+    """Pickle a type of value by this reducer from now on, in messages and nowhere else."""
     global _cached  # noqa: PLW0603
     _taught[kind] = reducer
     _cached = (0, 0, _cached[2])
 
 
 def _table() -> dict[type, Reducer]:
-    """Return the reducers that everybody knows, and ours; made anew when there are more."""
+    """Return the registered reducers (`copyreg`), and ours; rebuilt when there are more."""
     global _cached  # noqa: PLW0603  # replaced whole: threads may race to make the same
     modules, known, table = _cached
-    # Whether torch and numpy have come is not looked up each time: they do not come alone.
+    # A new count of modules shows that torch or numpy may have been imported.
     if modules != len(sys.modules) or known != len(copyreg.dispatch_table):
         modules, known = len(sys.modules), len(copyreg.dispatch_table)
         now = {**copyreg.dispatch_table, **_reducers()}
@@ -274,7 +276,7 @@ def _array_type() -> type | None:
 
 
 def _reduce_view(view: memoryview) -> Any:
-    # In the order of C, which is how it is rebuilt: Fortran's is contiguous as well.
+    # In C order, in which it is rebuilt: a view in Fortran order is contiguous as well.
     data = view if view.c_contiguous else bytearray(view.tobytes())
     return _rebuild_view, (pickle.PickleBuffer(data), view.format, view.shape)
 
@@ -286,13 +288,13 @@ def _rebuild_view(memory: Any, item: str, shape: tuple[int, ...]) -> memoryview:
     try:
         return view.cast(item, shape)  # type: ignore[call-overload, no-any-return]
     except (TypeError, ValueError):
-        return view  # of a format that only its maker knows
+        return view  # a format that `cast` does not support
 
 
 def _reduce_array(array: Any) -> Any:
     flags = array.flags
     if not (flags.forc and flags.writeable):
-        array = array.copy()  # or it would be copied twice, or arrive as one that is read-only
+        array = array.copy()  # else it is copied twice, or arrives read-only
     return array.__reduce_ex__(5)
 
 
@@ -306,16 +308,16 @@ def reduce_tensor(tensor: Any) -> Any:
         plain = tensor.detach()
     try:
         array = plain.contiguous().numpy()
-    except TypeError:  # of a type that numpy does not have
+    except TypeError:  # a type that numpy does not have
         array = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
     kind = str(tensor.dtype).removeprefix("torch.")
     return _rebuild_tensor, (pickle.PickleBuffer(array), kind, tuple(tensor.shape), grad)
 
 
 def _reduce_by_torch(tensor: Any) -> Any:
-    """Reduce a tensor as torch does, except for what that forgets, or sends in vain."""
+    """Reduce a tensor as torch does, but keep what torch loses, and send no unused memory."""
     if tensor.layout is not sys.modules["torch"].strided:
-        if tensor.requires_grad:  # which torch forgets, or sends as one that is no leaf
+        if tensor.requires_grad:  # torch loses this, or sends a tensor that is no leaf
             return _rebuild_leaf, (tensor.detach(), vars(tensor))
         parts = _parts_of_sparse(tensor)
         if parts:
@@ -323,7 +325,7 @@ def _reduce_by_torch(tensor: Any) -> Any:
     elif tensor.is_cpu and not tensor.is_nested:
         used = tensor.numel() * tensor.element_size()
         if tensor.untyped_storage().nbytes() > 2 * used + OUTSIDE_BYTES:
-            # All that it is a view of would go with it.
+            # torch would send all the memory that it is a view of.
             own = tensor.detach().clone()
             vars(own).update(vars(tensor))
             return reduce_tensor(own.requires_grad_(tensor.requires_grad))
@@ -331,9 +333,9 @@ def _reduce_by_torch(tensor: Any) -> Any:
 
 
 def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
-    """Return what a sparse tensor is made of; nothing if it is of another kind.
+    """Return the parts of a sparse tensor; an empty tuple if it is of another kind.
 
-    torch would make it again, too, but keeps each for ever, to be checked when a file is loaded.
+    torch could rebuild it too, but keeps each one for ever, to check it when a file is loaded.
     """
     torch, layout = sys.modules["torch"], tensor.layout
     if layout is torch.sparse_coo:
@@ -364,7 +366,7 @@ def _rebuild_leaf(tensor: Any, state: dict[str, Any]) -> Any:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Say whether a tensor is nothing but memory, a type and a shape."""
+    """Say whether a tensor consists of memory, a type and a shape only."""
     return bool(
         tensor.layout is sys.modules["torch"].strided
         and tensor.numel()
@@ -376,7 +378,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    torch = importlib.import_module("torch")  # which another thread may be importing just now
+    torch = importlib.import_module("torch")  # waits if another thread is importing it
     tensor = torch.frombuffer(memory, dtype=getattr(torch, dtype))
     if len(shape) != 1:
         tensor = tensor.view(shape)

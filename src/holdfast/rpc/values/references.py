@@ -1,7 +1,7 @@
-"""The references within a message: which table packs them, for which worker, which unpacks them.
+"""The references within a message: the table that packs or unpacks them, and the receiver.
 
-Pickling calls back for each reference that it meets. What the callback needs to know is kept for
-the thread that pickles. A message without references pays for little more than that.
+Pickle calls back for each reference that it meets. The thread that pickles keeps the context of the
+callback in a thread-local variable. A message without references costs little more than setting it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["Packing", "ReferenceTable", "here", "receiver", "sender", "start_ove
 
 
 class ReferenceTable(Protocol):
-    """What gives and takes references: the table of an agent (`rref/table.py`)."""
+    """Gives and takes references: the table of an agent (`rref/table.py`)."""
 
     def give(self, reference: Number, fork: Number | None, to: str) -> Ticket | None:
-        """Make the ticket by which another worker gets a reference; None if the value is gone."""
+        """Make the ticket that gives a reference to a worker; None if the value is gone."""
         ...
 
     def not_given(self, tickets: Iterable[Ticket]) -> None:
-        """Take tickets back whose message was not sent."""
+        """Take back tickets whose message was not sent."""
         ...
 
     def take(self, ticket: Ticket, owner: WorkerInfo) -> Any:
-        """Make the reference of a ticket that has come."""
+        """Make the reference of a ticket that has arrived."""
         ...
 
 
@@ -48,7 +48,7 @@ may make calls of its own."""
 
 
 def sender(what: Any) -> Packing:
-    """Return what packs this message; UsageError outside of a call."""
+    """Return the packing of this message; UsageError outside of a call."""
     packing = here.packing
     if packing is None:
         raise UsageError(f"{what!r:.80}: can only be pickled as part of a call")
@@ -56,7 +56,7 @@ def sender(what: Any) -> Packing:
 
 
 def receiver() -> ReferenceTable:
-    """Return what unpacks this message; UsageError outside of a call."""
+    """Return the table that unpacks this message; UsageError outside of a call."""
     unpacking = here.unpacking
     if unpacking is None:
         raise UsageError("an RRef can only be read as part of a call")
@@ -64,7 +64,7 @@ def receiver() -> ReferenceTable:
 
 
 def start_over() -> None:
-    """Take back what this thread has packed into its message so far: it is packed anew."""
+    """Take back the tickets of the current message, which this thread packs anew."""
     if here.packing is not None:
         rrefs, _, tickets, _ = here.packing
         rrefs.not_given(tickets)

@@ -3,10 +3,10 @@
     kind 1  flags 1  buffers 2  budget 4  call 8  body length 8      24 bytes, little-endian
     length of each buffer, 8 bytes each
     body
-    buffers, one after the other; of one whose length has the bit ELSEWHERE only where it is
+    buffers, one after the other; if a length has the bit ELSEWHERE, the buffer's place instead
 
-Lengths are judged before anything is allocated for them. Only peers that have proved that they
-hold the job's secret get so far.
+Lengths are checked before memory is allocated for them. Only peers that have proved that they
+hold the job's secret get this far.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ HEADER_BYTES = HEADER.size
 BUFFERS_MAX = 1 << 15
 MESSAGE_BYTES_MAX = 1 << 40
 ELSEWHERE = 1 << 63
-"""Set in the length of a buffer that is not sent: its place is."""
+"""Set in the length of a buffer whose place is sent instead of its bytes."""
 BUDGET_MAX_MS = (1 << 32) - 1
-"""Seven weeks; a budget beyond it is cut down to it."""
+"""Seven weeks; a longer budget is reduced to this."""
 
 _ONCE = True  # the only flag
 _KINDS = {kind.value: kind for kind in Kind}
@@ -46,7 +46,7 @@ _pack, _unpack = HEADER.pack, HEADER.unpack_from
 
 
 class Head(NamedTuple):
-    """What the header says."""
+    """The fields of a header."""
 
     kind: Kind
     once: bool
@@ -57,9 +57,9 @@ class Head(NamedTuple):
 
 
 def encode_head(message: Message, elsewhere_from: int = 0) -> bytes:
-    """Return the header and the buffers' lengths: what goes before the body.
+    """Return the header and the buffers' lengths, which precede the body.
 
-    Buffers of `elsewhere_from` bytes and more are not sent, only their places; 0 for none.
+    For buffers of `elsewhere_from` bytes and more, only the places are sent; 0 for none.
     """
     buffers, size, budget_ms = message.buffers, len(message.body), message.budget_ms
     if budget_ms > BUDGET_MAX_MS:  # noqa: PLR1730  # min is slower, and this is in every call
@@ -78,7 +78,7 @@ def encode_head(message: Message, elsewhere_from: int = 0) -> bytes:
 
 
 def decode_head(data: bytes | bytearray | memoryview, start: int = 0) -> Head:
-    """Read a header; PeerViolation if it makes no sense."""
+    """Read a header; PeerViolation if it is invalid."""
     number, flags, buffers, budget_ms, call, size = _unpack(data, start)
     kind = _KINDS.get(number)
     if kind is None or flags > _ONCE or buffers > BUFFERS_MAX or size > MESSAGE_BYTES_MAX:
@@ -90,10 +90,10 @@ def decode_head(data: bytes | bytearray | memoryview, start: int = 0) -> Head:
 
 
 def decode_small(data: bytearray, start: int, end: int, come: deque[Message]) -> int:
-    """Add the messages from `start` on to `come`, up to the first that is not small, or not whole.
+    """Add the messages from `start` on to `come`, up to the first one that is large or incomplete.
 
-    Return where that one begins. Small are those without buffers, unless they are between
-    connections only. Nearly all are, and come many at a time, so this reads them without a detour.
+    Return where that one begins. A message is small if it has no buffers and is not a note between
+    connections. Nearly all are small, and many arrive at a time, so this is their fast path.
     """
     while True:
         body = start + HEADER_BYTES

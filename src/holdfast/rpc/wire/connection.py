@@ -1,18 +1,19 @@
 """One connection between two agents: messages in, messages out, nothing else.
 
-Small messages cost one system call each way. The buffers of a large one are sent from where they
-lie, and received into the memory that their reader keeps; those that are larger still are not sent
-at all where the reader can fetch them (big.py).
+A small message costs one system call each way. The buffers of a large message are sent without a
+copy, and received into the memory that the value keeps. Very large buffers are not sent at all if
+the receiver can read them from the sender's memory (`peer_memory.py`).
 
-Two ways to use one: `send` and `receive` block, until the limit that `set_limit` sets; `send_some`
-and `advance` never do, and go on where they stopped. A connection whose blocking call timed out, or
-that failed in any way, is closed, since nobody knows what is still on its way.
+A connection is used in two ways: `send` and `receive` block, until the limit that `set_limit` sets;
+`send_some` and `advance` never block, and continue where they stopped. A connection whose blocking
+call timed out, or that failed in any way, is closed, since the position in the stream is unknown.
 
 Guarantees
-    LK-1  What blocks ends at the limit, however many signals come meanwhile. The system's own limit
-          (SO_RCVTIMEO) starts afresh after each of them, so it serves only where somebody watches
-          the connection, and hangs up when the limit has passed (`watched`). Else `poll` keeps it;
-          the limit of a `sendmsg`, besides, counts anew for each piece on a Unix socket.
+    LK-1  A blocking call ends at the limit, however many signals arrive meanwhile. The system's own
+          limit (SO_RCVTIMEO) restarts after each signal, so it is used only where another thread
+          watches the connection and closes it when the limit has passed (`watched`). Otherwise
+          `poll` enforces the limit; the system's limit for `sendmsg` also restarts for each piece
+          on a Unix socket.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NEVER = float("inf")
 CORES = os.cpu_count() or 1
 
 _READ_BYTES = 64 * 1024
-_SMALL_BYTES = _READ_BYTES // 2  # what is smaller is read with what follows it
+_SMALL_BYTES = _READ_BYTES // 2  # smaller parts are read together with what follows
 _VECTOR_MAX = 512  # Linux takes 1,024 pieces in one call
 _TIMEVAL, _TIMEVAL_MAX_S = struct.Struct("@ll"), 1e9
 _CLOSE_ENOUGH_S = 0.002
@@ -55,13 +56,13 @@ _REPLY, _FAILURE, _OFFER, _TAKEN = Kind.REPLY, Kind.FAILURE, Kind.OFFER, Kind.TA
 
 
 class ConnectionEnded(ConnectionError):
-    """The connection is over; the message says how, in the system's words."""
+    """The connection is over; the message gives the system's reason."""
 
 
 class Connection:
-    """A connection whose handshake is over, over a socket that blocks.
+    """A connection after its handshake, on a blocking socket.
 
-    One thread may send while another one receives; not two of a kind.
+    One thread may send while another one receives. No two threads may send, or receive, at once.
     """
 
     def __init__(
@@ -72,72 +73,72 @@ class Connection:
         self._sock = sock
         self._clock = clock
         self.limit = NEVER
-        """When what blocks is to end."""
+        """When blocking calls end, on the monotonic clock."""
         self.watched = False
         self._limit_s = 0.0
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
-        # What has been read and not been taken yet.
+        # Bytes that were read but not decoded yet.
         self._buffer = bytearray(max(_READ_BYTES, len(beginning)))
         self._buffer[: len(beginning)] = beginning
         self._view = memoryview(self._buffer)
         self._start, self._end = 0, len(beginning)
         self.come: deque[Message] = deque()
-        """Small messages that have been read and decoded; for who receives, and they come first."""
-        # A message of which only a part has come: the sizes that are still to come, the last
-        # first; what is whole; and the one that is read into memory of its own.
+        """Small messages, read and decoded; the receiving thread takes these first."""
+        # A message that has arrived only in part: the sizes of the missing parts, the last one
+        # first; the complete parts; and the part that is read into memory of its own.
         self._head: Head | None = None
         self._sizes: list[int] = []
         self._whole: list[Buffer] = []
         self._part: memoryview | None = None
         self._filled = 0
-        self._fetched = self._void = False  # have buffers been fetched; had the peer let go of one
+        self._fetched = self._void = False  # were buffers fetched; was one released too early
         self._spin = AdaptiveSpin(CORES)
         self._peer_memory = PeerMemory(sock)
-        self.seal_off = self._peer_memory.release  # for who gives a call up
+        self.seal_off = self._peer_memory.release  # for a caller that gives up a call
         self.handled = 0
-        """How many messages of the peer have been handled; kept by who serves it."""
+        """How many messages of the peer were handled; the thread that serves it counts them."""
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket; -1 when it is closed."""
+        """Return the descriptor of the socket; -1 if it is closed."""
         return self._sock.fileno()
 
     def set_limit(self, at: float) -> None:
-        """Let what blocks raise TimeoutError at this moment of the monotonic clock."""
+        """Let blocking calls raise TimeoutError at this time of the monotonic clock."""
         self.limit = at
         self._tell_limit()
 
     def set_idle_limit(self, seconds: float) -> None:
-        """Let `receive` raise TimeoutError after a wait of so long; it may be called again then."""
+        """Let `receive` raise TimeoutError after this long a wait; it may be called again then."""
         value = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
 
     def close(self) -> None:
-        """Hang up. From any thread; who waits in `receive` hears of it. Idempotent."""
+        """Close the connection, from any thread. A blocked `receive` ends. Idempotent."""
         self.shut()
         self._sock.close()
 
     def shut(self) -> None:
-        """Hang up, and keep the descriptor: no other connection gets its number yet."""
+        """Shut the connection down, but keep the descriptor: its number is not reused yet."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # it was over already
+            pass  # it has ended already
         self._peer_memory.release_all()
 
     # Large buffers.
 
     def offer(self) -> list[Message]:
-        """Return what is to be sent before anything else, so that the peer may fetch from here."""
+        """Return the messages to be sent first, so that the peer may read our large buffers."""
         return self._peer_memory.offer()
 
     @property
     def owes(self) -> bool:
-        """Whether the peer is to be told something about its buffers."""
+        """Whether messages about the peer's buffers are to be sent."""
         return bool(self._peer_memory.due)
 
     def due(self) -> list[Message]:
-        """Return what the peer is to be told about its buffers; once, to who receives."""
+        """Return the messages to be sent about the peer's buffers, once. For the receiver."""
         due = self._peer_memory.due
         if due:
             self._peer_memory.due = []
@@ -145,17 +146,17 @@ class Connection:
 
     @property
     def fetches(self) -> bool:
-        """Whether large buffers of the peer are fetched by us, not sent by it."""
+        """Whether we read large buffers from the peer's memory, instead of receiving them."""
         return self._peer_memory.reads
 
     @property
     def fetched(self) -> bool:
-        """Whether large buffers of ours are fetched by the peer, not sent by us."""
+        """Whether the peer reads large buffers from our memory, instead of receiving them."""
         return self._peer_memory.open
 
     @property
     def mode(self) -> str:
-        """How messages go, in words, for people."""
+        """How messages are carried, as text for people."""
         if self._sock.family != socket.AF_UNIX:
             return "tcp"
         ways = {self.fetches, self.fetched}
@@ -166,7 +167,7 @@ class Connection:
     # Out.
 
     def send(self, message: Message) -> None:
-        """Send one message. Blocks until the system has taken all of it."""
+        """Send one message. Blocks until the system has accepted all of it."""
         body = message.body
         if message.buffers or len(body) > JOIN_BYTES:
             self.send_all([message])
@@ -182,23 +183,23 @@ class Connection:
             self.send_parts([memoryview(data)[sent:]])
 
     def send_all(self, messages: Sequence[Message]) -> None:
-        """Send several messages with as few system calls as it takes."""
+        """Send several messages with as few system calls as possible."""
         parts: list[Buffer] = []
         for message in messages:
             self.put(message, parts)
         self.send_parts(parts)
 
     def put(self, message: Message, parts: list[Buffer]) -> None:
-        """Add a message to what is to be sent; the peer may fetch its buffers from now on."""
+        """Add a message to the parts to be sent; the peer may read its buffers from now on."""
         body = message.body
         if not message.buffers and len(body) <= JOIN_BYTES:
-            parts.append(encode_head(message) + body)  # nearly all: as below, without the detour
+            parts.append(encode_head(message) + body)  # nearly all: a fast path of what follows
             return
         reach = self._peer_memory
         parts_of(message, parts, reach if message.buffers and reach.has_room() else None)
 
     def send_some(self, views: list[memoryview]) -> bool:
-        """Send what the system takes at once, and take it off the list; say whether all went."""
+        """Send what the system accepts at once, and remove it; say whether all was sent."""
         try:
             while views:
                 take_off(views, self._sock.sendmsg(views[:_VECTOR_MAX], (), socket.MSG_DONTWAIT))
@@ -209,13 +210,13 @@ class Connection:
         return True
 
     def send_parts(self, parts: Sequence[Buffer]) -> None:
-        """Send what `put` has gathered, or what `send_some` has left. Blocks."""
+        """Send the parts that `put` gathered, or that `send_some` left. Blocks."""
         views = views_of(parts)
         while not self.send_some(views):
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        """Wait until the system takes more; TimeoutError at the limit."""
+        """Wait until the system accepts more; TimeoutError at the limit."""
         poll = select.poll()
         try:
             poll.register(self._sock, select.POLLOUT)
@@ -224,7 +225,7 @@ class Connection:
         self._wait(poll)
 
     def _wait(self, poll: select.poll) -> None:
-        """Wait until something can be done; TimeoutError at the limit, if it is in days at most."""
+        """Wait for the socket; TimeoutError at the limit, if that is days away at most."""
         left_s = self.limit - self._clock.monotonic()
         if left_s <= 0 or not poll.poll(1000 * left_s if left_s < 1e6 else None):
             raise TimeoutError
@@ -234,12 +235,12 @@ class Connection:
     def receive(self) -> Message:
         """Return the next message. Blocks; ConnectionEnded at the connection's end.
 
-        Tells the peer what is due, so who calls this is the only one who sends meanwhile, unless
-        it only ever receives requests.
+        It also sends messages that are due. So no other thread may send meanwhile, unless only
+        requests are ever received here.
         """
         if self._start == self._end and not self.come:
             if self._part is None:
-                self._start = self._end = 0  # also if nothing comes
+                self._start = self._end = 0  # also if nothing arrives
                 self._end = self._await()
             else:
                 self._fetch(0)
@@ -252,11 +253,11 @@ class Connection:
             try:
                 self.send_all(self.due())
             except OSError:
-                self.shut()  # the message is here all the same
+                self.shut()  # the message has arrived nevertheless
         return message
 
     def advance(self) -> Message | None:
-        """Return the next message if all of it has come; else read what there is of it."""
+        """Read what has arrived; return the next message if it is whole. Never blocks."""
         while True:
             message = self.here()
             if message is not None:
@@ -267,11 +268,11 @@ class Connection:
                 return None
 
     def ready(self) -> bool:
-        """Say whether the next message is small and here already: `receive` will not block."""
+        """Say whether the next message is small and was read already: `receive` will not block."""
         return bool(self.come) or self._decode()
 
     def here(self) -> Message | None:
-        """Return the next message if it has been read already."""
+        """Return the next message if it was read already."""
         if self.come or self._decode():
             return self.come.popleft()
         message = self._here()
@@ -291,7 +292,7 @@ class Connection:
         return None
 
     def _decode(self) -> bool:
-        """Take out the small messages that have been read, if one is next; say whether one is."""
+        """Decode the small messages that were read, if one is next; say whether one is."""
         if self._head is not None or self._start == self._end:
             return False
         come = self.come
@@ -303,7 +304,7 @@ class Connection:
         return bool(come)
 
     def _here(self) -> Message | None:
-        """Return the next message, one of several parts, if all of them have been read."""
+        """Return the next message, one of several parts, if all its parts were read."""
         head = self._head
         if head is None:
             if self._end - self._start < HEADER_BYTES:
@@ -319,7 +320,7 @@ class Connection:
         return Message(head.kind, head.call, whole[0], whole[1:], head.budget_ms, head.once)
 
     def _gather(self, head: Head) -> bool:
-        """Take what has come of the parts of a message; say whether that is all of them."""
+        """Take the parts of a message that have arrived; say whether those are all."""
         lengths_first = head.buffers > 0 and not self._whole and len(self._sizes) == 1
         while self._sizes:
             size = self._sizes[-1]
@@ -341,7 +342,7 @@ class Connection:
         return True
 
     def _fetch_large(self, place: Buffer, size: int) -> Buffer:
-        """Return a buffer of the peer's that it has not sent."""
+        """Return a buffer that is read from the peer's memory."""
         try:
             found = self._peer_memory.read(place, size)
         except OSError as error:
@@ -352,7 +353,7 @@ class Connection:
         return found
 
     def _take(self) -> Buffer | None:
-        """Return the next part in memory of its own; None if it has not come yet."""
+        """Return the next part in memory of its own; None if it has not arrived yet."""
         if self._part is None:
             size, start = self._sizes[-1], self._start
             if size & ELSEWHERE:
@@ -366,7 +367,7 @@ class Connection:
                 return None
             try:
                 self._part = memoryview(bytearray(size)) if size < BIG_BYTES else memory(size)
-            except OSError as error:  # there is not as much as was announced
+            except OSError as error:  # less memory is available than was announced
                 raise _closed(error) from None
             self._part[:here] = self._view[start : self._end]
             self._filled = here
@@ -379,13 +380,13 @@ class Connection:
         return part
 
     def _fetch(self, flags: int) -> None:
-        """Read once: into the part that is being read, or behind what has not been taken."""
+        """Read once: into the current part, or behind the bytes that are not decoded yet."""
         part = self._part
         if part is not None and part.nbytes - self._filled >= _SMALL_BYTES:
             self._filled += self._receive_into(part[self._filled :], flags)
             return
         if self._start == self._end:
-            self._start = self._end = 0  # also if nothing comes
+            self._start = self._end = 0  # also if nothing arrives
             self._end = self._receive_into(self._view, flags)
         else:
             here = self._end - self._start
@@ -400,7 +401,7 @@ class Connection:
             self._start = more
 
     def _await(self) -> int:
-        """Read what comes next, once it comes; return how much."""
+        """Wait for bytes and read them; return how many."""
         if self._spin.now:
             size = self._look()
             self._spin.record_spin(size > 0)
@@ -412,7 +413,7 @@ class Connection:
         return size
 
     def _look(self) -> int:
-        """Read what comes within a moment; return how much, nothing for nothing."""
+        """Spin: read what arrives within a moment; return how many bytes, 0 if none."""
         receive, view = self._sock.recv_into, self._view
         for _ in range(SPINS):
             try:
@@ -421,7 +422,7 @@ class Connection:
                 continue
             except OSError as error:
                 raise _closed(error) from None
-            return size or self._receive_into(view, 0)  # which tells the end
+            return size or self._receive_into(view, 0)  # which raises at the end
         return 0
 
     def _receive_into(self, view: memoryview, flags: int) -> int:
@@ -432,12 +433,12 @@ class Connection:
         except OSError as error:
             raise _closed(error) from None
         if not size:
-            is_late = self.limit <= self._clock.monotonic()  # whoever watches has closed it, then
+            is_late = self.limit <= self._clock.monotonic()  # then the watcher has closed it
             raise TimeoutError if is_late else ConnectionEnded("Connection closed by peer")
         return size
 
     def _tell_limit(self) -> None:
-        """Tell the system how long reading may take: only if that is new, since it costs a call."""
+        """Set the system's limit for reading, only if it has changed: it costs a system call."""
         wanted = 0.0
         if self.limit != NEVER:
             wanted = self.limit - self._clock.monotonic()
@@ -452,7 +453,7 @@ class Connection:
 
 
 def _closed(error: OSError) -> OSError:
-    """Return what to raise for an error of the system."""
+    """Return the exception to raise for an error of the system."""
     if isinstance(error, (TimeoutError, BlockingIOError)):
         return TimeoutError()
     if isinstance(error, (BrokenPipeError, ConnectionResetError)):

@@ -1,6 +1,6 @@
-"""The first words on a connection: who opens it, whom it means, and what for.
+"""The first messages of a connection: the opener's name, the intended callee, and the purpose.
 
-They come after the handshake, so only from peers that hold the job's secret.
+They follow the handshake, so they come only from peers that hold the job's secret.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Purpose(StrEnum):
     """What a connection is for."""
 
     DIRECT = "direct"
-    """One call after the other: who calls waits for the answer."""
+    """One call after the other: the caller waits for each reply."""
     PIPE = "pipe"
     """Many calls at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerHello:
-    """Who opens the connection, and which incarnation of the other side he means."""
+    """The worker that opens a connection, and the incarnation that it wants to reach."""
 
     name: str
     id: int
@@ -43,7 +43,7 @@ class WorkerHello:
 
 
 def decode_hello(message: Message) -> WorkerHello:
-    """Read a hello; PeerViolation if it is none."""
+    """Read a hello; PeerViolation if the message is not one."""
     try:
         if message.kind is not Kind.HELLO or len(message.body) > _BYTES_MAX or message.buffers:
             raise ValueError
@@ -58,12 +58,12 @@ def decode_hello(message: Message) -> WorkerHello:
 
 
 def encode_welcome(refusal: str) -> Message:
-    """Return the answer to a hello: why it is refused, or nothing."""
+    """Return the reply to a hello: the reason of a refusal, or an empty text."""
     return Message(Kind.WELCOME, 0, refusal[:1000].encode())
 
 
 def decode_welcome(message: Message) -> str:
-    """Return why a hello was refused; empty if it was not."""
+    """Return why a hello was refused; an empty text if it was accepted."""
     if message.kind is not Kind.WELCOME or len(message.body) > _BYTES_MAX:
         raise PeerViolation("a hello was answered with something else")
     return bytes(message.body).decode("utf-8", "replace")

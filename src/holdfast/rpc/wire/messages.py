@@ -1,7 +1,7 @@
-"""The messages of RPC: their kinds, and one message as it is sent or has come.
+"""The messages of RPC: their kinds, and one message as it is sent or received.
 
-Kinds have the names that faults are planned by. A request is answered by a REPLY or a FAILURE with
-the same call number; NOTE kinds are not answered.
+Fault plans name messages by their kinds. The reply to a request is a REPLY or a FAILURE with the
+same call number; notes have no reply.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["NO_BUDGET", "RETRYABLE", "Buffer", "Kind", "Message"]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 NO_BUDGET = 0
-"""A budget of a request that has no deadline."""
+"""The budget of a request that has no deadline."""
 
 
 class Kind(IntEnum):
@@ -33,29 +33,29 @@ class Kind(IntEnum):
     RREF_USER_DELETE = 9
     CLEANUP_AUTOGRAD_CONTEXT_REQ = 10
     RREF_UNREAD = 11
-    """Calls ended without their answers: what they gave comes to nothing, and what those gave."""
+    """Calls ended without a reply: the references in these calls and their replies are dropped."""
 
     REPLY = 64
-    """The answer to a request: what it returned."""
+    """The reply to a request that succeeded: what it returned."""
     FAILURE = 65
-    """The answer to a request: what it raised, or why it was not run."""
+    """The reply to a request that failed: what it raised, or why it was not run."""
 
     HELLO = 96
-    """The first message of a connection, from who opened it."""
+    """The first message of a connection, from the worker that opened it."""
     WELCOME = 97
-    """The answer to it."""
+    """The reply to HELLO."""
     CANCEL = 98
-    """A note: the answer to this call is not wanted any more."""
+    """A note: the caller no longer wants the reply to this call."""
     ACKNOWLEDGE = 99
-    """A note: answers to calls below this number have come; they need not be kept."""
+    """A note: replies to calls below this number have arrived; they need not be kept."""
     OFFER = 100
-    """A note between connections: here is memory, see whether you can read it."""
+    """A note between connections: the peer is to test whether it can read this memory."""
     TAKEN = 101
     """A note between connections: the large buffers of this call were read; 0 for the offer."""
 
     @property
     def is_request(self) -> bool:
-        """Whether it is answered."""
+        """Whether it has a reply."""
         return self < Kind.REPLY
 
 
@@ -68,7 +68,7 @@ RETRYABLE = frozenset(
         Kind.RREF_UNREAD,
     }
 )
-"""The kinds that are sent again by themselves when they fail."""
+"""The kinds that are retried automatically when they fail."""
 
 
 @dataclass(slots=True)
@@ -76,10 +76,11 @@ class Message:
     """One message.
 
     `call` numbers the requests of one agent. `budget_ms` is how long the caller will wait, in
-    milliseconds, NO_BUDGET for as long as it takes. `once` asks the callee to remember the answer,
-    since the request may come again. `body` is the part that is read at once, `buffers` what it
-    refers to. Not sent are `given`, which is what to take back if it does not arrive, and
-    `deadline_of`: the worker whose call set the deadline, "" if it is the request's own.
+    milliseconds; NO_BUDGET: without limit. `once` asks the callee to keep the reply, since the
+    request may be retried. `body` is the part that is read at once, `buffers` are what it refers
+    to. Two fields are not sent: `given` holds the references to take back if the message does not
+    arrive; `deadline_of` names the worker whose call set the deadline, "" if it is the request's
+    own.
     """
 
     kind: Kind
@@ -92,7 +93,7 @@ class Message:
     deadline_of: str = ""
 
     def size(self) -> int:
-        """Return how many bytes it carries."""
+        """Return how many bytes the body and the buffers have."""
         size = len(self.body)
         for buffer in self.buffers:
             size += memoryview(buffer).nbytes

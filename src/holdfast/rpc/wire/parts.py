@@ -11,13 +11,13 @@ from holdfast.rpc.wire.peer_memory import BIG_BYTES, PeerMemory
 __all__ = ["JOIN_BYTES", "parts_of", "take_off", "views_of"]
 
 JOIN_BYTES = 4 * 1024
-"""Copying so little costs less than a vector of two."""
+"""Copying up to this size costs less than sending a vector of two parts."""
 
 
 def parts_of(message: Message, parts: list[Buffer], reach: PeerMemory | None = None) -> None:
-    """Add a message to what is to be sent.
+    """Add a message to the parts to be sent.
 
-    Of large buffers the places are sent only, if there is a reach to hold them.
+    With `reach`, which holds large buffers for the peer, only the places of those are sent.
     """
     head, body = encode_head(message, BIG_BYTES if reach else 0), message.body
     if len(body) <= JOIN_BYTES:
@@ -30,7 +30,7 @@ def parts_of(message: Message, parts: list[Buffer], reach: PeerMemory | None = N
 
 
 def views_of(parts: Sequence[Buffer]) -> list[memoryview]:
-    """Return the bytes of what is to be sent, small parts that follow each other as one."""
+    """Return views of the parts to be sent; adjacent small parts are joined."""
     views: list[memoryview] = []
     small: list[bytes] = []
     for part in parts:
@@ -49,7 +49,7 @@ def views_of(parts: Sequence[Buffer]) -> list[memoryview]:
 
 
 def take_off(views: list[memoryview], sent: int) -> None:
-    """Take off what has been sent."""
+    """Remove the bytes that have been sent."""
     done = 0
     while done < len(views) and sent >= views[done].nbytes:
         sent -= views[done].nbytes

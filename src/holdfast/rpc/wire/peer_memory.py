@@ -1,22 +1,23 @@
-"""Large buffers between two processes of one machine: one copy, by who receives.
+"""Large buffers between two processes of one machine: the receiver makes the only copy.
 
-Who sends a large buffer over a Unix socket sends only where it is (`BufferLease.place`); who
-receives it reads it from there into memory of its own (`process_vm_readv`). Whose memory that is
-says the system, not the peer. Whether it may be read is tried once for each connection and
-direction: each side offers some random bytes, and who could read them says so (OFFER, TAKEN; see
-`PeerMemory`). If not, as between users, containers or machines, everything goes through the socket.
+The sender of a large buffer over a Unix socket sends only its place (`BufferLease.places`). The
+receiver reads the buffer from there into memory of its own (`process_vm_readv`). The system, not
+the peer, names the process that is read. Each connection tries once per direction whether reading
+is permitted: each side offers some random bytes, and a side that could read them says so (OFFER,
+TAKEN; see `PeerMemory`). If reading fails, as between users, containers or machines, everything
+goes through the socket.
 
 Guarantees
-    BI-1  What is received is the receiver's own memory: nobody else has it, not even a process
+    BI-1  A received buffer is the receiver's own memory: no other process shares it, not even one
           that the receiver forks.
-    BI-2  What is read is what was sent, or nothing: a sender that lets go of a buffer breaks its
-          seal first, and a message is delivered only if the seal is whole after reading.
-    BI-3  A buffer is held until its reader is done with it (a request: until the answer, or until
-          it is given up; an answer: until TAKEN), or the connection ends. Answers that wait on a
-          connection to be read are bounded (HELD_BYTES_MAX); what is more goes through the socket,
-          which makes it wait.
-    BI-4  Memory of values that are gone is used again, up to POOL_BYTES_MAX of it; the system may
-          take it back whenever it is short of it.
+    BI-2  A receiver reads what was sent, or nothing: a sender breaks the seal of a buffer before it
+          releases the buffer, and a message is delivered only if the seal is whole after reading.
+    BI-3  A sender holds a buffer until the peer has read it (a request: until the reply, or until
+          the caller gives up; a reply: until TAKEN), or until the connection ends. Replies that
+          wait on a connection to be read are bounded (HELD_BYTES_MAX); beyond that, buffers go
+          through the socket, which applies backpressure.
+    BI-4  Memory of freed values is reused, up to POOL_BYTES_MAX of it; the system may reclaim it
+          whenever memory is short.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ __all__ = [
 ]
 
 BIG_BYTES = 4 << 20
-"""Smaller buffers cost less within the stream: there, a page is not mapped for each copy, and who
-sends need not be told that he may let go. From here on there are huge pages, and shares."""
+"""Smaller buffers cost less within the stream: there, no page is mapped for each copy, and the
+sender needs no message before it releases them. From this size on, huge pages and several copying
+threads pay off."""
 HELD_BYTES_MAX = 1 << 28
 POOL_BYTES_MAX = 1 << 29
 
@@ -66,30 +68,30 @@ _HUGE_BYTES = 1 << 21
 _STEP_BYTES = 1 << 16
 
 
-# Memory of our own.
+# Memory of this process.
 
 
 class _Byte(ctypes.Union):
-    """One byte; of all types of ctypes only a union says "B" to those who look at its memory."""
+    """One byte. Of all types of ctypes, only a union exports its memory with the format "B"."""
 
     _fields_ = (("value", ctypes.c_ubyte),)
 
 
 class _Pool:
-    """Mappings that are lent to values, and those that wait to be used again.
+    """Mappings that are lent to values, and free ones that wait for reuse.
 
-    It has no lock: what gives memory back runs wherever a value ends, also within these lines.
+    It has no lock: `give_back` runs wherever a value is freed, also within these methods.
     """
 
     def __init__(self) -> None:
         self._lent: dict[int, mmap.mmap] = {}
         self._free: deque[mmap.mmap] = deque()
-        # Of its own, since values end after modules have.
+        # Copies of its own: values may be freed after the module's globals are.
         self._bytes_max = POOL_BYTES_MAX
         self._advice = mmap.MADV_FREE
 
     def lend(self, size: int) -> tuple[mmap.mmap, int]:
-        """Return a mapping of this size and more, and the number to give it back by."""
+        """Return a mapping of at least this size, and the number that `give_back` takes."""
         step = _HUGE_BYTES if size >= 2 * _HUGE_BYTES else _STEP_BYTES
         rounded = max(1, -(-size // step)) * step
         mapping = self._again(rounded) or _mapping(rounded)
@@ -97,14 +99,14 @@ class _Pool:
         return mapping, id(mapping)
 
     def give_back(self, number: int) -> None:
-        """Use a mapping again; the system may take its memory, but not the room that it has."""
+        """Keep a mapping for reuse. The system may reclaim its memory, not its address range."""
         mapping = self._lent.pop(number)
         if self.bytes() + len(mapping) <= self._bytes_max:
             mapping.madvise(self._advice)
             self._free.append(mapping)
 
     def bytes(self) -> int:
-        """Return how much memory waits to be used again."""
+        """Return how many bytes are free for reuse."""
         return sum(map(len, tuple(self._free)))
 
     def _again(self, size: int) -> mmap.mmap | None:
@@ -113,17 +115,17 @@ class _Pool:
                 try:
                     self._free.remove(mapping)
                 except ValueError:
-                    continue  # somebody was faster
+                    continue  # another thread took it first
                 return mapping
         return None
 
 
 class _MappingLease(int):
-    """Gives a mapping back when nothing refers to it any more.
+    """Gives a mapping back when nothing refers to the lease any more.
 
-    Nothing but the last reference ends it: having no room for anything, it is unknown to the
-    garbage collector, which would end it before the `__del__` of others that still look at the
-    memory.
+    Only dropping the last reference ends it. It has no attributes, so the garbage collector does
+    not track it. Otherwise the collector could end it before the `__del__` of objects that still
+    use the memory.
     """
 
     __slots__ = ()
@@ -134,12 +136,12 @@ class _MappingLease(int):
 
 
 def memory(size: int) -> memoryview:
-    """Return memory that can be written to, and holds anything: who asks for it fills all of it."""
+    """Return writable memory with arbitrary content: the caller must fill all of it."""
     if sys.platform != "linux":
         return memoryview(bytearray(size))
     mapping, number = _MappingLease.pool.lend(size)
     exporter = _bytes_of(len(mapping)).from_buffer(mapping)
-    exporter.loan = _MappingLease(number)  # type: ignore[attr-defined]  # who views it keeps it
+    exporter.loan = _MappingLease(number)  # type: ignore[attr-defined]  # each view keeps it
     return memoryview(exporter)[:size]
 
 
@@ -149,19 +151,19 @@ def _bytes_of(size: int) -> type[ctypes.Array[_Byte]]:
 
 
 def pooled_bytes() -> int:
-    """Return how much memory waits to be used again."""
+    """Return how many bytes are free for reuse."""
     return _MappingLease.pool.bytes()
 
 
 def _mapping(size: int) -> mmap.mmap:
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= 2 * _HUGE_BYTES:
-        with contextlib.suppress(OSError):  # of a system without them
+        with contextlib.suppress(OSError):  # the system has no huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
 
 
-# Memory of others.
+# Memory of the peer's process.
 
 
 class _Piece(ctypes.Structure):
@@ -205,7 +207,7 @@ def _cores() -> int:
 
 
 def _address(view: memoryview) -> int:
-    """Return where the bytes of a view are."""
+    """Return the address of a view's bytes."""
     known = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(known), 0)
     ctypes.pythonapi.PyBuffer_Release(ctypes.byref(known))
@@ -213,16 +215,16 @@ def _address(view: memoryview) -> int:
 
 
 def _copy(pid: int, start: int, into: memoryview) -> bool:
-    """Copy from a process; say whether all of it could be read. OSError if none of it ever can.
+    """Copy from a process; say whether all was readable. OSError if none of it ever is.
 
-    Several threads share what is very large: one alone does not use what the memory can do.
+    Several threads share a very large copy: one thread does not use the full memory bandwidth.
     """
     here, size = _address(into), into.nbytes
     share = -(-size // max(1, min(_SHARES_MAX, _cores(), size // _SHARE_BYTES))) or 1
     outcomes: list[bool | OSError] = []
 
     def copy(done: int, into: memoryview) -> None:
-        """Copy one share; holds the memory, whatever happens to who waits for it."""
+        """Copy one share. Keeps the memory alive, also if the waiting thread is interrupted."""
         try:
             outcomes.append(_copy_part(pid, start + done, here + done, min(share, size - done)))
         except OSError as error:
@@ -233,7 +235,7 @@ def _copy(pid: int, start: int, into: memoryview) -> bool:
         thread = threading.Thread(target=copy, args=(done, into), name="holdfast-rpc-copy")
         try:
             thread.start()
-        except RuntimeError:  # there is none to be had
+        except RuntimeError:  # no thread could be started
             copy(done, into)
         else:
             threads.append(thread)
@@ -262,7 +264,7 @@ def _copy_part(pid: int, start: int, here: int, size: int) -> bool:
 
 
 def read(pid: int, place: Buffer, size: int) -> memoryview | None:
-    """Return a copy of what is at a place of a process; None if it has been let go of."""
+    """Return a copy of a buffer of another process; None if its sender has released it."""
     start, seal_start, seal = _PLACE.unpack(place)
     copy, found = memory(size), bytearray(_SEAL_BYTES)
     if not _copy(pid, start, copy) or not _copy(pid, seal_start, memoryview(found)):
@@ -271,28 +273,28 @@ def read(pid: int, place: Buffer, size: int) -> memoryview | None:
 
 
 class BufferLease:
-    """Buffers of ours that a peer may read, until `let_go`."""
+    """Buffers of this process that the peer may read, until `let_go`."""
 
     def __init__(self, buffers: list[Buffer]) -> None:
-        self._views = [memoryview(buffer) for buffer in buffers]  # and none can be resized
+        self._views = [memoryview(buffer) for buffer in buffers]  # a view also prevents resizing
         self._seal = bytearray(os.urandom(_SEAL_BYTES))
         self.bytes = sum(view.nbytes for view in self._views)
 
     def places(self) -> list[bytes]:
-        """Return where each of them is."""
+        """Return the place of each buffer, as it is sent."""
         seal_start = _address(memoryview(self._seal))
         seal = bytes(self._seal)
         return [_PLACE.pack(_address(view), seal_start, seal) for view in self._views]
 
     def let_go(self) -> None:
-        """Hold them no longer; who reads them now will notice. Idempotent."""
+        """Release the buffers; a peer that is reading them will notice. Idempotent."""
         self._seal[:] = bytes(_SEAL_BYTES)
         self._views = []
         self.bytes = 0
 
 
 class PeerMemory:
-    """What one connection knows about its peer's memory, and what it holds of ours for the peer.
+    """What one connection knows about the peer's memory, and the buffers it holds for the peer.
 
     One thread may send while another one receives.
     """
@@ -301,9 +303,9 @@ class PeerMemory:
         self._pid = _peer(sock)
         self._readable = 0  # the process whose memory we can read, 0 for none
         self.held: dict[int, list[BufferLease]] = {}
-        """What the peer may read, by call; the offer has number 0."""
+        """The buffers that the peer may read, by call; the offer has number 0."""
         self.due: list[Message] = []
-        """What is to be sent to the peer: it waits for it."""
+        """Messages to be sent to the peer, which waits for them."""
         self.open = False
         """Whether the peer can read our memory."""
 
@@ -313,7 +315,7 @@ class PeerMemory:
         return bool(self._readable)
 
     def offer(self) -> list[Message]:
-        """Return what lets the peer find out whether it can read our memory, if it may."""
+        """Return the message by which the peer tests whether it can read our memory, if any."""
         if not self._pid:
             return []
         bait = BufferLease([os.urandom(_SEAL_BYTES)])
@@ -321,7 +323,7 @@ class PeerMemory:
         return [Message(Kind.OFFER, 0, bait.places()[0])]
 
     def hear(self, message: Message) -> None:
-        """Hear an offer, or that something has been read."""
+        """Handle an OFFER or a TAKEN message."""
         if message.kind is Kind.TAKEN:
             if message.call == 0 and 0 in self.held:
                 self.open = True
@@ -331,14 +333,14 @@ class PeerMemory:
             self.due.append(Message(Kind.TAKEN, 0))
 
     def has_room(self) -> bool:
-        """Say whether the peer can fetch more, or has enough to fetch."""
+        """Say whether more buffers may be held for the peer to read."""
         if not self.open:
             return False
         waiting = sum(held.bytes for several in tuple(self.held.values()) for held in several)
         return waiting < HELD_BYTES_MAX
 
     def places_of(self, message: Message) -> list[Buffer]:
-        """Return the buffers of a message, places instead of the large ones, which are held."""
+        """Return a message's buffers, with places instead of the large ones, and hold those."""
         buffers = list(message.buffers)
         large = [n for n, buffer in enumerate(buffers) if memoryview(buffer).nbytes >= BIG_BYTES]
         if large:
@@ -349,19 +351,19 @@ class PeerMemory:
         return buffers
 
     def release(self, call: int) -> bool:
-        """Hold the buffers of a call no longer; say whether there were any."""
+        """Release the buffers of a call; say whether there were any."""
         several = self.held.pop(call, [])
         for held in several:
             held.let_go()
         return bool(several)
 
     def release_all(self) -> None:
-        """Hold nothing any longer: the connection is over."""
+        """Release all buffers: the connection is over."""
         for call in tuple(self.held):
             self.release(call)
 
     def read(self, place: Buffer, size: int) -> memoryview | None:
-        """Read a buffer of the peer; None if it has let go of it."""
+        """Read a buffer of the peer; None if the peer has released it."""
         if not self._readable:
             raise PeerViolation("a buffer is said to be where it was found unreadable")
         return read(self._readable, place, size)
@@ -375,6 +377,6 @@ def _can_read(pid: int, place: Buffer) -> bool:
 
 
 def _peer(sock: socket.socket) -> int:
-    """Return the process at the other end; 0 if it is none of this machine that we can see."""
+    """Return the peer's process id; 0 if it is on another machine, or not visible from here."""
     found = peer_credentials(sock)
     return 0 if found is None else found.pid

@@ -1,13 +1,13 @@
-"""When to look for what is to come, again and again, before one sleeps until it is there.
+"""When to spin before sleeping: a thread may poll its socket for a moment before it blocks.
 
-To wake a thread up takes the system tens of microseconds: longer than a small call takes. A thread
-that looks meanwhile is not asleep, but keeps a core busy, which the peer may need.
+The system takes tens of microseconds to wake a thread: longer than a small call takes. A thread
+that spins need not be woken, but keeps a core busy, which the peer may need.
 
 Guarantees
-    EG-1  Nobody looks for who lets others wait: only after waits that were short is it tried. With
-          a single core it never is: nothing comes while one looks.
-    EG-2  Where looking comes to nothing it is tried ever more rarely, in the end after SKIPS_MAX
-          short waits; where it pays, it is soon done every time.
+    EG-1  A thread spins only if recent waits were short. With a single core it never spins: nothing
+          can arrive while it does.
+    EG-2  Where spinning fails it is tried ever more rarely, in the end after SKIPS_MAX short waits;
+          where it succeeds, it is soon done every time.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from __future__ import annotations
 __all__ = ["SHORT_S", "SKIPS_MAX", "SPINS", "AdaptiveSpin"]
 
 SPINS = 64
-"""How often to look before one sleeps: for about 100 µs."""
+"""How often to poll before sleeping: for about 100 µs."""
 SHORT_S = 200e-6
-"""A wait that looking may have spared the waking up of."""
+"""A wait shorter than this is short: spinning might have avoided the sleep."""
 SKIPS_MAX = 4096
 _AT_FIRST = 4
 
 
 class AdaptiveSpin:
-    """Of one who waits for one peer. `now` says whether to look before sleeping."""
+    """The state of one thread that waits for one peer. `now` says whether to spin first."""
 
     __slots__ = ("_cores", "_pause", "_to_go", "now")
 
@@ -33,13 +33,13 @@ class AdaptiveSpin:
         self._to_go = self._pause = _AT_FIRST
 
     def record_sleep(self, seconds: float) -> None:
-        """Hear how long the wait was."""
+        """Record how long a sleep lasted."""
         if seconds < SHORT_S and self._cores > 1:
             self._to_go -= 1
             self.now = self._to_go <= 0
 
     def record_spin(self, with_success: bool) -> None:
-        """Hear whether it came while looking."""
+        """Record whether something arrived while spinning."""
         if with_success:
             self._pause = max(1, self._pause >> 1)
         else:

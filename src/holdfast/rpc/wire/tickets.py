@@ -1,6 +1,6 @@
 """References as they travel: the numbers of values and forks, and the tickets that carry them.
 
-What they mean is decided in `rref/protocol.py`.
+`rref/protocol.py` defines what they mean.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ Worker: TypeAlias = str
 
 
 class Number(NamedTuple):
-    """A number that no other worker gives: of a reference, or of a fork."""
+    """The number of a reference or of a fork, unique among all workers."""
 
     maker: Worker
     serial: int
 
 
 class Ticket(NamedTuple):
-    """What travels when a reference is given to another worker."""
+    """What is sent when a reference is given to another worker."""
 
     reference: Number
     owner: Worker
     fork: Number
     parent: Worker
-    """The worker that gave it, and waits until it has arrived; empty if the owner gave it."""
+    """The worker that gave it, and waits until it is accepted; empty if the owner gave it."""
 
 
 def encode_creation(ticket: Ticket) -> bytes:
     """Return the head of a request that creates a value: its numbers, made by the caller.
 
-    The callee reads them before the rest: whether or not it can read that, another worker may
-    already wait for the value.
+    The callee reads them before the rest: another worker may already wait for the value, even if
+    the callee cannot read the rest.
     """
     return _CREATION.pack(ticket.reference.serial, ticket.fork.serial)
 
