@@ -1,4 +1,4 @@
-"""Reads the replies to requests, and releases references whose reply cannot be read.
+"""Reads the replies to requests, and releases the references of a reply that cannot be read.
 
 Guarantees
     RD-1  If a request ends without a reply that was read whole, its callee is notified

@@ -4,8 +4,8 @@ A thread that reads a connection for others, or serves one, registers a callback
 that hands this work over. Every wait of this package calls `before_block` first, which runs the
 callbacks.
 
-A thread whose stack is nearly full (`is_deep`) leaves work for other threads to them: its stack
-could overflow in the middle of it.
+A thread whose stack is nearly full (`is_deep`) does no work for other threads: its stack could
+overflow in the middle of it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ guards is consistent whenever code under the lock calls a function or creates an
 interrupted thread sends such a call, at the latest.
 
 Guarantees
-    PI-1  Every call that was posted is completed exactly once: answered, expired, or lost.
+    PI-1  Every call that was posted is completed exactly once: by its reply, its deadline, or loss.
     PI-2  At most one thread reads the connection at a time, and at most one writes.
     PI-3  A message is sent soon after being posted (`PUT_OFF_S`), if the peer takes it.
     PI-4  At most CALLS_MAX calls and BYTES_MAX bytes of requests are under way; a request beyond
