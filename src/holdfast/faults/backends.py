@@ -1,4 +1,4 @@
-"""The backend `faulty`: an agent whose messages go wrong by a plan.
+"""The backend `faulty`: an agent whose messages have faults according to a plan.
 
     init_rpc(name, backend="faulty", options={"plan": "drop PYTHON_CALL p=0.01"})
 
@@ -8,8 +8,8 @@ It also takes the options of torch's faulty agent, which are rules of a plan:
     num_fail_sends      how often; 0 if it is not given
     messages_to_delay   seconds by which a kind is delayed: {"PYTHON_CALL": 1.5}
 
-They come behind the rules of a plan that is a text. A `FaultPlan` is used as it is, since it is
-what is asked afterwards: its rules are all there are.
+If the plan is a text, these rules are added after its own. A `FaultPlan` is used unchanged, without
+more rules, since the user reads the record from that object afterwards.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _log = logging.getLogger("holdfast.faults")
 
 
 def make_faulty(options: Mapping[str, Any]) -> CallTransport:
-    """Make a transport that fails by the options' plan."""
+    """Make a transport with the faults of the options' plan."""
     plan = plan_of(options)
     _log.warning("messages of this process go wrong on purpose: %d rules", len(plan.rules))
     return FaultyTransport(Direct(), plan)
 
 
 def plan_of(options: Mapping[str, Any]) -> FaultPlan:
-    """Return the plan that the options describe; UsageError names what is wrong."""
+    """Return the plan that the options describe; UsageError names the invalid option."""
     odd = sorted(set(options) - _KNOWN)
     if odd:
         known = ", ".join(sorted(_KNOWN))

@@ -1,26 +1,26 @@
-"""What goes wrong, when, and how often: a plan with a seed, and the record of what it did.
+"""Which faults happen, when, and how often: a plan with a seed, and the record of its faults.
 
-A plan is a list of rules. For every message the rules are asked in their order; each that fits
-fires, unless its number of times is used up or its dice say no. The same plan with the same
-messages in the same order fires the same faults.
+A plan is a list of rules. Every message is matched against the rules in their order; each rule that
+matches fires, unless its limit is used up or its probability prevents it. The same plan with the
+same messages in the same order fires the same faults.
 
-As text, a rule for each line; `#` begins a comment:
+As text, a plan has one rule per line; `#` begins a comment:
 
     seed 7
     fail RREF_FORK_REQUEST,RREF_USER_DELETE each=3     # each message, the first three times
     delay PYTHON_CALL seconds=1.5
     drop PYTHON_CALL to=worker1 p=0.01
-    drop reply PYTHON_CALL nth=2                       # the answer to the second one
+    drop reply PYTHON_CALL nth=2                       # the reply to the second one
     reset running PYTHON_CALL times=5                  # while the callee runs it
 
-A reply can be dropped, delayed, reset or corrupted; what runs can be reset. A delay and a partition
-say for how many seconds. Kinds are those of requests (`rpc/wire/messages.py`).
+A reply can be dropped, delayed, reset or corrupted; a running request can be reset. A delay and a
+partition need `seconds`. Kinds are those of requests (`rpc/wire/messages.py`).
 
 Guarantees
-    FP-1  A rule fires only for messages that it names, and never more often than it says.
-    FP-2  What fired is recorded, all of it, and can be counted by action.
-    FP-3  A text that is no plan is a UsageError which names the line, what is wrong with it, and
-          what is allowed.
+    FP-1  A rule fires only for messages that it names, and never more often than its limits.
+    FP-2  Every fault that fired is recorded, and can be counted by action.
+    FP-3  A text that is not a valid plan raises UsageError, which names the line, what is wrong
+          with it, and what is allowed.
     FP-4  `str(plan)` is a text that makes the same plan.
 """
 
@@ -40,17 +40,17 @@ __all__ = ["Action", "FaultPlan", "Fired", "Moment", "Rule", "kind_of", "parse_p
 
 
 class Action(StrEnum):
-    """What is done to a message."""
+    """The kind of a fault."""
 
     FAIL = "fail"
-    """The sender is told at once that it could not be sent."""
+    """Sending fails at once."""
     DROP = "drop"
     DELAY = "delay"
     DUPLICATE = "duplicate"
     REORDER = "reorder"
     """It is sent after the next one to the same peer."""
     CORRUPT = "corrupt"
-    """It arrives as something else: the receiver notices, and hangs up."""
+    """It arrives corrupted: the receiver detects that, and closes the connection."""
     RESET = "reset"
     """The connection breaks."""
     PARTITION = "partition"
@@ -58,12 +58,12 @@ class Action(StrEnum):
 
 
 class Moment(StrEnum):
-    """When it is done."""
+    """When the fault happens."""
 
     REQUEST = "request"
     REPLY = "reply"
     RUNNING = "running"
-    """After the request has arrived, and before it is answered."""
+    """After the request has arrived, and before its reply is sent."""
 
 
 _NUMBERS = {"times": int, "each": int, "nth": int, "p": float, "seconds": float}
@@ -78,7 +78,7 @@ _KINDS = {kind.name: kind for kind in Kind if kind.is_request}
 
 
 def kind_of(name: object) -> Kind:
-    """Return the kind of request that has this name; UsageError says which there are."""
+    """Return the kind of request that has this name; UsageError lists the valid names."""
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise UsageError(f"{name!r:.60} is no kind of message; there are {', '.join(_KINDS)}")
@@ -89,8 +89,8 @@ def kind_of(name: object) -> Kind:
 class Rule:
     """One kind of fault. Empty `kinds` and `to` mean all.
 
-    `times` bounds how often it fires in all, `each` how often for one and the same message, `nth`
-    lets it fire at the nth message only that fits (from 1), `p` is how likely it fires then.
+    `times` limits how often it fires in all, `each` how often for one and the same message. With
+    `nth` it fires only for the nth message that matches (from 1). `p` is the probability to fire.
     """
 
     action: Action
@@ -134,7 +134,7 @@ class Rule:
         return " ".join(words)
 
     def fits(self, kind: Kind, to: str, moment: Moment) -> bool:
-        """Say whether a message is one of those that are meant."""
+        """Return whether the rule matches a message."""
         return (
             moment is self.moment
             and (not self.kinds or kind in self.kinds)
@@ -161,17 +161,17 @@ class _Count:
 
 
 class FaultPlan:
-    """Rules, dice, and a record. Not thread-safe: who asks holds a lock."""
+    """Rules, a random generator, and a record. Not thread-safe: callers hold a lock."""
 
     def __init__(self, seed: int, rules: Iterable[Rule]) -> None:
         self.seed = seed
         self.rules = tuple(rules)
         self.record: list[Fired] = []
-        self._dice = random.Random(seed)  # noqa: S311  # to be repeated, not to be secret
+        self._dice = random.Random(seed)  # noqa: S311  # must be repeatable, not secret
         self._counts = [_Count() for _ in self.rules]
 
     def decide(self, kind: Kind, to: str, moment: Moment, message: Hashable) -> list[Fired]:
-        """Return what happens to a message; `message` is the same when it is sent again."""
+        """Return the faults of a message; `message` is the same when it is sent again."""
         found = []
         for rule, count in zip(self.rules, self._counts, strict=True):
             if rule.fits(kind, to, moment) and self._fires(rule, count, message):
@@ -183,9 +183,9 @@ class FaultPlan:
         return "".join(f"{line}\n" for line in (f"seed {self.seed}", *self.rules))
 
     def short_of(self) -> list[Rule]:
-        """Return the rules that have fired less often than they say, or not at all.
+        """Return the rules that have fired less often than their limits, or not at all.
 
-        A run in which there are any has not been through what it was to go through.
+        If there are any, the run has not tested all faults that it was meant to test.
         """
         return [
             rule
@@ -217,7 +217,7 @@ class FaultPlan:
 
 
 def parse_plan(text: str) -> FaultPlan:
-    """Read a plan; the module's docstring shows how it is written."""
+    """Read a plan; the module's docstring shows the format."""
     if not isinstance(text, str):
         raise UsageError(f"fault plan: {text!r:.60}: must be a text")
     seed: int | None = None
@@ -261,7 +261,7 @@ def _parse_rule(words: list[str]) -> Rule:
 
 
 def _parse_word(word: str) -> tuple[str, object]:
-    """Return which field of a rule a word is, and its value."""
+    """Return the name of the rule's field that a word sets, and its value."""
     name, equals, value = word.partition("=")
     if not equals:
         if word in list(Moment):

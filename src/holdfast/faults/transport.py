@@ -1,12 +1,11 @@
-"""The wrapper that makes faults: it stands between an agent and its connections.
+"""The wrapper that injects faults between an agent and its connections.
 
-The agent does not know that it is there; neither does the peer. A synchronous request goes the way
-of an asynchronous one here, so that there is one place where things go wrong.
+Neither the agent nor the peer detects it. A synchronous request is sent here like an asynchronous
+one, so that all faults happen in one place.
 
-A request whose sender gives up may still arrive, as in a real network: a delayed message is sent
-even if its caller has long been told that time was up, with what it contained in the beginning. Who
-waits for a message that is dropped, or held back, hears when its receiver is lost, or this agent
-ends, as everybody else does.
+A request whose caller gives up may still arrive, as in a real network: a delayed message is sent,
+with its original content, even if its call has expired. A call whose message is dropped or delayed
+fails when its receiver is lost or this agent ends, like every other call.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from holdfast.rpc.wire.messages import Message
 __all__ = ["FaultyTransport"]
 
 PATIENCE_S = 60.0
-"""How long a request without a deadline waits for an answer that was dropped."""
+"""How long a request without a deadline waits for a reply that was dropped."""
 REORDER_S = 0.05
 """How long a message waits for another one that may overtake it."""
 NO_KIND = 255
-"""What the kind of a message becomes when it is corrupted."""
+"""The kind of a corrupted message."""
 ON_PURPOSE = "Connection reset by peer (on purpose)"
 
 
 class FaultyTransport:
-    """Carries requests through another transport, and does to them what a plan says."""
+    """Carries requests through another transport, with the faults of a plan."""
 
     def __init__(
         self, transport: CallTransport, plan: FaultPlan, clock: Clock = SYSTEM_CLOCK
@@ -52,7 +51,7 @@ class FaultyTransport:
         """Whether a message may arrive twice."""
         self._clock = clock
         self._scheduler = Scheduler("holdfast-faults", clock)
-        # Guards what follows, by the names of peers.
+        # Guards the fields below; their keys are the names of peers.
         self._lock = threading.Lock()
         self._cut_until: dict[str, float] = {}
         self._held_back: dict[str, list[Callable[[], None]]] = {}
@@ -63,22 +62,22 @@ class FaultyTransport:
             return self.plan.fired()
 
     def close(self) -> None:
-        """Do nothing more."""
+        """Send nothing more."""
         self._scheduler.close()
         self._transport.close()
 
     def exchange(self, peer: Peer, message: Message, at: float) -> Message:
-        """Send a request and return its answer."""
+        """Send a request and return its reply."""
         future: Future[Message] = Future()
         future._driver = self.post(peer, message, _into(future), at)
         left = Deadline(None if at == NEVER else at, self._clock).remaining()
         try:
             return future.wait(None if left is None else left + PATIENCE_S)
         finally:
-            del future  # or an error that it keeps would keep it, through this frame
+            del future  # else its error would keep it alive through this frame
 
     def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
-        """Send a request whose answer `reply` hears."""
+        """Send a request, and call `reply` with the outcome."""
         name, hear = peer.contact.info.name, _Once(reply)
         request = _TrackedRequest(peer, message, (message.kind, name, zlib.crc32(message.body)), at)
         if self._is_cut(name):
@@ -109,7 +108,7 @@ class FaultyTransport:
         twice = Action.DUPLICATE in actions
         if delay or Action.REORDER in actions:
             self._expire(request, hear)
-            # Even if its caller has given up by then: that is what late messages do.
+            # Even if its caller has given up by then: late messages arrive in real networks too.
             message = request.message
             copies = [bytes(buffer) for buffer in message.buffers]
             request = replace(request, message=replace(message, buffers=copies), at=NEVER)
@@ -130,12 +129,12 @@ class FaultyTransport:
         self, request: _TrackedRequest, twice: bool, hear: Reply, _: object
     ) -> Driver | None:
         message = request.message
-        if twice:  # whoever gets it knows it again by its number
+        if twice:  # the callee detects the copy by its number
             self._send(request, message, _ignore, request.at)
         breaks = self._decide(request, Moment.RUNNING)
         if breaks:
-            with contextlib.suppress(HoldfastError, OSError):  # the sender will hear of it
-                request.peer.open(request.at)  # or it would break before the message is sent
+            with contextlib.suppress(HoldfastError, OSError):  # sending reports it below
+                request.peer.open(request.at)  # else the reset would precede the message
         driver = self._send(request, message, partial(self._answered, request, hear), request.at)
         if breaks:
             request.peer.reset(ON_PURPOSE)
@@ -151,9 +150,9 @@ class FaultyTransport:
             return None
 
     def _answered(self, request: _TrackedRequest, hear: Reply, answer: Message | Exception) -> None:
-        """Pass an answer on, as the plan says."""
+        """Pass a reply on, with the faults of the plan."""
         if not isinstance(answer, Message):
-            hear(answer)  # nothing has come that anything could happen to
+            hear(answer)  # there is no reply to which a fault could happen
             return
         faults = self._decide(request, Moment.REPLY)
         actions = {fault.action for fault in faults}
@@ -179,12 +178,12 @@ class FaultyTransport:
 
     def _cut(self, name: str, faults: list[Fired]) -> None:
         seconds = sum(fault.seconds for fault in faults if fault.action is Action.PARTITION)
-        with self._lock:  # another thread may have cut it for longer, just now
+        with self._lock:  # another thread may have begun a longer partition just now
             until = self._clock.monotonic() + seconds
             self._cut_until[name] = max(until, self._cut_until.get(name, 0.0))
 
     def _expire(self, request: _TrackedRequest, hear: Reply) -> None:
-        """Tell that time is up when it is, or that the peer is lost, if nothing has been told."""
+        """Fail a request without a reply at its deadline, or when the peer is lost."""
         peer, at = request.peer, request.at
 
         def expire() -> None:
@@ -198,7 +197,7 @@ class FaultyTransport:
 
 @dataclass(frozen=True, slots=True)
 class _TrackedRequest:
-    """A request on its way; `key` is the same when it is sent again."""
+    """A request that is under way; `key` is the same when it is sent again."""
 
     peer: Peer
     message: Message
@@ -221,7 +220,7 @@ def _into(future: Future[Message]) -> Reply:
 
 
 class _Once:
-    """Passes the first thing on, and nothing after it."""
+    """Passes the first call on, and ignores all others."""
 
     def __init__(self, tell: Callable[[Any], object]) -> None:
         self._tell: Callable[[Any], object] | None = tell
@@ -235,4 +234,4 @@ class _Once:
 
 
 def _ignore(answer: Message | Exception) -> None:
-    """Hear the answer to a copy, which is nobody's."""
+    """Ignore the reply to a copy."""

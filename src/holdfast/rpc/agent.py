@@ -1,4 +1,4 @@
-"""An RPC agent: one named worker, who calls others and is called by them."""
+"""An RPC agent: one named worker, which calls other workers and serves their calls."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ _log = logging.getLogger("holdfast.rpc")
 
 _ONE_TRY = RetryPolicy(max_retries=0)
 _GONE = "Connection closed by peer (it is gone)"
-# Members of an enumeration cost a search each time they are named.
+# Each access to a member of an enumeration costs a lookup.
 _CALL = Kind.PYTHON_CALL
 
 
 class Agent:
     """One worker. `start()` before use; `close()` ends it.
 
-    One that is dropped while it runs ends by itself: none of its threads keeps it. Calls of its
-    own that are under way do, until they are answered; references that were made by it do not.
+    An agent that is dropped while it runs ends by itself: none of its threads keeps it alive. Its
+    own calls keep it alive until they are complete; references that it made do not.
 
-    In a process that is forked it has been shut down.
+    In a forked child it is shut down.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Agent:
         self._key = key
         self._clock = clock
         self.timeout_s = timeout_s
-        self._inherits = inherits  # whether its calls end with the call within which they are made
+        self._inherits = inherits  # whether its calls inherit the deadline of the enclosing call
         self._transport = transport or Direct()
-        # Whether messages may arrive twice: then each has a number by which it is known again.
+        # Whether messages may arrive twice: then each has a number, so that callees detect copies.
         self._repeats = bool(getattr(transport, "repeats", False))
         self._numbers = itertools.count(1)
         self._peers: dict[str, Peer] = {}
-        self._found: dict[Target, Peer] = {}  # what the directory said, until somebody is lost
+        self._found: dict[Target, Peer] = {}  # cached lookups, until a worker is lost
         self._lock = threading.Lock()
         self._folder = ""
         self._background: BackgroundReader | None = None
@@ -113,7 +113,7 @@ class Agent:
 
     def start(self, tcp_host: str = "") -> None:
         """Listen: on a Unix socket, and on a port of this address for workers of other hosts."""
-        # Linux has names for sockets that are no files: they end with the process, however it ends.
+        # Linux has socket names that are no files: they vanish with the process in any case.
         if sys.platform == "linux":
             path = f"\0holdfast-rpc-{secrets.token_hex(16)}"
         else:
@@ -122,7 +122,7 @@ class Agent:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(path)
         self._background = BackgroundReader(f"holdfast-rpc-{self._info.name}-read", self._clock)
-        # On a thread of its own: the garbage collector may come while any of our locks is held.
+        # On the scheduler's thread: the garbage collector may run while any of our locks is held.
         dropped = weakref.finalize(self, self._scheduler.submit, self._parts().end)
         dropped.atexit = False
         self._server.listen(sock)
@@ -137,17 +137,17 @@ class Agent:
 
     @property
     def info(self) -> WorkerInfo:
-        """Who this agent is."""
+        """The name and number of this worker."""
         return self._info
 
     @property
     def transport(self) -> CallTransport:
-        """What carries its messages."""
+        """The transport of its messages."""
         return self._transport
 
     @property
     def server(self) -> Server:
-        """What accepts the connections of callers."""
+        """The server, which accepts the connections of callers."""
         return self._server
 
     def find(self, target: Target) -> Contact:
@@ -155,13 +155,13 @@ class Agent:
         return self._directory.find(target)
 
     def close(self) -> None:
-        """End everything: what is under way fails. Idempotent."""
+        """End everything: calls that are under way fail. Idempotent."""
         with self._lock:
             self._closed = True
         self._parts().end()
 
     def _disable_in_child(self) -> None:
-        """Disable this agent in a forked child: its peers would take the child for its parent."""
+        """Disable this agent in a forked child: its peers would take the child for the parent."""
         self._lock = threading.Lock()  # another thread may have held the old one
         self._closed = True
         self._found = {}
@@ -174,30 +174,30 @@ class Agent:
         )
 
     def add_handler(self, kind: Kind, handler: Callable[[WorkerHello, Any], Any]) -> None:
-        """Let requests of a kind be run by this; what it returns, or its future, is the answer."""
+        """Run requests of a kind with this; its result, or the future's value, is the reply."""
         self._dispatcher.add_handler(kind, handler)
 
     # For people.
 
     def metrics(self) -> dict[str, str]:
-        """Return what can be counted, by name; see `metrics.py` for the names."""
+        """Return the metrics by name; see `metrics.py` for the names."""
         return self._metrics.metrics()
 
     def debug_info(self) -> dict[str, str]:
-        """Return the metrics, and in words who is connected, and how."""
+        """Return the metrics, and a description of the connections."""
         return self._metrics.debug_info()
 
     def enable_gil_profiling(self, flag: bool) -> None:
-        """Measure how long threads wait for the interpreter, or stop it (`InterpreterWait`)."""
+        """Start or stop to measure how long threads wait for the GIL (`InterpreterWait`)."""
         self._metrics.wait.switch(flag)
 
     @property
     def is_gil_profiling_enabled(self) -> bool:
-        """Whether that is measured."""
+        """Whether the wait for the GIL is measured."""
         return self._metrics.wait.is_on
 
     def device_map(self, worker: Target) -> dict[Any, Any]:
-        """Return which devices of ours are which of a worker's: none, values arrive on the CPU."""
+        """Return the map of our devices to a worker's devices: empty, values arrive on the CPU."""
         return {}
 
     def devices(self) -> tuple[Any, ...]:
@@ -215,10 +215,10 @@ class Agent:
         timeout: float | None = None,
         retries: RetryPolicy | None = None,
     ) -> Any:
-        """Call a function over there and return what it returns.
+        """Call a function at a worker and return its result.
 
-        With `retries` it is sent again when the connection breaks, and runs at most once all the
-        same: a callee that has it already gives the answer that it kept.
+        With `retries` the call is sent again when the connection breaks, and still runs at most
+        once: a callee that has run it already sends the reply that it kept.
         """
         if retries is not None or self._repeats:
             return self.call_async(to, function, args, kwargs, timeout, retries).wait()
@@ -239,7 +239,7 @@ class Agent:
         return read(self.rrefs, life, message, answer)
 
     def give_up(self, peer: Peer, request: Message) -> None:
-        """Tell a callee, sometime, that nobody waits for an answer any more."""
+        """Cancel a call: tell the callee, later on another thread, that no reply is needed."""
         self._scheduler.submit(partial(note, peer, Message(Kind.CANCEL, request.call)))
 
     def call_async(
@@ -252,11 +252,11 @@ class Agent:
         retries: RetryPolicy | None = None,
         kind: Kind = _CALL,
     ) -> Future[Any]:
-        """Call a function over there; return the future of what it returns."""
+        """Call a function at a worker; return the future of its result."""
         value = (encode_function(function), args, kwargs)
         try:
             peer = self._peer(to)
-        except PeerLost as error:  # as it would be told a moment before
+        except PeerLost as error:  # as if the worker was lost just after the call was sent
             lost: Future[Any] = Future()
             lost.set_exception(error.with_traceback(None))
             return lost
@@ -272,7 +272,7 @@ class Agent:
         retries: RetryPolicy | None = None,
         kind: Kind = Kind.PYTHON_REMOTE_CALL,
     ) -> RRef[Any]:
-        """Call a function over there and leave what it returns there; return a reference to it."""
+        """Call a function at a worker and leave the result there; return a reference to it."""
         called, peer = encode_function(function), self._peer(to)
         ticket = self.rrefs.ask(peer.contact.incarnation)
         value, head = (called, args, kwargs), encode_creation(ticket)
@@ -282,20 +282,20 @@ class Agent:
             self.rrefs.settled(ticket.fork)
             self.rrefs.dropped(ticket.reference, ticket.fork)
             raise
-        # However it ends: a request that was not answered may still arrive, and be counted there.
+        # Also if it fails: a request without a reply may still arrive, and the owner counts it.
         creation.add_done_callback(lambda _: self.rrefs.settled(ticket.fork))
         info = peer.contact.info
         return RRef._made(self.rrefs, ticket.reference, info, ticket.owner, ticket.fork, creation)
 
     def knows(self, incarnation: str) -> bool:
-        """Say whether this life of a worker is, as far as anybody can tell, not over."""
+        """Return whether this incarnation of a worker is alive, or may be."""
         try:
             return _is_known(self._directory, incarnation)
         except HoldfastError:
             return True
 
     def worker_name(self, incarnation: str) -> str:
-        """Return whose life this is; the life itself if it is over, or nobody can tell."""
+        """Return the worker of this incarnation; the incarnation itself if that is not known."""
         try:
             return self._directory.find_incarnation(incarnation).info.name
         except HoldfastError:
@@ -309,10 +309,10 @@ class Agent:
         timeout: float | None,
         retries: Backoff | None = None,
     ) -> Future[Any]:
-        """Send a request of a kind to an incarnation; return the future of its answer.
+        """Send a request of a kind to an incarnation; return the future of its reply.
 
-        With `retries` that may be somebody who is not known yet. Such a request does not keep the
-        agent: it may be one that is sent for as long as it takes.
+        With `retries` the incarnation may not be known yet. Such a request does not keep the agent
+        alive, since it may be retried without limit.
         """
         if retries is None:
             return self._post(self._peer_at(to), kind, value, timeout)
@@ -338,11 +338,11 @@ class Agent:
         heard: Callable[[str, Message, Future[Any], Message | Exception], bool],
         head: bytes = b"",
     ) -> Future[Any]:
-        """Send a request until it is answered, or there is no hope; see `client/retrying.py`."""
+        """Send a request, and retry it by its policy; see `client/retrying.py`."""
         check_backoff(retries)
         at, budget_ms, whose = self._deadline(timeout)
         body, buffers, given = self.rrefs.pack(to, value)
-        # Numbered when it is posted.
+        # `RetryingCalls.post` sets its number.
         message = Message(kind, 0, head + body, buffers, budget_ms, False, given, whose)
         future = RetriedFuture()
 
@@ -356,7 +356,7 @@ class Agent:
     def _settle(
         self, to: str, request: Message, future: Future[Any], answer: Message | Exception
     ) -> bool:
-        return settle(self.rrefs, to, request, future, answer)  # until then we are kept
+        return settle(self.rrefs, to, request, future, answer)  # a method: keeps the agent alive
 
     def _post(
         self,
@@ -367,7 +367,7 @@ class Agent:
         retries: Backoff | None = None,
         head: bytes = b"",
     ) -> Future[Any]:
-        """Send a request: a head, and a value behind it; return the future of the answer."""
+        """Send a request: a head, then a value; return the future of the reply."""
         to = peer.contact.incarnation
         if retries is None and self._repeats:
             retries = _ONE_TRY
@@ -384,15 +384,15 @@ class Agent:
         try:
             future._driver = self._transport.post(peer, message, future.hear, at)
         except (TimeoutError, PeerLost, Overloaded) as error:
-            # The future keeps the error, which would keep this frame, and all that was given.
+            # The future keeps the error, and its traceback would keep this frame and its arguments.
             future.hear(error.with_traceback(None))
-        except BaseException:  # it is refused, say, or an interrupt came
+        except BaseException:  # such as a refusal or an interrupt
             self.rrefs.unread(to, message)
             raise
         return future
 
     def _deadline(self, timeout: float | None) -> tuple[float, int, str]:
-        """Return when to give a call up, in how many milliseconds, and whose deadline that is."""
+        """Return a call's deadline, the milliseconds left, and the caller it is inherited from."""
         seconds = self.timeout_s if timeout is None else check_limit(timeout)
         now, (at, whose) = self._clock.monotonic(), served_here() if self._inherits else NO_DEADLINE
         if seconds and now + seconds < at:
@@ -411,9 +411,9 @@ class Agent:
         found = self._found
         try:
             return found[to]
-        except (KeyError, TypeError):  # not yet, or nobody's name
+        except (KeyError, TypeError):  # not cached yet, or not a valid name
             peer = self._peer_of(self._directory.find(to))
-        found[to] = peer  # for nobody, if somebody was lost since: `lost` begins another one
+        found[to] = peer  # without effect if a worker was lost since: `lost` replaces the cache
         return peer
 
     def _peer_of(self, contact: Contact) -> Peer:
@@ -428,22 +428,22 @@ class Agent:
                 if peer is None:
                     peer = Peer(contact, self.contact, self._key, self._background, self._clock)
                     self._peers[contact.incarnation] = peer
-            if self._dispatcher.is_dead(contact.incarnation):  # `lost` may not have seen it
+            if self._dispatcher.is_dead(contact.incarnation):  # `lost` may have run before us
                 self._peers.pop(contact.incarnation, None)
                 peer.lose(_GONE)
         return peer
 
     def lost(self, contact: Contact) -> None:
-        """Hear that a worker is gone: whoever waits for it must know."""
+        """Forget a worker that is gone, and fail the calls that wait for it."""
         self.let_go(contact)()
 
     def let_go(self, contact: Contact) -> Callable[[], None]:
-        """Forget a worker that is gone; return what tells those who wait for it, and may block."""
+        """Forget a worker that is gone; return a function that fails its calls, and may block."""
         life = contact.incarnation
-        self._dispatcher.died(life)  # first: nothing of it is run once somebody has been told
+        self._dispatcher.died(life)  # first: none of its requests runs after the loss is reported
         self._server.hang_up(life)
         peer = self._peers.pop(life, None)
-        self._found = {}  # another one, not the same: somebody may be about to enter who is gone
+        self._found = {}  # a new one: `_peer` may be about to add the lost worker to the old one
 
         def tell() -> None:
             if peer is not None:
@@ -454,14 +454,14 @@ class Agent:
 
 
 def _is_known(directory: PeerDirectory, incarnation: str) -> bool:
-    """Say whether a life is not over; an error if nobody can tell now."""
+    """Return whether an incarnation is alive; raise an error if that is not known now."""
     with contextlib.suppress(PeerLost):
         return bool(directory.find_incarnation(incarnation))
     return False
 
 
 class _Parts(NamedTuple):
-    """What ends with an agent. None of it keeps the agent."""
+    """The parts that end with an agent. None of them keeps the agent alive."""
 
     insisting: RetryingCalls
     server: Server
@@ -474,8 +474,8 @@ class _Parts(NamedTuple):
     folder: str
 
     def end(self) -> None:
-        """End everything: what is under way fails. Idempotent."""
-        self.insisting.close()  # before the connections break, or it would try again
+        """End everything: calls that are under way fail. Idempotent."""
+        self.insisting.close()  # before the connections break, or it would retry
         self.server.close()
         self.transport.close()
         self.loop.close()

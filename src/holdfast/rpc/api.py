@@ -66,23 +66,24 @@ def init_rpc(
     timeout: float | None = DEFAULT_TIMEOUT_S,
     keep_alive: float = KEEP_ALIVE_S,
 ) -> WorkerInfo:
-    """Become a worker of this name, and wait until all `world_size` know each other.
+    """Become a worker of this name, and wait until all `world_size` workers know each other.
 
-    Workers bootstrap at `store`, or where `init_method` says: `tcp://host:port` (rank 0 serves),
-    `file:///path`, `env://`, which is the default: what `holdfast run` gave this process, or
-    MASTER_ADDR and MASTER_PORT, RANK and WORLD_SIZE. Without a `world_size` workers come and go as
-    they like, and nobody is waited for; without a `rank` a number is given.
+    Workers bootstrap at `store`, or at `init_method`: `tcp://host:port` (rank 0 serves it),
+    `file:///path`, or `env://`. The default is `env://`: the variables that `holdfast run` set for
+    this process, or MASTER_ADDR and MASTER_PORT, RANK and WORLD_SIZE. Without a `world_size`,
+    workers join and leave freely, and this does not wait for others; without a `rank`, a number is
+    assigned.
 
-    A worker that is silent for `keep_alive` seconds, since its host was cut off or its process was
-    stopped, counts as lost for the others, and is not heard any more if it wakes up.
+    A worker that does not renew its lease for `keep_alive` seconds, because its host was cut off or
+    its process was stopped, is lost for the others, which ignore it even if it resumes.
 
-    `backend` names what carries the messages (see `register_backend`), `options` are for it.
+    `backend` names the transport of messages (see `register_backend`); `options` are passed to it.
     """
     WorkerInfo(name, 0)  # checks the name, before anything is opened
     if current.is_agent_set():
         raise UsageError("init_rpc: this process has an RPC agent already; shut it down first")
     transport = make_transport(backend, options or {})
-    timeout_s = check_timeout(rpc_timeout, "rpc_timeout") or 0.0  # none, as for a call
+    timeout_s = check_timeout(rpc_timeout, "rpc_timeout") or 0.0  # 0: no limit, as for a call
     deadline = Deadline.after(check_timeout(timeout))
     keep_alive_s = check_ttl(keep_alive, "keep_alive")
 
@@ -98,7 +99,8 @@ def init_rpc(
         directory = Directory(place, lost=lost, keep_alive_s=keep_alive_s)
         number = meeting.rank
         if number is None:
-            # Where workers come and go, 0 is left to who serves the others: he may come later.
+            # If workers join and leave freely, 0 is reserved for the one that serves the store:
+            # it may join later.
             number = directory.next_id(1 if meeting.world_size is None else 0, deadline)
         info = WorkerInfo(name, number)
         agent = Agent(info, directory, meeting.key, timeout_s=timeout_s, transport=transport)
@@ -119,16 +121,16 @@ def init_rpc(
 
 
 def shutdown(graceful: bool = True, timeout: float | None = DEFAULT_TIMEOUT_S) -> tuple[str, ...]:
-    """End the current agent; return the names of those who were waited for in vain.
+    """End the current agent; return the names of the workers for which it waited in vain.
 
-    Graceful: wait until all workers want to end, so that nobody's calls are cut off; where workers
-    come and go as they like, nobody is waited for. It always returns, at the latest a few seconds
+    Graceful: wait until all workers want to end, so that no call is cut off. If workers join and
+    leave freely, this does not wait for others. It always returns, at the latest a few seconds
     after `timeout`.
     """
     agent = current.current_agent()
     deadline = Deadline.after(check_timeout(timeout))
     end = _ends.pop(agent, None)
-    if end is None:  # made without init_rpc, or about to be ended by another thread
+    if end is None:  # made without init_rpc, or another thread is ending it
         _reset(agent)
         agent.close()
         return ()
@@ -140,7 +142,7 @@ def shutdown(graceful: bool = True, timeout: float | None = DEFAULT_TIMEOUT_S) -
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What it takes to end an agent that `init_rpc` has made."""
+    """The state needed to end an agent that `init_rpc` has made."""
 
     directory: Directory
     meeting: Bootstrap
@@ -149,7 +151,7 @@ class _End:
 
 
 def _part(agent: Agent, end: _End, graceful: bool, deadline: Deadline) -> tuple[str, ...]:
-    """Take leave of the others; return who did not."""
+    """Leave the job; return the names of the workers for which it waited in vain."""
     directory, me = end.directory, end.me
     try:
         if not graceful or end.meeting.world_size is None:
@@ -159,7 +161,7 @@ def _part(agent: Agent, end: _End, graceful: bool, deadline: Deadline) -> tuple[
             return ()
         missing = directory.finish(me, deadline)
         agent.rrefs.part(deadline.sooner(GRACE_S if missing else STAY_WITHIN_S).remaining)
-        if end.meeting.serves:  # the others read there that they may end
+        if end.meeting.serves:  # the others read in this store that they may end
             directory.wait_alone(me, deadline.sooner(STAY_WITHIN_S))
     except HoldfastError as error:
         _log.warning("shutdown: the store where the workers meet is gone: %s", error)
@@ -209,7 +211,7 @@ def rpc_sync(
     timeout: float | None = None,
     retries: RetryPolicy | None = None,
 ) -> Any:
-    """Call a function at a worker and return what it returns.
+    """Call a function at a worker and return its result.
 
     `timeout` in seconds, 0 for none, None for the agent's default. With `retries` the call is sent
     again when a connection breaks, and still runs at most once.
@@ -220,7 +222,7 @@ def rpc_sync(
 
 
 def _check_arguments(args: object, kwargs: object) -> None:
-    """Refuse what are no arguments. Who has a tuple alone, as nearly all, need not ask."""
+    """Refuse invalid arguments. A caller with only a tuple, the common case, skips this."""
     some = args is None or isinstance(args, (tuple, list, Sequence))
     if not some or isinstance(args, (str, bytes)):
         raise UsageError(f"args {args!r:.60}: must be a tuple or a list, as in args=(1, 2)")
@@ -263,7 +265,7 @@ def rpc_async(
     timeout: float | None = None,
     retries: RetryPolicy | None = None,
 ) -> Future[Any]:
-    """Call a function at a worker; return the future of what it returns."""
+    """Call a function at a worker; return the future of its result."""
     if kwargs or (args is not None and type(args) is not tuple):
         _check_arguments(args, kwargs)
     return current.current_agent().call_async(to, func, args or (), kwargs, timeout, retries)
@@ -311,7 +313,7 @@ def remote(
 
 
 def get_worker_info(name: str | None = None) -> WorkerInfo:
-    """Return who has this name, or who we are."""
+    """Return the worker of this name, or this worker."""
     agent = current.current_agent()
     return agent.info if name is None else agent.find(name).info
 

@@ -1,7 +1,7 @@
-"""What carries messages, by name; open to others.
+"""Transports of messages by name; other packages can register more.
 
-A backend is a function that makes a `CallTransport` from its options. Faults are one: they register
-themselves, so that nothing here knows of them.
+A backend is a function that makes a `CallTransport` from its options. Fault injection is a backend:
+it registers itself, so that this module does not depend on it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ __all__ = ["Maker", "known_backends", "make_transport", "register_backend"]
 Maker: TypeAlias = Callable[[Mapping[str, Any]], CallTransport]
 
 _makers: dict[str, Maker] = {}
-# Modules that register a backend when they are imported, which is when it is first asked for.
+# Modules that register a backend on import; they are imported when it is first used.
 _HOMES = {"faulty": "holdfast.faults.backends"}
 
 
 def register_backend(name: str, maker: Maker) -> None:
-    """Make a backend known; UsageError if the name is taken by another."""
+    """Register a backend; UsageError if another one has this name."""
     if name == "default" or _makers.get(name, maker) is not maker:
         raise UsageError(f"RPC backend {name!r:.60}: the name is taken")
     _makers[name] = maker
 
 
 def known_backends() -> tuple[str, ...]:
-    """Return the names that can be used."""
+    """Return the names of all backends."""
     return tuple(sorted({"default", *_HOMES, *_makers}))
 
 
 def make_transport(name: str, options: Mapping[str, Any]) -> CallTransport:
-    """Make the transport of a backend; UsageError names what is known."""
+    """Make the transport of a backend; UsageError lists the known backends."""
     if not isinstance(options, Mapping):
         raise UsageError(f"options {options!r:.60}: must be a mapping of names to values")
     if name == "default":

@@ -3,12 +3,12 @@
 store=…            the given one, below "rpc/"
 tcp://host:port    the built-in store there, which rank 0 serves
 file:///path       a file of this host
-env://             as `holdfast run` says (HOLDFAST_STORE, and the run and the round); else at
+env://             as `holdfast run` set it (HOLDFAST_STORE, and the run and the round); else at
                    MASTER_ADDR and MASTER_PORT, which rank 0 serves, with RANK and WORLD_SIZE
 
-Where the store is decides whom a worker listens for: at an address of this host alone, or in a
-file, it meets workers of this host; else those of other hosts too, by the address of this host that
-the store sees. These need a secret that was given to all hosts.
+The address of the store decides which connections a worker accepts. If the store is at a loopback
+address or in a file, it accepts workers of this host only. Else it accepts workers of other hosts
+too, at the address of this host that the store sees; all hosts then need the same secret.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ LOOPBACK = Address("127.0.0.1", 0)
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Where and as whom this worker meets the others.
+    """Where this worker meets the others, and its place among them.
 
     `host` is the address to listen on for workers of other hosts; empty if there are none.
-    `serves` says that the store is this process's, and ends with it.
+    `serves` is true if this process serves the store, which then ends with it.
     """
 
     store: Store
@@ -59,7 +59,7 @@ def bootstrap(
     store: Store | None,
     deadline: Deadline,
 ) -> Bootstrap:
-    """Open the store where the workers meet; what was opened is closed by `undo`."""
+    """Open the store where the workers meet; `undo` closes what was opened."""
     environment = env.read(variables)
     if store is not None:
         if init_method is not None:
@@ -87,7 +87,7 @@ def bootstrap(
     far = next((each for each in store.addresses if not is_loopback(each.host)), None)
     key = choose_secret(far or LOOPBACK, None, environment).key(CONTEXT)
     host = "" if far is None else address_towards(far, deadline)
-    if is_loopback(host):  # 0.0.0.0, say, or a name that means the host that it is used on
+    if is_loopback(host):  # such as 0.0.0.0, or a name that means the local host on every host
         host = ""
     return Bootstrap(store, prefix, key, rank, world_size, host, serves)
 
@@ -113,7 +113,7 @@ def _check_place(rank: int | None, world_size: int | None) -> None:
 def _place(
     method: str, variables: Mapping[str, str], environment: env.Environment
 ) -> tuple[str, str]:
-    """Return the endpoint of the store, and the prefix below which these workers are."""
+    """Return the endpoint of the store, and the prefix of these workers' keys."""
     if method != "env://":
         scheme = method.partition("://")[0]
         if scheme not in ("tcp", "file"):

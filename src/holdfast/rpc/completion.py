@@ -1,10 +1,10 @@
-"""Reads the answers to requests, and sees to what they gave if they cannot be read.
+"""Reads the replies to requests, and releases the references of a reply that cannot be read.
 
 Guarantees
-    RD-1  A request that ends without an answer that was read whole is told to its callee
-          (`RRefTable.unread`): neither what it gave nor what its answer gave is kept for nobody.
-    RD-2  Of a request that is given up, since its time is up or it was cancelled, nothing is sent
-          that changes afterwards: who gave it up may use its arguments again.
+    RD-1  If a request ends without a reply that was read whole, its callee is notified
+          (`RRefTable.unread`): references sent with a call or its reply never leak.
+    RD-2  After a request is given up, because it expired or was cancelled, no later change of its
+          arguments is sent: the caller may use them again.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ _REPLY = Kind.REPLY
 
 
 class Requester(Protocol):
-    """Who sends requests: an agent."""
+    """Sends requests: an agent."""
 
     @property
     def rrefs(self) -> RRefTable:
-        """Where the references are that answers bring."""
+        """The table of the references that replies contain."""
         ...
 
     def give_up(self, peer: Peer, request: Message) -> None:
-        """Tell a callee, sometime, that nobody waits for an answer any more."""
+        """Cancel a call: tell the callee, later on another thread, that no reply is needed."""
         ...
 
 
 class ReplyFuture(Future[Any]):
-    """The future of the answer to a request. It keeps who asked until there is one.
+    """The future of the reply to a request. It keeps the requester alive until it is complete.
 
-    Who makes it sets `_asked`: who asks whom for what. To do that here costs as much again.
+    The code that creates it sets `_asked`: requester, peer and request. A constructor that does so
+    would double the cost.
     """
 
     __slots__ = ("_asked",)
     _asked: tuple[Requester, Peer, Message] | None
 
     def hear(self, answer: Message | Exception) -> None:
-        """Hear the answer, or why there will be none."""
+        """Complete it with the reply, or with the reason why none will come."""
         asked, self._asked = self._asked, None
         if asked is None:
             return
@@ -75,7 +76,7 @@ class ReplyFuture(Future[Any]):
 
 
 def read(rrefs: RRefTable, to: str, request: Message, answer: Message) -> Any:
-    """Return what an answer says, or raise it."""
+    """Return the value of a reply, or raise its error."""
     if answer.kind is not _REPLY:
         if request.given:  # the callee may have refused it unread
             rrefs.unread(to, request)
@@ -90,22 +91,22 @@ def read(rrefs: RRefTable, to: str, request: Message, answer: Message) -> Any:
 def settle(
     rrefs: RRefTable, to: str, request: Message, future: Future[Any], answer: Message | Exception
 ) -> bool:
-    """Complete a future with what an answer says, or with why there is none.
+    """Complete a future with the value or error of a reply, or with the reason why none came.
 
-    It may have been cancelled: then nobody hears it, and False is returned, but what it brings is
-    taken all the same, since references may be among it.
+    Return False if the future was cancelled before. The reply is read even then, since it may
+    contain references.
     """
     if not isinstance(answer, Message):
         rrefs.unread(to, request)
         if isinstance(answer, PeerLost):
-            # A new one: many are told the same, and what one gathers on its way up would stay as
-            # long as any of them, and the peer, keeps it.
+            # A new error: many calls receive the same one, and the traceback that it collects in
+            # one would stay as long as any of them, or the peer, keeps it.
             answer = PeerLost(str(answer), peer=answer.peer, incarnation=answer.incarnation)
         return future._settle(None, answer)
     try:
         value = read(rrefs, to, request, answer)
     except BaseException as error:
-        # Without this frame, which knows the future, which would keep the error: all that its
-        # traceback gathers would stay until the garbage collector comes.
+        # Without this frame: it refers to the future, and the future to the error. This cycle
+        # would keep all frames of the traceback until a garbage collection.
         return future._settle(None, error.with_traceback(None))
     return future._settle(value, None)

@@ -1,13 +1,13 @@
-"""What an agent is doing, as strings by name: for people, and for those who draw curves.
+"""The metrics of an agent, as strings by name: for people and for monitoring tools.
 
     agent.client_calls              requests made so far: calls, creations, fetches, and messages
                                     about references
-    agent.client_active_calls       those of them that are not answered yet
+    agent.client_active_calls       those of them that have no reply yet
     agent.server_calls              messages of others that have been handled so far
     agent.server_active_calls       handlers that run now, each on a thread
-    agent.server_active_async_calls answers that a coroutine or a future will give
-    agent.retries_pending           calls that may be sent again, and are not answered yet
-    agent.receipts_kept             answers that are kept for those who may ask again
+    agent.server_active_async_calls replies that a coroutine or a future will give
+    agent.retries_pending           calls that may be sent again, and have no reply yet
+    agent.receipts_kept             replies that are kept for callers that may retry
     agent.links                     connections to others
     agent.threads                   threads that work for RPC, of all agents of this process
     agent.pooled_bytes              memory of this process that waits for the next large buffer
@@ -20,9 +20,9 @@
 The names do not change; more of them may come.
 
 Guarantees
-    IG-1  A call pays for one count on its connection, and for nothing else: what is shown is read,
-          when it is asked for, off what is there anyway. So each number is of a moment of its own.
-    IG-2  Looking changes nothing.
+    IG-1  A call pays for one count on its connection, and for nothing else: the metrics are read
+          on demand from state that exists anyway. So each number is from its own moment.
+    IG-2  Reading the metrics changes nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _THREADS = "holdfast-rpc-"
 
 
 class AgentMetrics:
-    """Looks at the parts of an agent."""
+    """Reads the metrics from the parts of an agent."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class AgentMetrics:
         self._dispatcher = answerer
         self._rrefs = rrefs
         self.wait = InterpreterWait(f"{_THREADS}{info.name}-gil")
-        """How long threads wait for the interpreter, while that is measured."""
+        """Measures how long threads wait for the interpreter, while it is on."""
 
     def metrics(self) -> dict[str, str]:
         """Return the numbers that are listed above."""
@@ -100,10 +100,10 @@ class AgentMetrics:
         return {name: str(number) for name, number in found.items()}
 
     def debug_info(self) -> dict[str, str]:
-        """Return the numbers, and in words who is connected, and how.
+        """Return the numbers, and a description of the connections.
 
-        agent.worker         who this is
-        agent.peer.NAME      our connections to a worker: how many, and what carries them
+        agent.worker         this worker
+        agent.peer.NAME      our connections to a worker: how many, and over which medium
         agent.caller.NAME    a worker's connections to us
         """
         outward = [
@@ -125,12 +125,12 @@ class AgentMetrics:
 
 
 def _next_of(numbers: itertools.count[int]) -> int:
-    """Return the number that is next, without taking it."""
+    """Return the next number without consuming it."""
     return int(repr(numbers).removeprefix("count(").removesuffix(")"))
 
 
 def _running(answerer: Dispatcher) -> int:
-    """Return how many threads are within a handler of this agent: their frames say so."""
+    """Return how many threads run a handler of this agent, according to their frames."""
     code, number = Dispatcher.handle.__code__, 0
     for top in sys._current_frames().values():
         frame: FrameType | None = top
@@ -142,13 +142,13 @@ def _running(answerer: Dispatcher) -> int:
 
 
 class InterpreterWait:
-    """How long a thread waits until it may run Python, after it has slept; off at first.
+    """Measures how long a thread waits until it may run Python, after it has slept; off at first.
 
-    A thread sleeps for SAMPLE_EVERY_S, again and again, as threads do that wait for a message,
-    and notes how much later than due it runs Python again. This is the wait for the interpreter's
-    lock (the GIL), and for a core of the machine: the two cannot be told apart from here. Some
-    tens of microseconds of it are the system's timer. The average is over all that was noted since
-    it was switched on.
+    A thread repeatedly sleeps for SAMPLE_EVERY_S, like a thread that waits for a message, and
+    records how much later than due it runs Python again. This is the wait for the interpreter's
+    lock (the GIL) and for a core of the machine; the two cannot be distinguished here. Some tens
+    of microseconds of it come from the system's timer. The average is over all samples since it
+    was switched on.
     """
 
     def __init__(
@@ -163,11 +163,11 @@ class InterpreterWait:
 
     @property
     def is_on(self) -> bool:
-        """Whether it is measured."""
+        """Whether it measures now."""
         return self._sampler is not None
 
     def switch(self, on: bool) -> None:
-        """Begin to measure, or end it."""
+        """Start or stop to measure."""
         with self._lock:
             if on and self._closed:
                 raise UsageError("this agent has been shut down")
@@ -178,24 +178,24 @@ class InterpreterWait:
                 self._sampler = None
 
     def average_us(self) -> float | None:
-        """Return the average in microseconds, 0 before the first note; None if it is off."""
+        """Return the average in microseconds, 0 before the first sample; None if it is off."""
         sampler = self._sampler
         return None if sampler is None else sampler.average_s() * 1e6
 
     def close(self) -> None:
-        """End it for good. Idempotent."""
+        """Stop to measure for good. Idempotent."""
         self._closed = True
         self.switch(False)
 
 
 class _Sampler:
-    """The thread that sleeps and notes how late it is."""
+    """The thread that sleeps and records how late it wakes."""
 
     def __init__(self, name: str, every_s: float, clock: Clock) -> None:
         self._every_s = every_s
         self._clock = clock
         self._noted = (0.0, 0)
-        # Held until the end: waiting for a lock is sleep that can be ended, by a single call.
+        # Held until the end: waiting for a lock is a sleep that a single call can end.
         self._over = threading.Lock()
         self._over.acquire()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

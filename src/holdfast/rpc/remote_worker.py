@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 
 class RemoteWorker:
-    """Calls functions at one worker. `timeout` and `retries` hold for each call, as in `rpc_sync`.
+    """Calls functions at one worker. `timeout` and `retries` apply to each call, as in `rpc_sync`.
 
-    It opens nothing and keeps nothing: each call is made by the current agent of the process.
+    It opens and keeps nothing: the current agent of the process makes each call.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RemoteWorker:
     def rpc_sync(self, func: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     def rpc_sync(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function there and return what it returns."""
+        """Call a function there and return its result."""
         agent = current_agent()
         return agent.call(self._to, func, args, kwargs, self._timeout, self._retries)
 
@@ -66,7 +66,7 @@ class RemoteWorker:
     def rpc_async(self, func: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
 
     def rpc_async(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a function there; return the future of what it returns."""
+        """Call a function there; return the future of its result."""
         agent = current_agent()
         return agent.call_async(self._to, func, args, kwargs, self._timeout, self._retries)
 

@@ -14,5 +14,5 @@ Layout, in reading order (◦ = pure)
     contact.py            where a worker can be reached
     peer.py               the connections to one worker
     transport.py          carries requests to peers
-    retrying.py           requests that are sent until they are answered
+    retrying.py           requests that are retried until a reply comes
 """

@@ -1,12 +1,12 @@
-"""The reader of last resort, and the keeper of deadlines: one thread for all pipes of an agent.
+"""The background reader: one thread that reads all pipes of an agent and enforces deadlines.
 
-It reads a pipe on which calls are under way while nobody waits for them, sends what was put off,
-and tells calls that their time is up. Where somebody has waited of late it holds back at first
-(see `client/pipe.py`). It sleeps while nothing is under way.
+It reads a pipe that has calls under way while no thread waits for them, sends batched messages, and
+expires calls. If a thread has waited on a pipe recently, it holds back at first (see
+`client/pipe.py`). It sleeps while no call is under way.
 
-A callback that waits for something makes way (`client/blocking.py`): then another thread takes
-over, and this one ends when the callback does. So there are as many threads as callbacks that wait,
-and one more.
+Before a callback blocks (`client/blocking.py`), another thread becomes the background reader, and
+this one ends when the callback returns. So there is one thread for each callback that waits, and
+one more.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["ATTENDED_ROUNDS", "PUT_OFF_S", "TICK_S", "BackgroundReader", "Expiri
 
 PUT_OFF_S = 0.001
 TICK_S = 0.02
-"""How late a deadline may be noticed, or an answer that came by another way."""
+"""How late a deadline may be noticed, or a reply that another thread has read."""
 ATTENDED_ROUNDS = 20
-"""For how many rounds it counts that somebody has waited: as long as it looks every PUT_OFF_S."""
+"""How many rounds, one every PUT_OFF_S, a thread counts as having waited recently."""
 _END_WITHIN_S = 5.0
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
@@ -39,18 +39,17 @@ _log = logging.getLogger("holdfast.rpc")
 
 
 class Expiring(Protocol):
-    """Something else whose calls have deadlines."""
+    """An object other than a pipe whose calls have deadlines."""
 
     def expire(self, now: float) -> bool:
-        """Tell those whose time is up; say whether to ask again."""
+        """End the expired calls; return whether to call this again."""
         ...
 
 
 class BackgroundReader:
-    """The thread, and what it looks after."""
+    """The thread, and the pipes and deadlines that it serves."""
 
-    # The lock can be taken again by who has it, for the sake of those who interrupt
-    # (`client/pipe.py`).
+    # The lock is reentrant, for signal handlers and finalizers (see `client/pipe.py`).
 
     def __init__(self, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -61,22 +60,22 @@ class BackgroundReader:
         self._epoll.register(self._woken, select.EPOLLIN)
         self._lock = threading.RLock()
         self._pipes: dict[int, Pipe] = {}
-        self._ready: deque[Pipe] = deque()  # to be read now, by the thread
-        self._timed: dict[Expiring, int] = {}  # and how often each was given
+        self._ready: deque[Pipe] = deque()  # the thread must read these now
+        self._timed: dict[Expiring, int] = {}  # and how often each was passed to `time`
         self._asleep = True
         self._closing = False
         self.slow = True
-        """Whether it must be woken for what is put off; read without the lock."""
+        """Whether it must be woken to send batched messages; read without the lock."""
         self._name = name
-        self._threads: list[threading.Thread] = []  # the last one is the thread
+        self._threads: list[threading.Thread] = []  # the last one is the current reader
         self._begin()
 
     def arm(self, pipe: Pipe) -> None:
-        """Read this pipe when something comes, since nobody else does."""
+        """Read this pipe when data arrives, since no other thread reads it."""
         with self._lock:
             fd = pipe.fileno()
             if pipe.lost is not None or fd < 0 or self._closing:
-                return  # whoever ended it tells everybody
+                return  # the thread that closed the pipe fails its calls
             known = self._pipes.get(fd) is pipe
             self._pipes[fd] = pipe
             wake, self._asleep = self._asleep, False
@@ -85,13 +84,13 @@ class BackgroundReader:
             if not known:
                 self._epoll.register(fd, events)
             else:
-                with contextlib.suppress(FileNotFoundError):  # whom we interrupt is about to
+                with contextlib.suppress(FileNotFoundError):  # we interrupt the code that registers
                     self._epoll.modify(fd, events)
         if wake:
             self._poke()
 
     def disarm(self, pipe: Pipe) -> None:
-        """Leave this pipe alone: somebody reads it."""
+        """Stop polling this pipe: another thread reads it."""
         with self._lock:
             fd = pipe.fileno()
             pipe.armed = False
@@ -99,10 +98,10 @@ class BackgroundReader:
                 with contextlib.suppress(FileNotFoundError):
                     self._epoll.modify(
                         fd, select.EPOLLONESHOT
-                    )  # without, a hang-up is told for ever
+                    )  # without it, epoll reports a hang-up for ever
 
     def drop(self, pipe: Pipe) -> None:
-        """Forget a pipe that is over, before its connection is closed."""
+        """Forget a closed pipe, before its connection is closed."""
         with self._lock:
             for fd in list(self._pipes):
                 if self._pipes.get(fd) is pipe:
@@ -111,18 +110,18 @@ class BackgroundReader:
                         self._epoll.unregister(fd)
 
     def hand(self, pipe: Pipe) -> None:
-        """Read this pipe now: there are answers that have come, and have not been told."""
+        """Read this pipe now: replies have arrived that were not delivered."""
         self._ready.append(pipe)
         self._poke()
 
     def time(self, timed: Expiring) -> None:
-        """Keep the deadlines of something else, for as long as it says."""
+        """Call `expire` of this object regularly, until that returns False."""
         with self._lock:
             self._timed[timed] = self._timed.get(timed, 0) + 1
         self._poke()
 
     def wake(self) -> None:
-        """Look at what is put off."""
+        """Check for batched messages now."""
         self.slow = False
         self._poke()
 
@@ -141,7 +140,7 @@ class BackgroundReader:
             self._wake.send(b".")
 
     def _begin(self) -> None:
-        """Let another thread be the thread."""
+        """Start another thread, which becomes the current reader."""
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._threads.append(thread)
         try:
@@ -151,19 +150,19 @@ class BackgroundReader:
             raise
 
     def _is_mine(self) -> bool:
-        """Say whether we are the thread."""
+        """Return whether this thread is the current reader."""
         return self._threads[-1] is threading.current_thread()
 
     def _before_block(self) -> None:
-        """Let another thread go on: this one is about to block, in a callback."""
+        """Hand over to another thread: this one is about to block in a callback."""
         with self._lock:
             if not self._is_mine() or self._closing:
                 return
             try:
                 self._begin()
-            except RuntimeError as error:  # we must go on ourselves, when the callback is over
+            except RuntimeError as error:  # this thread continues when the callback returns
                 _log.warning("a thread could not be started: %s", error)
-        self._poke()  # for what is left of our round
+        self._poke()  # for the rest of this round
 
     def _run(self) -> None:
         push_release(self._before_block)
@@ -172,7 +171,7 @@ class BackgroundReader:
             while self._is_mine() and not self._closing:
                 try:
                     quiet = self._round(quiet)
-                except Exception:  # it ends a pipe at most; the others need this thread
+                except Exception:  # at most one pipe is lost; the others need this thread
                     _log.exception("reading for those who do not wait failed")
         finally:
             with self._lock:
@@ -185,7 +184,7 @@ class BackgroundReader:
                     self._threads.remove(threading.current_thread())
 
     def _round(self, quiet: int) -> int:
-        """Wait for something to do, and do it; return for how many rounds nothing was put off."""
+        """Wait for work and do it; return for how many rounds no message was batched."""
         with self._lock:
             self._asleep = True
             pipes, timed = list(self._pipes.values()), list(self._timed.items())
@@ -199,7 +198,7 @@ class BackgroundReader:
             patience: float | None = PUT_OFF_S
         elif not self.slow:
             self.slow = True
-            return quiet  # and look again: what comes after this look wakes us
+            return quiet  # check once more: from now on `wake` is called
         else:
             patience = TICK_S if busy or timed else None
         for fd, _ in self._epoll.poll(patience):
@@ -219,12 +218,12 @@ class BackgroundReader:
         for each, times in timed:
             if not each.expire(now):
                 with self._lock:
-                    if self._timed.get(each) == times:  # else it was given again, just now
+                    if self._timed.get(each) == times:  # else `time` was called again just now
                         del self._timed[each]
         return quiet
 
     def _holds_back(self, pipe: Pipe) -> bool:
-        """See to it that somebody reads a pipe; say whether to look at it again soon."""
+        """Ensure that a thread reads a pipe; return whether to check it again soon."""
         if pipe.is_read:
             return False
         attended = pipe.attended

@@ -1,11 +1,11 @@
 """What a thread releases before it blocks, so that another thread can go on with its other work.
 
 A thread that reads a connection for others, or serves one, registers a callback (`push_release`)
-that hands this over. Whatever waits for something of ours calls `before_block` first, which runs
-the callbacks.
+that hands this work over. Every wait of this package calls `before_block` first, which runs the
+callbacks.
 
-A thread whose stack is nearly full (`is_deep`) leaves to others what it would do for others: it
-would fail in the midst of it.
+A thread whose stack is nearly full (`is_deep`) does no work for other threads: its stack could
+overflow in the middle of it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = [
 
 
 class Reading(Protocol):
-    """Something that is read by one thread at a time."""
+    """An object that one thread reads at a time."""
 
     def before_block(self) -> None:
-        """Let another thread read it, if it may: this one is about to block."""
+        """Let another thread read it, if possible: this one is about to block."""
         ...
 
 
@@ -41,18 +41,18 @@ reading: dict[int, Reading] = {}
 """What each thread reads, by its id: `push_release` would cost too much in every call."""
 
 within: dict[int, int] = {}
-"""By thread, how many callbacks that wait are under way there, one within the other …"""
+"""By thread, how many nested callbacks wait there …"""
 WITHIN_MAX = 16
-"""… and within so many the thread reads no more: each reply could run another one that waits."""
+"""… and at this depth the thread stops reading: each reply could run another one that waits."""
 
 ReleaseStack: TypeAlias = tuple[Callable[[], object], "ReleaseStack"] | None
 """The callbacks of a thread, the newest first; None for none."""
 
-_DEEP_FRAMES = 500  # of the 1,000 that Python allows, unless it is told another limit
+_DEEP_FRAMES = 500  # of the 1,000 that Python allows by default
 
 
 def is_deep() -> bool:
-    """Say whether the stack of this thread is half full, or more."""
+    """Return whether the stack of this thread is at least half full."""
     try:
         sys._getframe(min(_DEEP_FRAMES, sys.getrecursionlimit() // 2))
     except ValueError:
@@ -83,7 +83,7 @@ def pop_release(before: ReleaseStack) -> None:
 
 
 def leave_callbacks(here: int, before: int) -> None:
-    """Be within so many callbacks again."""
+    """Restore the count of nested callbacks of a thread."""
     if within:
         within.pop(here, None)
         if before:
@@ -97,7 +97,7 @@ def before_block() -> bool:
         read.before_block()
     stack, released = _here.stack, True
     if stack is not None:
-        _here.stack = None  # what the thread takes on while it waits is not the same any more
+        _here.stack = None  # callbacks that are pushed during the wait form a new stack
         while stack is not None:
             release, stack = stack
             released = release() is not False and released

@@ -1,14 +1,15 @@
 """Calls and notes that wait for their pipe to be opened.
 
-To connect takes two round trips, and a peer that is silent takes as long as it likes. Nobody who
-posts a call waits for that: the call waits here, and a thread of its own opens the pipe. Notes,
-which are not answered, wait as well, and are forgotten if there is no pipe to send them by.
+To connect takes two round trips, and longer if the peer does not respond. A thread that posts a
+call does not wait for that: the call is queued here, and a separate thread opens the pipe. Notes,
+which have no reply, are queued too, and are dropped if no pipe can be opened.
 
 Guarantees
     OP-1  `post` and `expire` do not block.
-    OP-2  Every call that was posted is passed on to the pipe, or told why not, exactly once: that
-          its time is up, that no pipe could be opened, or what `close` says.
-    OP-3  At most CALLS_MAX calls and BYTES_MAX bytes wait; what is more is refused with Overloaded.
+    OP-2  Every call that was posted is passed on to the pipe, or fails, exactly once: because it
+          expired, because no pipe could be opened, or with the error given to `close`.
+    OP-3  At most CALLS_MAX calls and BYTES_MAX bytes wait; a call beyond that is refused with
+          Overloaded.
     OP-4  A call that is given up is not passed on.
 """
 
@@ -36,10 +37,10 @@ class PendingPipe:
     ) -> None:
         self._open_pipe = open_pipe
         self._background = background
-        # Guards what follows; told when it is over.
+        # Guards the fields below; notified when the pipe is open or has failed.
         self._over = threading.Condition()
         self._waiting: deque[tuple[Message, Reply, float]] = deque()
-        self._passing = 0  # the call that is passed on to the pipe just now
+        self._passing = 0  # the call that is being passed on to the pipe
         self._notes: list[Message] = []
         self._bytes = 0
         self._pipe: Pipe | None = None
@@ -47,12 +48,12 @@ class PendingPipe:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to open it; RuntimeError if there is no thread to be had."""
+        """Begin to open it; RuntimeError if no thread can be started."""
         self._thread.start()
         self._background.time(self)
 
     def post(self, message: Message, reply: Reply, expire_at: float) -> bool:
-        """Let a call wait; False if nothing is waited for any more."""
+        """Queue a call; return False if the pipe is open or has failed."""
         size = message.size()
         with self._over:
             if self.over:
@@ -69,17 +70,17 @@ class PendingPipe:
         return True
 
     def note(self, message: Message) -> bool:
-        """Let a message wait that is not answered; False if nothing is waited for any more."""
+        """Queue a message that has no reply; return False if the pipe is open or has failed."""
         with self._over:
             if self.over:
                 return False
-            if len(self._notes) < CALLS_MAX:  # nobody is told of those that are not sent
+            if len(self._notes) < CALLS_MAX:  # the rest is dropped without an error
                 self._notes.append(message)
         return True
 
     @property
     def over(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether the pipe is open or has failed."""
         return self._pipe is not None or self._error is not None
 
     @property
@@ -88,7 +89,7 @@ class PendingPipe:
         return len(self._waiting)
 
     def expire(self, now: float) -> bool:
-        """Tell those whose time is up; say whether to ask again."""
+        """Fail the expired calls; return whether to call this again."""
         with self._over:
             late = self._take_out(lambda _, at: at <= now)
             going = not self.over
@@ -97,7 +98,7 @@ class PendingPipe:
         return going
 
     def give_up(self, call: int) -> None:
-        """Send nothing of a call, and tell no more of it: its arguments may change."""
+        """Forget a call, and send nothing of it: its arguments may change."""
         with self._over:
             self._take_out(lambda message, _: message.call == call)
             while self._passing == call:
@@ -109,7 +110,7 @@ class PendingPipe:
     def _take_out(
         self, which: Callable[[Message, float], bool]
     ) -> list[tuple[Message, Reply, float]]:
-        """Take out calls that wait, and return them. With the lock held."""
+        """Remove waiting calls, and return them. With the lock held."""
         taken = [entry for entry in self._waiting if which(entry[0], entry[2])]
         if taken:
             self._waiting = deque(entry for entry in self._waiting if not which(entry[0], entry[2]))
@@ -117,11 +118,11 @@ class PendingPipe:
         return taken
 
     def close(self, error: Exception) -> None:
-        """Wait no longer: all hear this. Idempotent; the thread ends when its attempt does."""
+        """Fail all calls with this error. Idempotent; the thread ends when its attempt does."""
         self._settle(None, error)
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
-        """Wait for the pipe, then let it work until `done()` or the deadline."""
+        """Wait for the pipe, then drive it until `done()` or the deadline."""
         with self._over:
             while not self.over:
                 if done() or deadline.passed():
@@ -133,7 +134,7 @@ class PendingPipe:
     def _run(self) -> None:
         try:
             self._settle(self._open_pipe(), None)
-        except Exception as error:  # whatever it is, those who wait must know
+        except Exception as error:  # any error: the waiting calls must fail
             self._settle(None, error)
 
     def _settle(self, pipe: Pipe | None, error: Exception | None) -> None:
@@ -157,7 +158,7 @@ class PendingPipe:
                 pipe.note(note)
 
     def _next(self) -> tuple[Message, Reply, float] | None:
-        """Return the next call that waits, if there is one, and hear that the last is passed on."""
+        """Return the next waiting call, if any, and mark the last one as passed on."""
         with self._over:
             entry = self._waiting.popleft() if self._waiting else None
             self._passing = 0 if entry is None else entry[0].call

@@ -16,9 +16,9 @@ Target: TypeAlias = str | int | WorkerInfo
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """Where a worker is: `incarnation` is this life of it, `machine` the host that it runs on.
+    """Where a worker is: `incarnation` identifies one run of it, `machine` the host it runs on.
 
-    `world_size` is how many workers it waits for; 0 where workers come and go.
+    `world_size` is how many workers it waits for; 0 if workers join and leave freely.
     """
 
     info: WorkerInfo
@@ -30,22 +30,22 @@ class Contact:
 
 
 class PeerDirectory(Protocol):
-    """Who is where."""
+    """Finds workers."""
 
     def find(self, target: Target) -> Contact:
-        """Return where a worker is now; UsageError if nobody of that name is known."""
+        """Return where a worker is now; UsageError if no worker of that name is known."""
         ...
 
     def find_incarnation(self, incarnation: str) -> Contact:
-        """Return where this life of a worker is; PeerLost if it is over.
+        """Return where this incarnation of a worker is; PeerLost if it is gone.
 
-        Another error if that cannot be told now.
+        Another error if that is not known now.
         """
         ...
 
 
 def machine_id() -> str:
-    """Return what tells this machine from others, and this boot of it from earlier ones."""
+    """Return an identifier of this machine, of its current boot and of its network namespace."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip() + str(os.stat("/proc/self/ns/net").st_ino)

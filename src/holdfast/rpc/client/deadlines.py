@@ -1,4 +1,4 @@
-"""The deadline of the call that runs here: calls that are made within it inherit it.
+"""The deadline of the call that runs in this context: nested calls inherit it.
 
 Guarantees
     DL-1  A call that is made within a call of the same context, also of its coroutines, ends at the
@@ -28,21 +28,21 @@ __all__ = [
 ]
 
 Served: TypeAlias = tuple[float, str]
-"""When the call that runs here must be answered, on the monotonic clock, and whose call it is."""
+"""The deadline of the call that runs here, on the monotonic clock, and the name of its caller."""
 
 NO_DEADLINE: Served = (NEVER, "")
 
-# A context variable, since the deadline goes on in the coroutines of a call.
+# A context variable, since the coroutines of a call have its deadline too.
 _served: ContextVar[Served] = ContextVar("holdfast_rpc_deadline", default=NO_DEADLINE)
 
 served_here: Callable[[], Served] = _served.get
-"""Returns what is known of the call that runs here; NO_DEADLINE outside of one."""
+"""Returns the deadline and caller of the call that runs here; NO_DEADLINE outside of one."""
 serve: Callable[[Served], object] = _served.set
-"""Lets the context of this thread run a call with this deadline, or none any more."""
+"""Sets the deadline and caller of the call that runs in this context."""
 
 
 def check_limit(timeout: float) -> float | None:
-    """Return the limit of a call if it is one: seconds, 0 or None for none."""
+    """Return the limit of a call if it is valid: seconds, 0 or None for no limit."""
     try:
         return check_timeout(timeout)
     except UsageError:
@@ -52,12 +52,12 @@ def check_limit(timeout: float) -> float | None:
 
 
 def deadline_here() -> float:
-    """Return when the call that runs here must be answered; NEVER outside of one."""
+    """Return the deadline of the call that runs here; NEVER outside of one."""
     return _served.get()[0]
 
 
 def timed_out(budget_ms: int, deadline_of: str, why: str = "") -> CallTimedOut:
-    """Return what to raise when a call, or a fetch, has used up its time, and whose time it was."""
+    """Return the error for a call or a fetch that expired; it names the caller of the deadline."""
     text = (
         f"RPC ran for more than set timeout ({budget_ms} ms) and will now be marked with an error"
     )
@@ -73,9 +73,9 @@ def timed_out(budget_ms: int, deadline_of: str, why: str = "") -> CallTimedOut:
 def detached() -> Iterator[None]:
     """Make calls that do not inherit the deadline of the call that runs here.
 
-    For what goes on after the caller has been answered, or has given up: calls that are made in
-    this block, and by coroutines and callbacks that are begun or added in it, have their own limits
-    alone.
+    For work that continues after the reply was sent or the caller gave up. Calls made in this
+    block, and by coroutines and callbacks that are started or added in it, have only their own
+    limits.
     """
     before = _served.set(NO_DEADLINE)
     try:

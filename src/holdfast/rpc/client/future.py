@@ -1,22 +1,24 @@
-"""Futures: a value that will be there, or the error that came instead.
+"""Futures: a value that will exist later, or the error that occurred instead.
 
-A future that stands for a call has a driver: who waits for it lets the driver read the connection
-until the answer is there, so that no thread must be woken. Other futures are completed by somebody
-else, and waiting for them blocks.
+The future of a call has a driver. A thread that waits for the future lets the driver read the
+connection until the reply arrives, so that no thread must be woken. Another thread completes all
+other futures, and waiting for them blocks.
 
-Callbacks run on the thread that completes the future, or at once if it is complete already; on a
-thread of their own where the stack of that one is nearly full, as by a long chain of `then`. They
-run in the context (`contextvars`) of the code that added them: the thread may be in the midst of
-somebody else's call. What a callback raises is logged: it is nobody's answer.
+Callbacks run on the thread that completes the future, or at once if it is complete already. If the
+stack of that thread is nearly full, as in a long chain of `then`, they run on a new thread. They
+run in the context (`contextvars`) of the code that added them, since the thread may be running an
+unrelated call. An exception that a callback raises is logged: it belongs to no call.
 
-A future can be cancelled, which completes it with CallCancelled. A call's callee is told, and what
-a future was made of (`then`, `collect_all`) is cancelled with it. A task that is cancelled while it
-awaits a future cancels that too, as with futures of asyncio; `asyncio.shield` prevents it.
+A future can be cancelled, which completes it with CallCancelled. The callee of a call is notified,
+and the futures from which a future was made (`then`, `collect_all`) are cancelled with it. A task
+that is cancelled while it awaits a future cancels the future too, as in asyncio; `asyncio.shield`
+prevents it.
 
 Guarantees
     FU-1  A future is completed once; a second completion is refused with UsageError.
     FU-2  Every callback is called exactly once, after the completion.
-    FU-3  Who waits for a future that is cancelled hears so at once, whatever the callee does.
+    FU-3  A thread that waits for a future wakes as soon as the future is cancelled, whatever the
+          callee does.
     FU-4  A complete future can be sent in a message, and arrives complete; an open one is refused
           with UsageError, since its copy would stay open for ever.
     FU-5  A callback runs in a copy of the context in which it was added.
@@ -40,16 +42,16 @@ from holdfast.rpc.client.blocking import before_block, is_deep
 __all__ = ["ASYNC_MARK", "Carrier", "Driver", "Future", "collect_all", "expected", "wait_all"]
 
 ASYNC_MARK = "_holdfast_async_execution"
-"""Marks a function that returns a future, whose value is the answer."""
+"""Marks a function that returns a future; the value of the future is the reply."""
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 _log = logging.getLogger("holdfast.rpc")
 _CANCELLED = "the future was cancelled"
-# One for all futures: it is held for a few instructions only, and each future is lighter by one.
-# A signal handler, or what the garbage collector drops, may use futures on a thread that holds it:
-# it can be taken again, and nothing that it guards is half done when that may happen.
+# One lock for all futures: it is held for a few instructions only, and saves memory per future.
+# A signal handler or a finalizer may use futures on a thread that holds it: so it is reentrant, and
+# the state that it guards is consistent whenever that may happen.
 _lock = threading.RLock()
 
 
@@ -57,7 +59,7 @@ class Driver(Protocol):
     """Makes progress towards a future."""
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
-        """Work until `done()`, the deadline, or until there is nothing to be done."""
+        """Work until `done()`, until the deadline, or until no work is left."""
         ...
 
 
@@ -66,12 +68,12 @@ class Carrier(Driver, Protocol):
     """Carries calls."""
 
     def give_up(self, call: int) -> None:
-        """Send nothing more of a call, and tell no more of it: its arguments may change."""
+        """Forget a call, and send nothing more of it: its arguments may change."""
         ...
 
 
 class Future(Generic[T]):
-    """A value to come. Thread-safe; can be awaited too."""
+    """A value that will exist later. Thread-safe; can be awaited too."""
 
     __slots__ = (
         "__weakref__",
@@ -89,9 +91,9 @@ class Future(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Future[T]], object]] | None = None
-        self._gates: list[threading.Lock] | None = None  # of those who wait; each opened once
+        self._gates: list[threading.Lock] | None = None  # one per waiting thread, released once
         self._driver = driver
-        # Tells who works for it; or what it was made of, which is cancelled with it.
+        # A function that stops the work; or the future from which it was made, to be cancelled too.
         self._stop: Callable[[], object] | Future[Any] | None = None
 
     # Completing.
@@ -109,18 +111,18 @@ class Future(Generic[T]):
             raise UsageError("the future is complete already")
 
     def cancel(self) -> bool:
-        """Give it up: complete it with CallCancelled. False if it was complete already.
+        """Complete it with CallCancelled. Return False if it was complete already.
 
-        The callee of a call is told: a coroutine is cancelled there; a function that has begun
-        runs to its end, and its result is dropped.
+        The callee of a call is notified: it cancels a coroutine; a function that has begun runs to
+        its end, and its result is dropped.
         """
         if self._complete:
             return False
-        chain: list[Future[Any]] = [self]  # and what it was made of, which may be long
+        chain: list[Future[Any]] = [self]  # and the futures from which it was made: maybe many
         while isinstance(stop := chain[-1]._stop, Future):
             chain.append(stop)
         *made_of, first = chain
-        first._withdraw()  # before anybody hears of it
+        first._withdraw()  # before any waiting thread or callback is notified
         cancelled = [one._settle(None, CallCancelled(_CANCELLED)) for one in made_of or [first]]
         if made_of:
             first.cancel()
@@ -129,10 +131,10 @@ class Future(Generic[T]):
         return cancelled[0]
 
     def _withdraw(self) -> None:
-        """Let nothing more of what it stands for be sent."""
+        """Send nothing more of the call that it belongs to."""
 
     def _settle(self, value: T | None, error: BaseException | None) -> bool:
-        """Complete it, if it is not complete; say whether it was not."""
+        """Complete it, if it is open; return whether it was."""
         with _lock:
             if self._complete:
                 return False
@@ -147,14 +149,14 @@ class Future(Generic[T]):
             self._tell(callbacks)
         return True
 
-    # Asking.
+    # Querying.
 
     def done(self) -> bool:
-        """Say whether it is complete."""
+        """Return whether it is complete."""
         return self._complete
 
     def cancelled(self) -> bool:
-        """Say whether it was cancelled."""
+        """Return whether it was cancelled."""
         return isinstance(self._error, CallCancelled)
 
     def wait(self, timeout: float | None = None) -> T:
@@ -181,8 +183,8 @@ class Future(Generic[T]):
                 raise self._error
             return self._value  # type: ignore[return-value]
         finally:
-            # The error keeps this frame, and the future the error: whoever waited, and what he
-            # held, would stay until the garbage collector comes.
+            # The error refers to this frame, and the future to the error: this cycle would keep
+            # the frames of the waiting thread, and their variables, until a garbage collection.
             del self
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -195,15 +197,15 @@ class Future(Generic[T]):
                     raise
         return self._error
 
-    # What follows.
+    # Callbacks.
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call this with the future when it is complete, in a copy of the context of now."""
+        """Call this with the future when it is complete, in a copy of the current context."""
         run = copy_context().run
         self._add(lambda done: run(callback, done))
 
     def _add(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call this with the future when it is complete, in whatever context."""
+        """Call this with the future when it is complete, in any context."""
         more = [callback]
         with _lock:
             if not self._complete:
@@ -215,7 +217,7 @@ class Future(Generic[T]):
         self._tell(more)
 
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
-        """Return the future of what the callback returns, called when this one is complete."""
+        """Return a future of the callback's result; it is called when this future is complete."""
         following: Future[S] = Future(self._driver)
         following._stop = self
 
@@ -232,7 +234,7 @@ class Future(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._complete:
-            import asyncio  # costs more than all the rest
+            import asyncio  # takes longer to import than everything else here
 
             loop = asyncio.get_running_loop()
             waiting = loop.create_future()
@@ -262,7 +264,7 @@ class Future(Generic[T]):
         return f"<Future {state}>"
 
     def _tell(self, callbacks: list[Callable[[Future[T]], object]]) -> None:
-        """Call these, somewhere where there is room on the stack."""
+        """Call these, on a new thread if the stack of this one is nearly full."""
         if is_deep():
             aside = threading.Thread(
                 target=self._call_all,
@@ -283,7 +285,7 @@ class Future(Generic[T]):
             for callback in callbacks:
                 self._call(callback)
         finally:
-            for callback in callbacks:  # an interrupt came to one of them
+            for callback in callbacks:  # the rest, after an interrupt in one of them
                 self._call(callback)
 
     def _call(self, callback: Callable[[Future[T]], object]) -> None:
@@ -291,7 +293,7 @@ class Future(Generic[T]):
             callback(self)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # the thread is somebody else's
+        except BaseException:  # the thread does not belong to the callback
             _log.exception("a callback of a future failed")
 
     def _wait(self, deadline: Deadline) -> None:
@@ -301,8 +303,8 @@ class Future(Generic[T]):
             driver.drive(self.done, deadline)
         if self._complete or deadline.passed():
             return
-        # Nobody drives it, or the driver left it to others.
-        gate = threading.Lock()  # not an event, which a handler that comes in between could not set
+        # It has no driver, or the driver left it to another thread.
+        gate = threading.Lock()  # not an Event, which an interrupting signal handler could not set
         gate.acquire()
         more = [gate]
         with _lock:
@@ -320,14 +322,14 @@ class Future(Generic[T]):
 
 
 def _completed(value: T, error: BaseException | None) -> Future[T]:
-    """Return a future as it was sent."""
+    """Return a complete future, as it was before it was sent."""
     future: Future[T] = Future()
     future._settle(value, error)
     return future
 
 
 def expected(function: Callable[..., Any], value: Any) -> Any:
-    """Return what a function has returned; UsageError if that is a future, and it is not marked."""
+    """Return a function's result; UsageError if it is a future and the function is not marked."""
     if isinstance(value, Future) and not getattr(function, ASYNC_MARK, False):
         raise UsageError(f"{function!r:.80} returns a future: mark it with async_execution")
     return value
@@ -338,7 +340,7 @@ def collect_all(futures: Iterable[Future[T]]) -> Future[list[Future[T]]]: ...
 @overload
 def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]: ...  # of many types
 def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
-    """Return a future of all these futures, complete when the last of them is."""
+    """Return a future of the list of these futures, complete when all of them are."""
     waited = list(futures)
     together: Future[list[Future[Any]]] = Future(_Drivers(waited))
     if not waited:
@@ -360,7 +362,7 @@ def wait_all(futures: Iterable[Future[T]]) -> list[T]: ...
 @overload
 def wait_all(futures: Iterable[Future[Any]]) -> list[Any]: ...  # of many types
 def wait_all(futures: Iterable[Future[Any]]) -> list[Any]:
-    """Wait for all of them and return their values; raises the first error, in their order."""
+    """Wait for all of them and return their values; raise the first error, in list order."""
     waited = list(futures)
     for future in waited:
         future.exception()
@@ -375,7 +377,7 @@ class _Drivers:
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
         for future in self._futures:
-            if done() or deadline.passed() or is_deep():  # others complete them, too
+            if done() or deadline.passed() or is_deep():  # other threads complete them, too
                 return
             if not future.done():
                 future._wait(deadline)
@@ -383,5 +385,5 @@ class _Drivers:
 
 @in_every_child
 def _after_fork() -> None:
-    global _lock  # noqa: PLW0603  # as all of them have one
+    global _lock  # noqa: PLW0603  # all futures share it
     _lock = threading.RLock()  # another thread may have held the old one

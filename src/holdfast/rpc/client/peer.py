@@ -1,20 +1,22 @@
 """The caller's side of one peer: connections to one incarnation of one worker.
 
-A synchronous call takes an idle connection, or opens one, and reads its own answer from it. So as
+A synchronous call takes an idle connection, or opens one, and reads its own reply from it. So as
 many connections are open as calls were under way at once, and none is shared while it is used.
 
 Guarantees
-    PE-1  When the peer is given up, everybody who waits for it hears so at once.
+    PE-1  When the peer is given up, every call that waits for it fails at once.
     PE-2  A connection on which something failed is closed and never used again; the next call
           opens another one, as long as this incarnation is not given up.
     PE-3  At most CONNECTIONS_MAX connections are open, and at most IDLE_MAX of them idle; a call
           that would need more is refused with Overloaded.
     PE-4  An attempt to connect that fails or takes too long is made again until the deadline of
-          the call, and each has more time than the one before: a peer is lost by its lease, or if
-          its system says that nobody listens there, or if it refuses us; never since it is slow.
-    PE-5  Nothing is sent to a Unix socket of another user, and our proof opens no other worker.
-    PE-6  An exchange ends at its limit, or LATE_S later where signals interrupt the thread that
-          waits. The reader of last resort watches over that, while there are exchanges.
+          the call, and each attempt has more time than the one before. A peer is lost if its lease
+          ends, if its system reports that no process listens there, or if it refuses the
+          connection; never because it is slow.
+    PE-5  Nothing is sent to a Unix socket of another user, and the proof that we send is valid for
+          no other worker.
+    PE-6  An exchange ends at its limit, or LATE_S later if signals interrupt the thread that
+          waits. The background reader enforces this while there are exchanges.
 """
 
 from __future__ import annotations
@@ -59,13 +61,13 @@ TRY_S = 5.0
 AGAIN_S = 0.02
 """… how long to wait after it. Both double with each attempt …"""
 LONGER_MAX = 8
-"""… up to so many times as long."""
+"""… up to this multiple."""
 LATE_S = 0.05
 _QUIET_ROUNDS = 5
 
 
 class Peer:
-    """One incarnation of one worker, as its callers see it."""
+    """One incarnation of one worker, as callers use it."""
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Peer:
         self._key = key.meant_for(contact.incarnation)
         self._background = background
         self._clock = clock
-        # Taken and put back without the lock: each is one instruction.
+        # Popped and appended without the lock: each is one instruction.
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._connections: set[Connection] = set()
@@ -90,12 +92,12 @@ class Peer:
         self._pipe_connection: Connection | None = None
         self._pending: PendingPipe | None = None
         self._lost: PeerLost | None = None
-        self._watched = False  # whether the reader of last resort asks for what is late …
-        self._quiet = 0  # … and how often it has found no exchange under way
-        self._told: dict[Reply, None] = {}  # those who hear of its loss though nothing is sent
+        self._watched = False  # whether the background reader calls `expire` …
+        self._quiet = 0  # … and how often that has found no exchange under way
+        self._told: dict[Reply, None] = {}  # called when the peer is lost; see `tell_of_loss`
 
     def exchange(self, message: Message, at: float = NEVER) -> Message:
-        """Send a request and return its answer. Blocks; TimeoutError at that moment."""
+        """Send a request and return its reply. Blocks; TimeoutError at the time `at`."""
         connection = self._send(message, at)
         if not self._watched and at != NEVER:  # after its limit is set: see `expire`
             self._watched = True
@@ -105,7 +107,7 @@ class Peer:
             if answer.call != message.call:
                 raise PeerViolation(f"{self.contact.info}: an answer to another call came")
         except BaseException as error:
-            self._discard(connection)  # nobody knows what is still on its way
+            self._discard(connection)  # a late reply may still arrive on it
             if isinstance(error, PeerViolation):
                 error = ConnectionEnded(f"Connection closed by peer ({error})")
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
@@ -115,26 +117,26 @@ class Peer:
         return answer
 
     def post(self, message: Message, reply: Reply, at: float = NEVER) -> Driver:
-        """Send a request whose answer `reply` hears; return what a waiter can drive.
+        """Send a request, and call `reply` with the outcome; return what a waiter can drive.
 
-        Does not block, not even for a connection.
+        Does not block, not even to open a connection.
         """
         pipe = self._pipe
         if pipe is None or pipe.lost is not None:
             with self._lock:
-                pipe = self._pipe  # somebody may have opened it meanwhile
+                pipe = self._pipe  # another thread may have opened it meanwhile
                 if pipe is None or pipe.lost is not None:
                     return self._when_open(lambda pending: pending.post(message, reply, at))
         pipe.post(message, reply, at)
         return pipe
 
     def open(self, at: float) -> None:
-        """Open the connection that posts go by, if there is none. Blocks until that moment."""
+        """Open the connection that `post` uses, if there is none. Blocks until `at` at most."""
         if self._pipe is None or self._pipe.lost is not None:
             self._open_pipe(at)
 
     def note(self, message: Message) -> None:
-        """Send a message that is not answered, when there is a connection; waits for none."""
+        """Send a message that has no reply, once a connection is open. Does not block."""
         pipe = self._pipe
         if pipe is None or pipe.lost is not None:
             with self._lock:
@@ -145,7 +147,7 @@ class Peer:
         pipe.note(message)
 
     def reset(self, why: str) -> None:
-        """Break all connections to the peer, which may well be alive; new ones can be opened."""
+        """Close all connections to the peer, which may well be alive; new ones can be opened."""
         with self._lock:
             connections, self._connections = list(self._connections), set()
             pipe, self._pipe, self._pipe_connection = self._pipe, None, None
@@ -168,7 +170,7 @@ class Peer:
 
     @property
     def under_way(self) -> int:
-        """How many calls to it are not answered yet."""
+        """How many calls to it have no reply yet."""
         with self._lock:
             pipe, pipe_connection = self._pipe, self._pipe_connection
             direct = len(self._connections - {pipe_connection}) - len(self._idle)
@@ -177,11 +179,11 @@ class Peer:
 
     @property
     def lost(self) -> PeerLost | None:
-        """Why this incarnation is given up; None while it is not."""
+        """Why this incarnation was given up; None if it was not."""
         return self._lost
 
     def lose(self, why: str) -> PeerLost:
-        """Give the peer up: whatever waits for it hears so now. Idempotent."""
+        """Give the peer up: every call that waits for it fails now. Idempotent."""
         info = self.contact.info
         lost = PeerLost(f"{info}: {why}", peer=info.name, incarnation=self.contact.incarnation)
         with self._lock:
@@ -199,7 +201,7 @@ class Peer:
             pending.close(lost)
         for connection in connections:
             connection.close()
-        for sock in sockets:  # of connections that are being opened: who does that hears of it
+        for sock in sockets:  # of connections being opened: this wakes the threads that open them
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for tell in told:
@@ -207,9 +209,9 @@ class Peer:
         return lost
 
     def tell_of_loss(self, reply: Reply) -> None:
-        """Let this one hear, too, when the peer is given up: now, if it is.
+        """Call `reply` when the peer is given up, or now if it was.
 
-        For who waits without a message under way, such as one that is dropped on purpose.
+        For a request that waits though no message is under way, such as one dropped on purpose.
         """
         with self._lock:
             lost = self._lost
@@ -219,12 +221,12 @@ class Peer:
             reply(lost.anew())
 
     def tell_no_more(self, reply: Reply) -> None:
-        """Let this one hear no more of that."""
+        """Undo `tell_of_loss`."""
         with self._lock:
             self._told.pop(reply, None)
 
     def expire(self, now: float) -> bool:
-        """End exchanges that are late (PE-6); say whether to ask again."""
+        """End exchanges that are late (PE-6); return whether to call this again."""
         with self._lock:
             busy = [connection for connection in self._connections if connection.limit != NEVER]
         for connection in busy:
@@ -233,12 +235,12 @@ class Peer:
         self._quiet = 0 if busy else self._quiet + 1
         if self._quiet >= _QUIET_ROUNDS:
             self._watched = False
-            with self._lock:  # again: one may have begun that took itself for watched
+            with self._lock:  # check again: a new exchange may have seen `_watched` still set
                 self._watched = any(connection.limit != NEVER for connection in self._connections)
         return self._watched
 
     def _gone(self, error: OSError) -> PeerLost:
-        """Return what to raise when a connection broke: the peer's end, if that is what it is."""
+        """Return the error for a broken connection: the peer's loss, if it is lost."""
         if self._lost is not None:
             return self._lost.anew()
         info = self.contact.info
@@ -247,8 +249,8 @@ class Peer:
     def _send(self, message: Message, at: float) -> Connection:
         """Send on an idle connection, or on a new one; return it.
 
-        Idle connections may have ended unseen. A message that could not be sent whole is not run,
-        so it is sent again.
+        The peer may have closed an idle connection unnoticed. The callee does not run a message
+        that was not sent whole, so it is sent again.
         """
         while True:
             try:
@@ -279,7 +281,7 @@ class Peer:
         connection.close()
 
     def _when_open(self, wait: Callable[[PendingPipe], bool]) -> PendingPipe:
-        """Let a message wait for the pipe that is being opened; begin to open one if none is.
+        """Queue a message for the pipe that is being opened; begin to open one if none is.
 
         With the lock held.
         """
@@ -303,20 +305,20 @@ class Peer:
         with self._lock:
             pipe = self._pipe
             if pipe is not None and pipe.lost is None:
-                pass  # somebody was faster
+                pass  # another thread was faster
             else:
                 over = self._pipe_connection
                 pipe = self._pipe = Pipe(connection, self._background, self._gone, self._clock)
                 self._pipe_connection = connection
             lost = self._lost
         if lost is not None:
-            pipe.close(lost)  # without the lock: those who hear of it may call again
+            pipe.close(lost)  # without the lock: the callbacks may make new calls
         if over is not None:
             self._discard(over)
         return pipe
 
     def _open(self, purpose: Purpose, at: float) -> Connection:
-        """Open a connection, prove who we are, and say what it is for."""
+        """Open a connection, authenticate, and send its purpose."""
         contact, me = self.contact, self._me
         hello = WorkerHello(me.info.name, me.info.id, me.incarnation, contact.incarnation, purpose)
         with self._lock:
@@ -362,7 +364,7 @@ class Peer:
             return connection
 
     def _say_hello(self, connection: Connection, hello: WorkerHello, deadline: Deadline) -> str:
-        """Say who we are and what for; return why that is refused, or nothing."""
+        """Send our identity and purpose; return why the peer refuses them, or an empty text."""
         try:
             connection.set_limit(NEVER if deadline.at is None else deadline.at)
             connection.send_all([*connection.offer(), hello.encode()])
@@ -374,7 +376,7 @@ class Peer:
         return refusal
 
     def _unopened(self, error: Exception, at: float) -> Exception:
-        """Return what to raise when no connection could be opened."""
+        """Return the error for a connection that could not be opened."""
         if self._lost is not None:
             return self._lost.anew()
         if at <= self._clock.monotonic():
@@ -395,7 +397,7 @@ class Peer:
                 self._made(sock)
                 sock.setblocking(False)
                 self._connect_unix(sock, deadline)
-                check_peer(sock, self._key.group)  # its name may be another user's by now
+                check_peer(sock, self._key.group)  # another user may have taken the name by now
             except BaseException:
                 sock.close()
                 raise
@@ -415,7 +417,7 @@ class Peer:
             raise
 
     def _made(self, sock: socket.socket) -> None:
-        """Take care of a new socket: a process that is forked has no part in it, nor has a loss."""
+        """Register a new socket: a forked child closes it, and `lose` shuts it down."""
         close_in_child(sock)
         with self._lock:
             if self._lost is not None:
@@ -423,7 +425,7 @@ class Peer:
             self._sockets.add(sock)
 
     def _connect_unix(self, sock: socket.socket, deadline: Deadline) -> None:
-        """Connect; waits where too many others do, as the system does not if it has a timeout."""
+        """Connect; wait if the backlog is full, since the system does not for such a socket."""
         while self._lost is None:
             try:
                 sock.connect(self.contact.unix)
@@ -437,21 +439,21 @@ class Peer:
 
 
 def _is_final(error: Exception) -> bool:
-    """Say whether another attempt to connect would not end otherwise than this one."""
+    """Return whether another attempt to connect would fail in the same way."""
     if isinstance(error, Refused | PeerViolation | _NoWay):
         return True
     return _errno(error) in _NOBODY_THERE | _SHORTAGES
 
 
 _NOBODY_THERE = {errno.ECONNREFUSED, errno.ENOENT}
-_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # of this system's
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # on this host
 
 
 def _errno(error: Exception) -> int | None:
-    """Return what the system said, if it was the system."""
+    """Return the system's error number, if the error came from the system."""
     said = error.__cause__ if isinstance(error, Unavailable) else error
     return said.errno if isinstance(said, OSError) else None
 
 
 class _NoWay(Unavailable):
-    """There is no address by which this process could reach the peer."""
+    """There is no address at which this process could reach the peer."""

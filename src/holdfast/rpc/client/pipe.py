@@ -1,39 +1,39 @@
 """Pipelined calls over one connection: many are under way at once, few system calls carry them.
 
-Whoever waits for an answer reads the connection, for everybody: the common wait costs no hand-over
-between threads. When nobody waits, the reader of last resort does (`BackgroundReader`), a thread
-that all pipes of an agent share, so that callbacks run and deadlines pass without anybody's help.
-Where somebody has waited of late it holds back for about `PUT_OFF_S` each time: he will most likely
-do so again, and two threads that read in turns would be slower than one.
+A thread that waits for a reply reads the connection for all calls: the common wait needs no
+hand-over between threads. When no thread waits, the background reader (`BackgroundReader`) reads.
+All pipes of an agent share it, so callbacks run and deadlines expire without a waiting thread. If
+a thread has waited recently, the background reader first holds back for about `PUT_OFF_S`: that
+thread will most likely wait again, and two threads that read in turns are slower than one.
 
-Sending is put off while something is under way, since its answer will bring somebody here soon:
-what has gathered by then goes out at once. After many that went out together it is put off also
-when nothing is under way: most likely more follow. It is never put off for longer than about
-`PUT_OFF_S`, and not at all when somebody waits.
+Messages are batched while a call is under way: its reply soon makes a thread read here, and that
+thread sends the batch. After a large batch, messages are batched also when no call is under way,
+since more most likely follow. A message is never delayed for longer than about `PUT_OFF_S`, and
+not at all when a thread waits.
 
-Nothing here blocks for the peer's sake but `drive`, and that only until its deadline: a peer that
-neither reads nor writes cannot hold up the calls to others.
+Only `drive` blocks for the peer, and only until its deadline: a peer that neither reads nor writes
+does not delay calls to other peers.
 
-Who reads tells those who are answered, and they may wait for something else then. Before they do,
-whoever reads makes way (`client/blocking.py`): somebody else goes on, from where he stopped.
+The thread that reads runs the callbacks of the replies, and a callback may wait for something else.
+Before it blocks, the thread stops reading (`client/blocking.py`), and another one continues there.
 
-A signal handler, or what the garbage collector drops, may post a call at any moment, on a thread
-that is in the midst of anything here. So the lock can be taken again by who has it, and whenever
-something is called or made under it, what it guards is as it should be. Such a call is sent by the
-one who was interrupted, at the latest.
+A signal handler or a finalizer run by the garbage collector may post a call at any moment, on a
+thread that is executing any line of this file. So the lock is reentrant, and the state that it
+guards is consistent whenever code under the lock calls a function or creates an object. The
+interrupted thread sends such a call, at the latest.
 
 Guarantees
-    PI-1  Every call that was posted is completed exactly once: answered, expired, or lost.
+    PI-1  Every call that was posted is completed exactly once: by its reply, its deadline, or loss.
     PI-2  At most one thread reads the connection at a time, and at most one writes.
     PI-3  A message is sent soon after being posted (`PUT_OFF_S`), if the peer takes it.
-    PI-4  At most CALLS_MAX calls and BYTES_MAX bytes of requests are under way; what is more is
-          refused with Overloaded. One request may be larger, if it is the only one.
-    PI-5  A callback that waits for another call, or for a future, holds up no answer: other threads
-          read meanwhile. However many such callbacks there are, the stack bears them.
-    PI-6  Who interrupts this very thread while it reads or sends, and waits for a call, is refused
-          with UsageError: nobody else could go on.
-    PI-7  Of a call that is given up, or whose time is up, nothing is sent that changes after that;
-          large buffers that the peer fetches are sealed off before anybody is told.
+    PI-4  At most CALLS_MAX calls and BYTES_MAX bytes of requests are under way; a request beyond
+          that is refused with Overloaded. One request may be larger, if it is the only one.
+    PI-5  A callback that waits for another call, or for a future, delays no reply: other threads
+          read meanwhile. Any number of such callbacks fits on the stack.
+    PI-6  Code that interrupts a thread while it reads or sends here, and then waits for a call, is
+          refused with UsageError: no other thread could continue.
+    PI-7  After a call is given up or expires, no later change of its arguments is sent; large
+          buffers that the peer fetches are sealed off before the call's callback runs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ __all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply"]
 CALLS_MAX = 1 << 16
 BYTES_MAX = 1 << 30
 _GATHER_BYTES = 32 * 1024
-_GATHER_MESSAGES = 32  # half a window of 64: the callee works while the other half is made
+_GATHER_MESSAGES = 32  # half a window of 64: the callee runs it while we encode the other half
 
 _log = logging.getLogger("holdfast.rpc")
 
@@ -103,25 +103,25 @@ class Pipe:
         self._lock = threading.RLock()
         self._open: dict[int, tuple[Reply, float, int]] = {}
         self._open_bytes = 0
-        self._freed: deque[int] = deque()  # bytes of calls that are over, not yet taken off
-        self._exposed: dict[int, list[list[Buffer]]] = {}  # parts of those that have buffers
+        self._freed: deque[int] = deque()  # bytes of completed calls, not yet subtracted
+        self._exposed: dict[int, list[list[Buffer]]] = {}  # parts of the calls with buffers
         self._expire_at = NEVER
         self._out: list[Buffer] = []
         self._out_bytes = 0
-        self._burst = False  # whether many went out together the last time
+        self._burst = False  # whether the last batch was large
         self._sender = 0  # the thread that sends
         self._unsent: list[memoryview] = []  # belongs to it
         self._blocked = False
         self.lost: Exception | None = None
-        """Why nothing can be sent any more, None while it can."""
-        # Held by the thread that reads; those that wait meanwhile are told when it stops.
+        """Why nothing can be sent any more; None while the pipe works."""
+        # Held by the thread that reads; waiting threads are notified when it stops.
         self._reading = threading.Lock()
         self._reader = 0
-        # Whether somebody who reads tells what came, or has left something untold.
+        # Whether a reading thread delivers replies, or has left some of them undelivered.
         self._unread = False
         self._polled = 0
-        # Of the reader of last resort: does it know of this pipe; does it hear what comes; for how
-        # many more of its rounds is it to hold back, since somebody has waited.
+        # State for the background reader: has it registered this pipe; does it poll it; for how
+        # many more rounds it holds back, because a thread has waited recently.
         self.known = self.armed = False
         self.attended = 0
         self._turn = threading.Condition(self._lock)
@@ -133,10 +133,10 @@ class Pipe:
         return self._connection.fileno()
 
     def post(self, message: Message, reply: Reply, expire_at: float = NEVER) -> None:
-        """Send a request, soon; `reply` hears what comes of it. Does not block.
+        """Send a request soon, and call `reply` with the outcome. Does not block.
 
-        After `expire_at`, on the monotonic clock, it hears TimeoutError. Overloaded if too much is
-        under way.
+        The outcome is TimeoutError after `expire_at` on the monotonic clock. Raise Overloaded if
+        too much is under way.
         """
         size = message.size() if message.buffers else len(message.body)
         calls, call = self._open, message.call
@@ -153,16 +153,16 @@ class Pipe:
                 self._connection.put(message, parts)  # may refuse it
                 self._open_bytes += size
                 self._out_bytes += size
-                if call in calls:  # sent again, under the same number: one answer is for both
+                if call in calls:  # a retry under the same number: one reply completes both
                     known = calls.pop(call, None)
                     if known is not None:
                         reply, size = fan_out(known[0], reply), size + known[2]
                 calls[call] = (reply, expire_at, size)
                 if expire_at < self._expire_at:  # noqa: PLR1730  # min is slower
                     self._expire_at = expire_at
-                if message.buffers:  # they are its caller's memory
+                if message.buffers:  # they are the caller's memory
                     self._exposed[call] = [*self._exposed.get(call, ()), exposed(parts)]
-                self._out += parts  # whole, and when its answer is expected
+                self._out += parts  # the whole message, after its call has been registered
         if lost is not None:
             reply(lost)
             return
@@ -171,18 +171,18 @@ class Pipe:
             self.flush()
         if first:
             self._leave()
-        elif self._background.slow:  # who read the one before may have left meanwhile
+        elif self._background.slow:  # the thread that read the call before may have stopped
             self._background.wake()
 
     def _count_bytes(self) -> int:
-        """Return how many bytes are under way. With the lock held, which who completes does not."""
+        """Return how many bytes are under way. Needs the lock; completing a call does not."""
         while self._freed:
             freed = self._freed.popleft()
             self._open_bytes -= freed
         return self._open_bytes
 
     def note(self, message: Message) -> None:
-        """Send a message that is not answered."""
+        """Send a message that has no reply."""
         parts: list[Buffer] = []
         with self._lock:
             if self.lost is not None:
@@ -192,17 +192,17 @@ class Pipe:
         self.flush()
 
     def expire(self, now: float) -> None:
-        """Tell those whose time is up."""
+        """Complete the expired calls with TimeoutError."""
         if now < self._expire_at:
             return
-        calls = self._open.copy()  # at once: others take calls out without the lock
+        calls = self._open.copy()  # atomic: other threads remove calls without the lock
         late = [call for call, (_, at, _) in calls.items() if at <= now]
         if self._reader == threading.get_ident():
-            self._unread = True  # for all that we know: who is told may let others read
+            self._unread = True  # to be safe: a callback may let another thread read
         for call in late:
             self._withdraw(call)
             self._complete(call, TimeoutError())
-        # Only now: whoever looks while one of them is told, and waits, tells the others.
+        # Only now: if one of these callbacks waits, another thread must expire the other calls.
         with self._lock:
             self._expire_at = NEVER
             calls = self._open.copy()
@@ -212,7 +212,7 @@ class Pipe:
                 self._expire_at = soonest
 
     def give_up(self, call: int) -> None:
-        """Send nothing more of a call, and tell no more of it: its arguments may change."""
+        """Forget a call, and send nothing more of it: its arguments may change."""
         found = self._open.pop(call, None)
         if found is not None:
             self._freed.append(found[2])
@@ -223,7 +223,7 @@ class Pipe:
         if several is None or self._connection.seal_off(call):
             return
         with self._turn:
-            while self._sender not in {0, threading.get_ident()}:  # a sender does not block
+            while self._sender not in {0, threading.get_ident()}:  # a sender never blocks
                 self._turn.wait(PUT_OFF_S)
             for parts in several:
                 if not take_back(parts, self._out) and not self._sender:  # unless we interrupt it
@@ -237,18 +237,18 @@ class Pipe:
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody reads it."""
+        """Whether a thread reads it."""
         return self._reading.locked()
 
     @property
     def under_way(self) -> tuple[int, int]:
-        """How many calls, and how many bytes of requests, are not answered yet."""
+        """How many calls, and how many bytes of requests, have no reply yet."""
         with self._lock:
             return len(self._open), self._count_bytes()
 
     @property
     def puts_off(self) -> bool:
-        """Whether messages wait to be sent, and not for the peer."""
+        """Whether batched messages wait to be sent, and the peer does not delay them."""
         return bool(self._out) and not self._blocked
 
     @property
@@ -257,11 +257,11 @@ class Pipe:
         return self._blocked
 
     def flush(self) -> None:
-        """Send what is put off, as far as the peer takes it at once.
+        """Send the batched messages, as far as the peer accepts them without blocking.
 
-        A thread that finds another one sending leaves it to that.
+        If another thread is sending, leave them to it.
         """
-        while self._out or self._unsent:  # also what others have left to us meanwhile
+        while self._out or self._unsent:  # also what other threads have added meanwhile
             here = threading.get_ident()
             with self._lock:
                 if self._sender or self.lost is not None or not (self._out or self._unsent):
@@ -276,18 +276,18 @@ class Pipe:
                 blocked = not self._connection.send_some(self._unsent)
             except OSError as error:
                 self._break(error)
-            except BaseException:  # such as an interrupt: nobody knows how far it got
+            except BaseException:  # such as an interrupt: how much was sent is unknown
                 self._break(ConnectionError("Connection closed by peer (sending was interrupted)"))
                 raise
             finally:
                 self._blocked = blocked
-                self._sender = 0  # last: from now on others may send
+                self._sender = 0  # last: from now on other threads may send
             if blocked:
                 self._background.arm(self)
                 return
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
-        """Read until `done()` or the deadline: who waits works for everybody."""
+        """Read until `done()` or the deadline, and complete the calls of all threads."""
         here = threading.get_ident()
         before, full = within.get(here, 0), is_deep()
         while not done():
@@ -318,7 +318,7 @@ class Pipe:
                 if deep:
                     self._background.hand(self)
                 with self._turn:
-                    self._waiting += 1  # before looking: who completes something then tells us
+                    self._waiting += 1  # before the check: a completion after it notifies us
                     try:
                         if not done() and (deep or self._reading.locked()) and self.lost is None:
                             self._turn.wait(deadline.sooner(TICK_S).remaining())
@@ -328,7 +328,7 @@ class Pipe:
                 return
 
     def read_for_others(self) -> None:
-        """Read what is there, for those who do not wait. The reader of last resort calls it."""
+        """Read the replies that have arrived, without waiting. For the background reader."""
         self.flush()
         if self.lost is not None:
             self._tell_lost(self.lost)
@@ -342,7 +342,7 @@ class Pipe:
                 leave_callbacks(here, 0)
 
     def close(self, lost: Exception) -> None:
-        """End it: every open call hears this. The connection is left to who gave it. Idempotent."""
+        """Fail every open call with this error. The owner closes the connection. Idempotent."""
         with self._lock:
             if self.lost is not None:
                 return
@@ -350,18 +350,18 @@ class Pipe:
             self._out, self._unsent = [], []
             self._turn.notify_all()
         self._background.drop(self)
-        self._connection.shut()  # wakes who reads it
+        self._connection.shut()  # wakes the thread that reads it
         self._tell_lost(lost)
 
     def before_block(self) -> None:
-        """Let another thread read, if ours does and is telling what came: it is about to block."""
+        """Let another thread read if this one does, in a callback: it is about to block."""
         here = threading.get_ident()
-        if self._unread and self._reader == here:  # else it is interrupted: nobody could go on
+        if self._unread and self._reader == here:  # else a read was interrupted: keep it (PI-6)
             self._stop_reading(here)
             within[here] = within.get(here, 0) + 1
 
     def _tell_lost(self, lost: Exception) -> None:
-        """Tell every open call that it is over. Who waits helps: a callback may wait for others."""
+        """Fail every open call. Waiting threads do this too, since a callback may block."""
         before = push_release(lambda: self._background.hand(self))
         try:
             for call in list(self._open):
@@ -370,7 +370,7 @@ class Pipe:
             pop_release(before)
 
     def _disable_in_child(self) -> None:
-        """Disable the copy of a forked child: the connection is its parent's."""
+        """Disable the copy in a forked child: the connection belongs to the parent."""
         self._lock = threading.RLock()  # another thread may have held the old one
         self._turn = threading.Condition(self._lock)
         if self.lost is None:
@@ -380,14 +380,14 @@ class Pipe:
     # Reading.
 
     def _read(self, deadline: Deadline) -> None:
-        """Complete what the connection brings; wait for it a while, but not beyond the deadline."""
+        """Wait briefly for replies, not beyond the deadline, and complete their calls."""
         now = self._clock.monotonic()
         until = min(now + TICK_S, self._expire_at, NEVER if deadline.at is None else deadline.at)
         if not self._unread:
             fd = self._connection.fileno()
             if fd < 0:
                 return
-            # Also when others may send again, since they leave it to us.
+            # Also poll for writing if the peer was blocked: other threads leave sending to us.
             events = _IN_OR_OUT if self._blocked else _IN
             if events != self._polled:
                 self._polled = events
@@ -414,9 +414,9 @@ class Pipe:
         return came
 
     def _receive(self) -> None:
-        """Read and complete what is there, unless somebody else reads by then."""
+        """Read the replies that have arrived and complete their calls, while this thread reads."""
         connection, here = self._connection, threading.get_ident()
-        if self._reader != here:  # one whose time was up has made us make way
+        if self._reader != here:  # the callback of an expired call has blocked: we have stopped
             return
         self._unread = False
         come = connection.come
@@ -442,16 +442,16 @@ class Pipe:
             self._break(error)
         except PeerViolation as error:
             self._break(ConnectionError(f"Connection closed by peer ({error})"))
-        except BaseException:  # such as an interrupt: nobody knows how far it got
+        except BaseException:  # such as an interrupt: how much was read is unknown
             self._break(ConnectionError("Connection closed by peer (reading was interrupted)"))
             raise
         return None
 
     def _complete(self, call: int, answer: Message | Exception) -> None:
-        """Tell who waits for a call; whoever takes it out of those under way does."""
+        """Call the callback of a call. Only the thread that removes the call from `_open` does."""
         found = self._open.pop(call, None)
         if found is None:
-            return  # it has been given up
+            return  # the call has been given up
         reply, _, size = found
         self._freed.append(size)
         if self._exposed:
@@ -465,7 +465,7 @@ class Pipe:
                 self._turn.notify_all()
 
     def _stop_reading(self, here: int) -> None:
-        """Let somebody else read, if we do: one who waits, or the reader of last resort."""
+        """Stop reading, if this thread reads: a waiting thread or the background reader goes on."""
         if self._reader != here:
             return
         unread = self._unread
@@ -476,21 +476,21 @@ class Pipe:
             with self._turn:
                 self._turn.notify_all()
         if self._open and self.lost is None:
-            # Even if somebody waits: it may be done, and leave without a look at the others.
+            # Even if a thread waits: its call may be complete, and then it does not read.
             if unread:
                 self._background.hand(self)
             else:
                 self._leave()
 
     def _leave(self) -> None:
-        """Leave the answers to the reader of last resort, unless somebody comes for them soon."""
+        """Leave the replies to the background reader, unless a thread is likely to wait soon."""
         if not self.attended or not self.known:
             self._background.arm(self)
         elif self._background.slow:
             self._background.wake()
 
     def _break(self, error: OSError) -> None:
-        """Hear that the connection is of no use any more."""
+        """Close the pipe after its connection failed."""
         self.close(self._lost_error(error))
 
 

@@ -1,4 +1,4 @@
-"""Those who hear the answers to calls."""
+"""Callbacks that receive the replies to calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.rpc.wire.messages import Message
 __all__ = ["NOT_DELIVERED", "Reply", "deliver", "fan_out"]
 
 Reply = Callable[[Message | Exception], None]
-"""Hears the answer, or why there will be none."""
+"""Called with the reply, or with the reason why none will come."""
 
 NOT_DELIVERED = "an answer to a call could not be told"
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("holdfast.rpc")
 
 
 def deliver(reply: Reply, answer: Message | Exception) -> None:
-    """Tell what comes of a call; what is raised then is logged, since others are to be told too."""
+    """Call a callback, and log what it raises, so that other callbacks are called too."""
     try:
         reply(answer)
     except Exception:
@@ -26,7 +26,7 @@ def deliver(reply: Reply, answer: Message | Exception) -> None:
 
 
 def fan_out(first: Reply, second: Reply) -> Reply:
-    """Return who tells two."""
+    """Return a callback that calls both of these."""
 
     def reply(answer: Message | Exception) -> None:
         first(answer)

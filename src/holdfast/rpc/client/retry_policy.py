@@ -1,4 +1,4 @@
-"""Trying again: how often, and after how long."""
+"""Retry policies: how often to retry, and after how long."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from holdfast.errors import UsageError
 __all__ = ["DELAY_MAX_S", "RetryPolicy"]
 
 DELAY_MAX_S = 3600.0
-"""No delay is longer, however often it has grown."""
+"""The longest delay, after any number of retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Try again after `delay_s`, then after `backoff` times that, at most `max_retries` times.
+    """Retry after `delay_s`, then after `backoff` times that, at most `max_retries` times.
 
-    A try counts as failed when its connection breaks, or after `try_s` seconds if that is given: a
-    message that is lost on a connection which holds is noticed by nothing else.
+    A try fails when its connection breaks, or after `try_s` seconds if that is given: nothing else
+    detects a message that is lost on a connection that stays open.
     """
 
     max_retries: int = 5
@@ -45,11 +45,11 @@ class RetryPolicy:
         return None if tried > self.max_retries else self._grown(tried)
 
     def unbounded_delay(self, tried: int) -> float:
-        """Return how long to wait where giving up is no choice: at last the longest delay."""
+        """Return how long to wait if retries never end: at last always the longest delay."""
         return self._grown(min(tried, max(1, self.max_retries)))
 
     def exhausted(self) -> str:
-        """Return what to say when the last try has failed."""
+        """Return the error text for a request whose last try has failed."""
         return (
             "The RPC has not succeeded after the specified number of max retries "
             f"({self.max_retries})."

@@ -1,23 +1,26 @@
-"""Sends requests again until they are answered.
+"""Retries requests until a reply comes.
 
-One mechanism for calls of users (`retries=`) and for messages about references. A request whose try
-failed waits for the delay of its policy, and is sent again under the same number. Nobody sleeps
-for that: the scheduler's thread sends what nobody waits for, and who waits for an answer sends it
-himself, so that a slow connection to one worker does not hold up the calls to others.
+Users' calls (`retries=`) and messages about references share this mechanism. After a failed try, a
+request waits for the delay of its policy, and is sent again under the same number. No thread
+sleeps for the delay: the scheduler's thread retries requests on which no thread waits, and a thread
+that waits for a reply retries its own request. So a slow connection to one worker does not delay
+calls to others.
 
-Requests of users are marked `once`: the callee runs them once, however often they arrive (see
-`server/dedup.py`), and is told when their answers need not be kept. Only a try that told nothing is
-repeated, since any answer is final. Messages of the RETRYABLE kinds may run twice; they are not
-marked, and sent again whatever went wrong.
+Users' requests are marked `once`: the callee runs such a request once, however often it arrives
+(see `server/dedup.py`), and the caller acknowledges its reply when the callee need not keep it any
+longer. Such a request is retried only if a try brought no reply, since every reply is final.
+Messages of the RETRYABLE kinds may run twice; they are not marked, and are retried after any
+failure.
 
 Guarantees
-    IS-1  Every request is completed exactly once: with its answer, or with why there is none.
-    IS-2  It is never sent to another incarnation than the one that it was made for; when that is
-          gone, it fails at once.
-    IS-3  It is not sent after its deadline, and not waited for when the next try would come later.
-    IS-4  After `close` nothing is sent again, and what was open has failed.
-    IS-5  What is open is never acknowledged. What is over is, soon, unless more than OPEN_CALLS_MAX
-          older requests to the same worker are open.
+    IS-1  Every request is completed exactly once: with its reply, or with the reason why none came.
+    IS-2  A request is never sent to another incarnation than the one that it was made for; when
+          that incarnation is gone, the request fails at once.
+    IS-3  A request is not sent after its deadline, and fails at once if the next try would be later
+          than the deadline.
+    IS-4  After `close` nothing is sent again, and all open requests have failed.
+    IS-5  An open request is never acknowledged. A completed one is acknowledged soon, unless more
+          than OPEN_CALLS_MAX older requests to the same worker are open.
 """
 
 from __future__ import annotations
@@ -63,20 +66,20 @@ __all__ = [
 ]
 
 ACK_DELAY_S = 0.01
-"""How long an answer waits to be acknowledged, so that one note can tell of many …"""
+"""How long an acknowledgement is delayed, so that one note can acknowledge many replies …"""
 ACK_BYTES = 1 << 20
-"""… unless they are that large: then they are acknowledged before the next request."""
+"""… unless these have that many bytes: then it is sent before the next request."""
 
 _SILENT = "No answer came in time."
 _log = logging.getLogger("holdfast.rpc")
 
 
 class Backoff(Protocol):
-    """How often to try, and how long to wait in between: a `RetryPolicy`, or what is like one."""
+    """How often to try, and how long to wait in between: a `RetryPolicy` or a similar object."""
 
     @property
     def try_s(self) -> float | None:
-        """How long one try may take; None for as long as the connection holds."""
+        """How long one try may take; None: until the connection breaks."""
         ...
 
     def delay(self, tried: int) -> float | None:
@@ -84,26 +87,26 @@ class Backoff(Protocol):
         ...
 
     def exhausted(self) -> str:
-        """Return what to say when it has given up."""
+        """Return the error text for a request that is given up."""
         ...
 
 
 def check_backoff(patience: object) -> None:
-    """Refuse what says nothing about trying again."""
+    """Raise UsageError if this is not a retry policy."""
     if not hasattr(patience, "exhausted"):
         raise UsageError(f"retries {patience!r:.40}: must be a RetryPolicy, or None")
 
 
 class Sender(Protocol):
-    """What carries a try: an agent's transport."""
+    """Sends one try of a request: an agent's transport."""
 
     def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
-        """Send a request whose answer `reply` hears; return what a waiter can drive."""
+        """Send a request, and call `reply` with the outcome; return what a waiter can drive."""
         ...
 
 
 class RetryingCalls:
-    """The requests of one agent that are sent until they are answered."""
+    """The requests of one agent that are retried until a reply comes."""
 
     def __init__(
         self,
@@ -118,11 +121,11 @@ class RetryingCalls:
         self._numbers = numbers
         self.scheduler = scheduler
         self.clock = clock
-        # Guards what follows, and what the requests know of themselves; those who wait between
-        # two tries are told of changes.
+        # Guards the fields below and the state of the requests; threads that wait between two
+        # tries are notified of changes.
         self.changed = threading.Condition()
         self._open: dict[str, OrderedDict[int, RetriedCall]] = {}  # by receiver; the oldest first
-        self._untold: dict[str, tuple[int, int]] = {}  # the latest that is over; bytes of answers
+        self._untold: dict[str, tuple[int, int]] = {}  # the latest completed call; bytes of replies
         self._closed = False
 
     def post(
@@ -134,13 +137,13 @@ class RetryingCalls:
         at: float,
         patience: Backoff,
     ) -> RetriedCall:
-        """Send a request to an incarnation, under a number of its own; `reply` hears the outcome.
+        """Send a request to an incarnation under a new number; call `reply` with the outcome.
 
-        `find` returns the receiver, or raises PeerLost while it is not known.
+        `find` returns the receiver, or raises PeerLost while the receiver is not known.
         """
         request = RetriedCall(self, to, find, message, reply, at, patience)
         with self.changed:
-            # With the lock: a number that is not among the open ones may be acknowledged.
+            # With the lock: a number that is not in `_open` may be acknowledged.
             message.call = next(self._numbers)
             message.once = message.kind not in RETRYABLE
             self._open.setdefault(to, OrderedDict())[message.call] = request
@@ -148,14 +151,14 @@ class RetryingCalls:
         return request
 
     def lost(self, to: str, error: PeerLost) -> None:
-        """Hear that an incarnation is gone: what is meant for it fails."""
+        """Fail all requests to an incarnation that is gone."""
         with self.changed:
             requests = list(self._open.get(to, {}).values())
         for request in requests:
             request.end(error)
 
     def close(self) -> None:
-        """Let everything that is open fail, and send nothing any more. Idempotent."""
+        """Fail all open requests, and send nothing any more. Idempotent."""
         with self.changed:
             self._closed = True
             requests = [request for known in self._open.values() for request in known.values()]
@@ -163,7 +166,7 @@ class RetryingCalls:
             request.end(self.stopped())
 
     def stopped(self) -> PeerLost:
-        """Return why nothing is sent any more."""
+        """Return the error for requests after `close`."""
         text = f"RPC Agent is no longer running on Node {self._me.id}. Cannot retry message."
         return PeerLost(text, peer=self._me.name)
 
@@ -177,17 +180,17 @@ class RetryingCalls:
         with self.changed:
             return sum(map(len, self._open.values()))
 
-    # The callee keeps answers until it is told.
+    # The callee keeps replies until they are acknowledged.
 
     def over(self, to: str, call: int) -> None:
-        """Take out a request that is completed; with the lock held."""
+        """Remove a completed request; with the lock held."""
         requests = self._open[to]
         del requests[call]
         if not requests:
             del self._open[to]
 
     def acknowledge(self, peer: Peer, call: int, size: int) -> None:
-        """Let the callee know, soon, that this answer need not be kept. One note tells of many."""
+        """Acknowledge this reply soon: the callee need not keep it. One note acknowledges many."""
         to = peer.contact.incarnation
         with self.changed:
             if self._closed:
@@ -199,7 +202,7 @@ class RetryingCalls:
             self.scheduler.submit(partial(self._tell, peer), ACK_DELAY_S)
 
     def tell_first(self, peer: Peer) -> None:
-        """Tell what is untold before more is asked for, if so much is kept that it would matter."""
+        """Acknowledge replies before the next request, if the callee keeps many bytes of them."""
         if self._untold and self._untold.get(peer.contact.incarnation, (0, 0))[1] >= ACK_BYTES:
             self._tell(peer)
 
@@ -209,14 +212,14 @@ class RetryingCalls:
             below = self._untold.pop(to, (0, 0))[0] + 1
             still = list(islice(self._open.get(to, ()), OPEN_CALLS_MAX + 1))
         if below == 1:
-            return  # it has been told before a request
+            return  # `tell_first` has acknowledged them already
         if len(still) > OPEN_CALLS_MAX:
             below = min(below, still.pop())
         note(peer, encode_acknowledgement(below, still))
 
 
 def note(peer: Peer, message: Message) -> None:
-    """Send what is not answered; nobody is told of its failure."""
+    """Send a message that has no reply; a failure is only logged."""
     try:
         peer.note(message)
     except (OSError, HoldfastError) as error:
@@ -224,7 +227,7 @@ def note(peer: Peer, message: Message) -> None:
 
 
 class RetriedFuture(Future[Any]):
-    """The future of the answer to such a request, which is its driver."""
+    """The future of the reply to a retried request; the request is its driver."""
 
     __slots__ = ()
 
@@ -235,7 +238,7 @@ class RetriedFuture(Future[Any]):
 
 
 class RetriedCall:
-    """One request, from its first try to its end. It is the driver of who waits for it."""
+    """One request, from its first try to its end; a thread that waits for its future drives it."""
 
     def __init__(
         self,
@@ -252,17 +255,17 @@ class RetriedCall:
         self._find = find
         self._at = at
         self._patience = patience
-        # The lock of the desk guards what follows.
+        # The lock of `desk` guards the fields below.
         self._message = message
         self._reply: Reply | None = reply
         self._peer: Peer | None = None
         self._tried = 0
-        self._due: float | None = 0.0  # when the next try is to be made; None while one is
+        self._due: float | None = 0.0  # the time of the next try; None during a try
         self._driver: Driver | None = None
         self._stopped = False
 
     def stop(self) -> None:
-        """Try no more: its answer is not wanted."""
+        """Retry no more: the caller does not want the reply."""
         self.withdraw()
         with self._desk.changed:
             open_ = self._reply is not None
@@ -271,7 +274,7 @@ class RetriedCall:
         self.end(CallCancelled("it is not sent again"))
 
     def withdraw(self) -> None:
-        """Send nothing more of it: its arguments may change. Whoever calls this stops it, too."""
+        """Send nothing more of it: its arguments may change. The caller must also call `stop`."""
         with self._desk.changed:
             self._stopped = True
             carrier, call = self._driver, self._message.call
@@ -281,7 +284,7 @@ class RetriedCall:
     # Trying.
 
     def again(self, tried: int) -> None:
-        """Make the next try, after so many, if nobody else has or does."""
+        """Make the next try after `tried` tries, unless another thread has begun it."""
         desk = self._desk
         with desk.changed:
             if self._reply is None or self._tried != tried:
@@ -295,7 +298,7 @@ class RetriedCall:
             driver = self._send(tried)
         except Exception as error:
             self._hear(tried, error)
-        except BaseException:  # such as an interrupt: nobody knows how far it got
+        except BaseException:  # such as an interrupt: how much was sent is unknown
             self._hear(tried, PeerLost("Connection closed by peer (sending was interrupted)"))
             raise
         else:
@@ -307,7 +310,7 @@ class RetriedCall:
     def _send(self, tried: int) -> Driver | None:
         now = self._desk.clock.monotonic()
         at, try_s, message = self._at, self._patience.try_s, self._message
-        if now >= at:  # whoever was to send it was held up
+        if now >= at:  # the thread that makes the try was delayed
             raise TimeoutError
         if tried > 1 and at != NEVER:
             message = replace(message, budget_ms=max(1, int((at - now) * 1000)))
@@ -317,7 +320,7 @@ class RetriedCall:
         return self._desk.sender.post(peer, message, partial(self._hear, tried), until)
 
     def _hear(self, tried: int, answer: Message | Exception) -> None:
-        """Hear what came of a try; an answer is welcome even if its try was given up."""
+        """Handle the outcome of a try; a reply counts even if its try was given up."""
         with self._desk.changed:
             if self._reply is None:
                 return
@@ -334,7 +337,8 @@ class RetriedCall:
     def _may_repeat(self, tried: int, answer: Message | Exception) -> bool:
         if not self._message.once or isinstance(answer, PeerLost | TimeoutError):
             return True
-        # Who has sent nothing yet hears that there is too much; who has would not know the outcome.
+        # After the first try nothing has been sent: report Overloaded. After a later one the
+        # request may have run: retry.
         return isinstance(answer, Overloaded) and tried > 1
 
     def _failed(self, tried: int, failure: Message | Exception) -> None:
@@ -366,9 +370,9 @@ class RetriedCall:
 
     def _exhausted(self, failure: Message | Exception, why: str) -> None:
         if isinstance(failure, Message):
-            self.end(failure)  # it says more than we could
+            self.end(failure)  # the callee's own error is the most precise one
             return
-        if isinstance(failure, TimeoutError):  # a peer that is silent may well be alive
+        if isinstance(failure, TimeoutError):  # a peer that sends nothing may well be alive
             self.end(CallTimedOut(f"{self._patience.exhausted()} {why or _SILENT}"))
             return
         text = f"{self._patience.exhausted()} {why}"
@@ -386,7 +390,7 @@ class RetriedCall:
             self._desk.scheduler.submit(partial(note, self._peer, cancel))
 
     def end(self, answer: Message | Exception) -> None:
-        """Complete it, if it is not."""
+        """Complete the request, if it is open."""
         desk = self._desk
         with desk.changed:
             reply, self._reply = self._reply, None
@@ -394,7 +398,7 @@ class RetriedCall:
                 return
             call, once = self._message.call, self._message.once
             self._driver = None
-            # An errand that comes too late knows this object: it must not keep what is large.
+            # A scheduled task may still refer to this object: drop the large message.
             self._message = Message(self._message.kind, call, once=once)
             desk.over(self._to, call)
             desk.changed.notify_all()
@@ -403,10 +407,10 @@ class RetriedCall:
             desk.acknowledge(self._peer, call, size)
         reply(answer)
 
-    # For who waits.
+    # For threads that wait.
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
-        """Work until `done()` or the deadline: read the answer, and make the next tries."""
+        """Read the reply and make the next tries, until `done()` or the deadline."""
         changed, clock = self._desk.changed, self._desk.clock
         while not done() and not deadline.passed():
             with changed:
@@ -427,7 +431,7 @@ class RetriedCall:
         return done() or self._driver is not driver
 
     def _wait_past(self, driver: Driver, deadline: Deadline) -> None:
-        """Wait for those to whom a driver has left it: they are about to tell."""
+        """Wait until another thread has handled the end of a try whose driver has returned."""
         with self._desk.changed:
             if self._driver is driver:
                 self._desk.changed.wait(deadline.sooner(TICK_S).remaining())

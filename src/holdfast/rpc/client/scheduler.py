@@ -1,4 +1,4 @@
-"""Scheduler: things to be done soon, or after a while, on a thread of their own."""
+"""Scheduler: tasks to run soon, or after a delay, on a separate thread."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _log = logging.getLogger("holdfast.rpc")
 
 
 class Scheduler:
-    """Does one task after the other. The thread begins with the first one."""
+    """Runs one task after the other. The thread starts with the first one."""
 
     def __init__(self, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._name = name
         self._clock = clock
-        # Putting is safe anywhere: in a signal handler, and within the garbage collector.
+        # `put` is safe anywhere: also in a signal handler and during a garbage collection.
         self._inbox: queue.SimpleQueue[tuple[float, Callable[[], None]] | None]
         self._inbox = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -30,14 +30,14 @@ class Scheduler:
         self._closed = False
 
     def submit(self, task: Callable[[], None], delay_s: float = 0.0) -> None:
-        """Do this, after a while if `delay_s` says so. After `close` nothing is done."""
+        """Run a task after `delay_s`. After `close` no task runs."""
         at = self._clock.monotonic() + delay_s if delay_s else 0.0
         self._inbox.put((at, task))
         if self._thread is None:
             self._begin()
 
     def close(self) -> None:
-        """End the thread; what is not done by then is never done. Idempotent."""
+        """End the thread; tasks that have not begun by then never run. Idempotent."""
         with self._lock:
             self._closed = True
             thread = self._thread
@@ -46,14 +46,14 @@ class Scheduler:
             thread.join(5.0)
 
     def _begin(self) -> None:
-        # Not waiting: the garbage collector may have come in between, in this very method.
+        # Not blocking: a garbage collection may have interrupted this very method.
         if self._lock.acquire(blocking=False):
             try:
                 if self._thread is None and not self._closed:
                     thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     thread.start()
                     self._thread = thread
-            except RuntimeError as error:  # the next task may find one
+            except RuntimeError as error:  # the next task tries again
                 _log.warning("a thread could not be started: %s", error)
             finally:
                 self._lock.release()
@@ -71,7 +71,7 @@ class Scheduler:
                 if came is None:
                     return
                 heapq.heappush(due, (came[0], next(numbers), came[1]))
-                del came  # what is done must not stay until the next task comes
+                del came  # a task that has run must not stay alive until the next one comes
             while due and due[0][0] <= self._clock.monotonic():
                 try:
                     heapq.heappop(due)[2]()

@@ -1,4 +1,4 @@
-"""What carries the requests of an agent to its peers. Wrappers around it make faults."""
+"""Transports, which carry the requests of an agent to its peers. Wrappers inject faults."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class CallTransport(Protocol):
     """Carries requests to peers."""
 
     def exchange(self, peer: Peer, message: Message, at: float) -> Message:
-        """Send a request and return its answer; TimeoutError at that moment."""
+        """Send a request and return its reply; TimeoutError at the time `at`."""
         ...
 
     def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
-        """Send a request whose answer `reply` hears; return what a waiter can drive."""
+        """Send a request, and call `reply` with the outcome; return what a waiter can drive."""
         ...
 
     def close(self) -> None:
-        """End what it has begun. Idempotent."""
+        """Stop its threads and timers. Idempotent."""
         ...
 
 
 class Direct:
-    """Carries requests as they are."""
+    """Carries requests unchanged."""
 
     def exchange(self, peer: Peer, message: Message, at: float) -> Message:
         return peer.exchange(message, at)

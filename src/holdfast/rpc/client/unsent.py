@@ -1,8 +1,8 @@
-"""What is to be sent of a call that is given up: nothing, or what it was when it was given up.
+"""Removes the unsent part of a call that is given up, or replaces it by a copy.
 
-The buffers of a request are the memory of its arguments. A caller that gave up may change them,
-so that what has not been sent by then would be torn, or new. A message of which nothing has been
-sent is taken back. Of one that has begun the rest must follow: a copy of it does.
+The buffers of a request are the memory of its arguments. A caller that gave up may change them, and
+the unsent part would contain the changes. A message is removed if no byte of it has been sent. If
+sending has begun the rest must follow: a copy of it is sent.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["exposed", "take_back", "take_back_views"]
 
 
 def exposed(parts: list[Buffer]) -> list[Buffer]:
-    """Return the parts of a message so that they are found again, whatever they are sent with."""
-    parts[0] = memoryview(parts[0])  # which `views_of` joins with nothing
+    """Return the parts of a message in a form that can be found again in a batch."""
+    parts[0] = memoryview(parts[0])  # `views_of` does not join a memoryview with other parts
     return parts
 
 
 def take_back(parts: list[Buffer], out: list[Buffer]) -> bool:
-    """Take a message out of what nobody has begun to send; say whether it was there."""
+    """Remove a message that no thread has begun to send; return whether it was there."""
     for place, part in enumerate(out):
         if part is parts[0]:
             del out[place : place + len(parts)]
@@ -28,7 +28,7 @@ def take_back(parts: list[Buffer], out: list[Buffer]) -> bool:
 
 
 def take_back_views(parts: list[Buffer], views: list[memoryview]) -> None:
-    """Take a message out of what is being sent, or copy the rest of it if it has begun."""
+    """Remove a message from what is being sent, or copy the rest of it if sending has begun."""
     head, *rest = [memoryview(part) for part in parts]
     for place, view in enumerate(views):
         if view.obj is head.obj and view.nbytes == head.nbytes:

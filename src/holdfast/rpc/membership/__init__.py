@@ -3,6 +3,6 @@
 Layout, in reading order
     entry.py       where a worker is, as bytes
     world_size.py  how many workers a world has
-    refusals.py    what workers of worlds of other sizes are told
-    directory.py   who is where, kept by leases in the store
+    refusals.py    messages to workers of worlds of other sizes
+    directory.py   which worker is where, kept by leases in the store
 """

@@ -1,31 +1,31 @@
-"""Who is where: the workers of a job by name and by number, kept in a store that all share.
+"""The workers of a job and their addresses, by name and by number, in a store that all share.
 
     worker/NAME   where the worker of that name is (`Contact`), on the worker's lease
-    id/NUMBER     whose number it is, on the same lease
-    next          the number that was given last, where numbers are given by us
+    id/NUMBER     the name of the worker with this number, on the same lease
+    next          the number that was assigned last, where this module assigns numbers
     ready/NAME    the incarnation that knows all workers of a fixed world
     done/NAME     the incarnation that wants to end, and waits for the others to
     refused/LIFE  see `refusals.py`
 
-A worker's entries vanish with it: `LINGER_S` after its process ends where the store can tell, else
-when its lease does. One that comes again under its old name is another *incarnation*: what was
-meant for the old one is refused. What it said (`ready`, `done`) stays: others may look later.
+A worker's entries vanish with it: `LINGER_S` after its process ends if the store can detect that,
+else when its lease ends. A worker that rejoins under its old name is another *incarnation*:
+requests for the old one are refused. Its `ready` and `done` stay: others may read them later.
 
-Everybody reads the entries as they change, so somebody who is there may not be known here yet.
-Who is not known is looked for in the store before he counts as unknown.
+Every worker follows the changes of the entries, so a worker may be in the store and not be known
+here yet. A worker that is not known here is looked up in the store before it counts as unknown.
 
 Guarantees
     DI-1  At any time a name and a number belong to one incarnation.
-    DI-2  Who was found and then lost is told to be lost exactly once.
-    DI-3  Who is in the store when he is looked for is found, or the store did not answer in time.
+    DI-2  The loss of a worker that was found is reported exactly once.
+    DI-3  A lookup finds a worker that is in the store, or the store did not respond in time.
     DI-4  When `meet` returns, every other worker of the world has seen the whole world too.
     DI-5  `finish` ends at its deadline and `close` at its time, and GRACE_S later at the latest,
           whatever the store does.
-    DI-6  Who was known here and is gone is told by PeerLost, until another one has his name; of
-          very many, the latest OVER_MAX.
-    DI-7  A worker that waits for a world of another size than another worker hears so at once: by
-          UsageError. A worker that was there before, and says nothing, may be gone and not
-          forgotten yet: a warning tells of it, and UsageError if it is still there after its lease.
+    DI-6  A lookup of a worker that was known here and is gone raises PeerLost, until another worker
+          has its name; this holds for the latest OVER_MAX workers that are gone.
+    DI-7  A worker that waits for a world of another size than another worker fails at once with
+          UsageError. A worker that was there before, and sends no refusal, may be gone with its
+          entry left: it causes a warning, and UsageError if it is still there after its lease.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ _log = logging.getLogger("holdfast.rpc")
 
 
 class Directory:
-    """The workers of a job. `join` makes this process one of them; `close` takes it out.
+    """The workers of a job. `join` makes this process one of them; `close` removes it.
 
-    A worker that is silent for `keep_alive_s` is lost, and counts as lost even if it wakes up.
-    `lost` hears of each before anything that comes later is known. It must not block, but what it
-    returns may, and is called on a thread of its own: whoever waited for that worker may want to
-    call others.
+    A worker that does not renew its lease for `keep_alive_s` is lost, and stays lost even if it
+    resumes. `lost` is called with each lost worker before any later change becomes known. It must
+    not block. It may return a function, which is called on a new thread and may block: a call that
+    waited for the lost worker may want to call others.
     """
 
     def __init__(
@@ -96,31 +96,31 @@ class Directory:
         self._watch: Watch | None = None
         self._reader: threading.Thread | None = None
         self._tellers: set[threading.Thread] = set()
-        # Replaced whole when something changes, so that looking needs no lock.
+        # Replaced as a whole on every change, so that lookups need no lock.
         self._names: dict[str, Contact] = {}
         self._ids: dict[int, Contact] = {}
         self._lives: dict[str, Contact] = {}
         self._gone: dict[str, Contact] = {}
-        # Guards what follows, and tells when any of it changes.
+        # Guards the fields below; notified when any of them changes.
         self._changed = threading.Condition()
-        self._over: dict[str, None] = {}  # lives that are over: the latest ones
-        self._size: WorldSize | None = None  # where the world has one
+        self._over: dict[str, None] = {}  # incarnations that are gone: the latest ones
+        self._size: WorldSize | None = None  # None: workers join and leave freely
         self._refusals = Refusals(store)
-        self._looked_at = clock.monotonic()  # for a refusal
+        self._looked_at = clock.monotonic()  # when we last checked for a refusal
         self._failure: HoldfastError | None = None
 
     def next_id(self, first: int, deadline: Deadline) -> int:
-        """Return a number that nobody was given before, and that nobody has chosen for himself."""
+        """Return a number that was never assigned before, and that no worker has chosen itself."""
         while True:
             number = first + self._store.add("next", timeout=deadline.remaining()) - 1
             if self._store.get(f"id/{number}", timeout=deadline.remaining()) is None:
                 return number
 
     def join(self, contact: Contact, deadline: Deadline, fixed: bool = False) -> None:
-        """Enter this worker; TimeoutExpired if its name or number stays taken by another one.
+        """Enter this worker; TimeoutExpired if another worker keeps its name or number.
 
-        Who has it may be an earlier life of this worker that is over. Where names and numbers are
-        `fixed`, that one had both: UsageError at once if somebody has the name and another number.
+        The holder may be an earlier incarnation of this worker that is gone. If names and numbers
+        are `fixed`, that one had both: UsageError at once if the holder has another number.
         """
         self._keeper = LeaseKeeper(
             self._store,
@@ -149,7 +149,7 @@ class Directory:
         self._reader.start()
 
     def wait_for(self, world_size: int, deadline: Deadline) -> tuple[Contact, ...]:
-        """Wait until so many workers are there; TimeoutExpired says how many were."""
+        """Wait until so many workers have joined; TimeoutExpired contains how many have."""
         while True:
             self._check_size()
             with self._changed:
@@ -166,13 +166,13 @@ class Directory:
                 self._changed.wait(deadline.sooner(self._look_every_s).remaining())
 
     def meet(self, me: Contact, world_size: int, deadline: Deadline) -> None:
-        """Wait until so many workers are there, and each of them has seen as many."""
+        """Wait until so many workers have joined, and each of them has seen as many."""
         world = self.wait_for(world_size, deadline)
 
         def all_of_them() -> tuple[Contact, ...]:
             nonlocal world
             self._check_size()
-            if len(self._names) >= world_size:  # else somebody was quick, and has left already
+            if len(self._names) >= world_size:  # else a worker has left already
                 world = self.everybody()
             return world
 
@@ -185,7 +185,7 @@ class Directory:
             )
 
     def _check_size(self, last: bool = False) -> None:
-        """Refuse to wait with workers that wait for more others, or for fewer (DI-7)."""
+        """Raise UsageError if another worker waits for a world of another size (DI-7)."""
         size, now = self._size, self._clock.monotonic()
         if size is None:
             return
@@ -204,19 +204,19 @@ class Directory:
         return LOOK_EVERY_S if self._size and self._size.in_doubt else LOOK_SELDOM_S
 
     def _refuse(self, other: Contact, me: Contact) -> None:
-        """Tell a worker of another world so, and let it hear that: the store may be ours."""
+        """Refuse a worker of another size, and wait until it knows: we may serve the store."""
         self._refusals.tell(other, me)
         deadline = Deadline.after(HEARD_WITHIN_S, self._clock)
         while other.incarnation in self._lives and not deadline.passed():
             if self._refusals.heard(me) is not None:
-                break  # the other one knows as well
+                break  # the other worker knows it too
             with self._changed:
                 self._changed.wait(deadline.sooner(LOOK_EVERY_S).remaining())
 
     def find(self, target: str | int | WorkerInfo) -> Contact:
         """Return where a worker is now.
 
-        PeerLost if he was there, and is gone; UsageError if nobody of that name or number was.
+        PeerLost if it has left or is lost; UsageError if no worker had that name or number.
         """
         try:
             return self._known(target)
@@ -238,9 +238,9 @@ class Directory:
             raise UsageError(f"worker {target!r:.140}: unknown; there are {names}{why}") from None
 
     def find_incarnation(self, incarnation: str) -> Contact:
-        """Return where this life of a worker is; PeerLost if it is over.
+        """Return where this incarnation of a worker is; PeerLost if it is gone.
 
-        If it is not known here, and the store does not tell in time, what the store raises.
+        If it is not known here and the store does not respond in time, raise the store's error.
         """
         contact = self._lives.get(incarnation)
         if contact is None and incarnation not in self._over:
@@ -250,17 +250,17 @@ class Directory:
         return contact
 
     def everybody(self) -> tuple[Contact, ...]:
-        """Return all workers that are there, by number."""
+        """Return all known workers, sorted by number."""
         return tuple(sorted(self._names.values(), key=lambda contact: contact.info.id))
 
     def say_done(self, me: Contact, deadline: Deadline) -> None:
-        """Say that this worker wants to end."""
+        """Announce that this worker wants to end."""
         self._say("done", me, deadline)
 
     def finish(self, me: Contact, deadline: Deadline) -> tuple[str, ...]:
-        """Say that this worker wants to end, and wait until all others do.
+        """Announce that this worker wants to end, and wait until all others have done so.
 
-        Return the names of those who do not, and of those who were lost before they did.
+        Return the names of the workers that have not, and of those that were lost before.
         """
         missing = self._gather("done", me, self.everybody, deadline)
         gone = self._gone.values()
@@ -276,7 +276,7 @@ class Directory:
                 self._changed.wait(deadline.sooner(1.0).remaining())
 
     def close(self, timeout: float | None = LEAVE_WITHIN_S) -> None:
-        """Leave. What takes longer is left to itself: our entries end with their lease.
+        """Leave. Do not wait for longer than `timeout`: our entries end with their lease anyway.
 
         Idempotent.
         """
@@ -293,7 +293,7 @@ class Directory:
             if thread is not None:
                 thread.join(deadline.remaining())
 
-    # Looking for who is not known.
+    # Looking up workers that are not known.
 
     def _known(self, target: str | int | WorkerInfo) -> Contact:
         if isinstance(target, str):
@@ -303,9 +303,9 @@ class Directory:
         return self._ids[target]
 
     def _look_for(self, target: str | int | WorkerInfo) -> None:
-        """Look into the store for somebody; if he is there, wait until he is known here, too."""
+        """Look a worker up in the store; if it is there, wait until it is known here, too."""
         if self._watch is None or self._failure is not None:
-            return  # nobody becomes known here any more
+            return  # no more workers become known here
         deadline = Deadline.after(LOOK_WITHIN_S, self._clock)
         name: str | int | None = target.name if isinstance(target, WorkerInfo) else target
         if isinstance(name, int):
@@ -327,7 +327,7 @@ class Directory:
                 lambda: incarnation in self._lives or incarnation in self._over, deadline
             )
             return self._lives.get(incarnation)
-        # Who is not there any more will not be again: a life is entered before it is heard of.
+        # It will not appear later: an incarnation is entered before any other worker knows it.
         with self._changed:
             self._note_over(incarnation)
         return None
@@ -339,35 +339,35 @@ class Directory:
                 yield decode_entry(entry.value)
 
     def _wait_until(self, known: Callable[[], bool], deadline: Deadline) -> None:
-        """Wait for what the store has, so that only the reader enters, and in order (DI-2)."""
+        """Wait for the reader's thread: only it changes the entries here, in order (DI-2)."""
         with self._changed:
             while not known() and self._failure is None:
                 if deadline.passed():
                     raise TimeoutExpired("it is there, but has not become known here in time")
                 self._changed.wait(deadline.remaining())
 
-    # What all say.
+    # Announcements.
 
     def _say(self, topic: str, me: Contact, deadline: Deadline) -> None:
         if self._keeper is not None:
-            _ = self._keeper.lease  # raises if we are lost: another one may have our name
+            _ = self._keeper.lease  # raises if we are lost: another worker may have our name
         value = me.incarnation.encode()
         self._store.set(f"{topic}/{me.info.name}", value, timeout=_at_least(deadline, GRACE_S))
 
     def _gather(
         self, topic: str, me: Contact, who: Callable[[], tuple[Contact, ...]], deadline: Deadline
     ) -> set[str]:
-        """Say something, and wait until all others have; return who has not."""
+        """Announce a topic, and wait until all others have; return the workers that have not."""
         self._say(topic, me, deadline)
         said: dict[str, bytes | None] = {f"{topic}/{me.info.name}": me.incarnation.encode()}
         with self._store.watch(
             f"{topic}/", prefix=True, timeout=_at_least(deadline, GRACE_S)
         ) as watch:
             while _silent(topic, who(), said):
-                try:  # also looks from time to time who is still there
+                try:  # also check regularly which workers are still there
                     change = watch.next(deadline.sooner(LOOK_EVERY_S).remaining())
                 except TimeoutExpired:
-                    if deadline.passed():  # and what was said in time has been heard
+                    if deadline.passed():  # and all announcements made in time have been read
                         break
                 else:
                     said[change.key] = change.value
@@ -382,9 +382,9 @@ class Directory:
         deadline: Deadline,
         check: Callable[[bytes | None], None] = lambda entry: None,
     ) -> None:
-        """Take a key that nobody holds; wait while somebody does, since he may be gone already.
+        """Take a key that no worker holds; wait while one does, since it may be gone already.
 
-        Unless `check` refuses what he has entered.
+        Do not wait if `check` refuses the holder's entry.
         """
         with self._store.watch(key, timeout=deadline.remaining()) as watch:
             while True:
@@ -411,7 +411,7 @@ class Directory:
                 try:
                     contact = None if change.value is None else decode_entry(change.value)
                 except PeerViolation as error:
-                    _log.warning("%s", error)  # whoever wrote it, the others are still there
+                    _log.warning("%s", error)  # one invalid entry does not affect the others
                 else:
                     self._enter(name, contact)
         except UsageError:
@@ -459,7 +459,7 @@ class Directory:
         try:
             thread.start()
         except RuntimeError:
-            do()  # there is no thread to be had: better here than not at all
+            do()  # no thread could be started: better here than not at all
             self._tellers.discard(thread)
 
     def _note_over(self, incarnation: str) -> None:
@@ -468,7 +468,7 @@ class Directory:
 
 
 def _trim(known: dict[str, Any]) -> None:
-    """Forget the oldest of too many."""
+    """Remove the oldest entries beyond OVER_MAX."""
     while len(known) > OVER_MAX:
         del known[next(iter(known))]
 
@@ -476,7 +476,7 @@ def _trim(known: dict[str, Any]) -> None:
 def _silent(
     topic: str, contacts: Iterable[Contact], said: dict[str, bytes] | dict[str, bytes | None]
 ) -> set[str]:
-    """Return the names of those who have not said something, in this life of theirs."""
+    """Return the names of the workers whose current incarnation has not announced a topic."""
     return {
         other.info.name
         for other in contacts
@@ -485,13 +485,13 @@ def _silent(
 
 
 def _at_least(deadline: Deadline, seconds: float) -> float | None:
-    """Return what is left, or a little where that is less: for what must be said in any case."""
+    """Return the time left, but at least `seconds`: for messages that must be sent in any case."""
     left = deadline.remaining()
     return None if left is None else max(left, seconds)
 
 
 def _check_holder(me: WorkerInfo, other: WorkerInfo) -> None:
-    """Refuse to wait for a worker of our name that is not ourselves in an earlier life."""
+    """Raise UsageError if the holder of our name is not an earlier incarnation of this worker."""
     if other.id != me.id:
         first, second = sorted((me.id, other.id))
         raise UsageError(

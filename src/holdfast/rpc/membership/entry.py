@@ -18,7 +18,7 @@ def encode_entry(contact: Contact) -> bytes:
 
 
 def decode_entry(data: bytes) -> Contact:
-    """Read an entry; PeerViolation if it is none."""
+    """Read an entry; PeerViolation if it is invalid."""
     try:
         plain = json.loads(data)
         info = WorkerInfo(**plain.pop("info"))

@@ -1,9 +1,9 @@
-"""Words to workers that wait for a world of another size, by a store that all share.
+"""Messages to workers that wait for a world of another size, through a store that all share.
 
-    refused/LIFE   the entry of the worker that tells it, for REFUSED_S
+    refused/LIFE   the entry of the worker that sends the refusal, for REFUSED_S
 
-A worker that waits for a world leaves when it hears of another size, and its own entry goes with
-it. So the other worker, which may be about to look, could not learn of it from the entry alone.
+A worker that waits for a world leaves when it learns of another size, and its own entry vanishes.
+So the other worker, if it reads the entries later, could not learn of the mismatch from them alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WITHIN_S = 2.0
 
 
 class Refusals:
-    """What workers of one job tell each other so."""
+    """The refusals that workers of one job send each other."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class Refusals:
             self._store.set(_key(other), encode_entry(me), lease=lease, timeout=WITHIN_S)
 
     def heard(self, me: Contact) -> Contact | None:
-        """Return a worker that has told this one so; None if none has, or the store is silent."""
+        """Return a worker that has refused this one; None if none has, or the store fails."""
         with suppress(TimeoutExpired, Unavailable, PeerViolation):
             told = self._store.get(_key(me), timeout=WITHIN_S)
             return None if told is None else decode_entry(told)
