@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import io
 import json
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -378,6 +380,39 @@ def test_a_class_name_occurs_once_in_the_product() -> None:
         + [
             f"class {name}: occurs once: take it off SAME_CLASS_NAMES"
             for name in sorted(SAME_CLASS_NAMES.keys() - twice.keys())
+        ]
+    )
+
+
+# Words. Threads, processes, workers and nodes are named by what they are; a person may be "who".
+
+PERSONS = re.compile(r"\b(person|people|user|users) who\b")
+NO_PERSONS = re.compile(
+    r"\b(who|whom|whoever|he|his|him|himself|nobody|somebody|everybody|anybody)\b", re.IGNORECASE
+)
+# "HE-1" is a guarantee.
+GUARANTEE_NUMBER = re.compile(r"\b[A-Z]{2}-\d+")
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) for every docstring and comment of a file."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(docstring))):
+                yield node.lineno, docstring
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def test_docstrings_and_comments_speak_of_machines_as_machines() -> None:
+    report(
+        [
+            f"{relative(path)}:{line}: {found.group()!r}: name the thread, the process or the node"
+            for path in sources()
+            for line, text in prose(path)
+            for found in NO_PERSONS.finditer(GUARANTEE_NUMBER.sub("", PERSONS.sub("", text)))
         ]
     )
 

@@ -1,7 +1,7 @@
 """Elastic jobs and RPC for Python that hold when machines don't.
 
 Layout, in reading order (◦ = pure); imports point up in this list, never down
-    errors.py ◦  every error, by who must act
+    errors.py ◦  every error, by what must be done about it
     ids.py ◦     names of things
     records.py ◦ dataclasses that are made quickly
     clock.py     the only reader of clocks
@@ -11,7 +11,7 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     observe/     events, recorder, metrics, sinks
     net/         addresses, frames, the handshake, transports, the reactor
     store/       the shared key-value space and its backends
-    rendezvous/  who is in this round of a run, and in which order
+    rendezvous/  which nodes are in a round of a run, and in which order
     process/     worker processes: started, contained, watched, logged, stopped
     rpc/         calls between named workers, and references to their values
     agent/       supervises the workers of one node

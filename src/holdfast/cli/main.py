@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except OutputFailed as error:
         drop(sys.stdout)
-        if isinstance(error.cause, BrokenPipeError):  # who reads us has enough
+        if isinstance(error.cause, BrokenPipeError):  # the reader of our output has closed it
             return 0
         complain(f"holdfast: {one_line(str(error))}")
         return NO_OUTPUT
@@ -74,7 +74,7 @@ def parser(command: str = "") -> Parser:
 
 
 def _open_what_is_closed() -> None:
-    """Lead streams nowhere that whoever started us has closed: no socket must get their numbers."""
+    """Lead streams nowhere that our parent has closed: no socket must get their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # as long as we live

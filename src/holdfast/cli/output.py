@@ -1,7 +1,7 @@
 """Standard output and error: all that a command prints goes through here.
 
 So a failure of standard output is told apart from an OSError of anything else, which is a bug; and
-a standard error that nobody can hear changes no exit code.
+a standard error that is closed changes no exit code.
 """
 
 from __future__ import annotations

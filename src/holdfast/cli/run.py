@@ -55,7 +55,7 @@ def add_command(commands: Commands) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    with patient_stderr(sys.stderr):  # a job does not stop because nobody reads what it says
+    with patient_stderr(sys.stderr):  # a job does not stop because its output is not read
         return _run_or_show(given)
 
 

@@ -2,7 +2,7 @@
 
 torchrun's rules are kept, as far as they are no bugs:
 
-    static, one node, no endpoint, no port   c10d on a free port: nobody else takes part
+    static, one node, no endpoint, no port   c10d on a free port: no other node takes part
     --standalone                             the same, whatever the other flags say
     static                                   --master-addr and --master-port are the endpoint
     $PYTHON_EXEC                             the interpreter that runs SCRIPT
@@ -100,7 +100,7 @@ class _Flags:
         return self._given[dest].value
 
     def is_given(self, *dests: str) -> bool:
-        """Say whether somebody gave all of these, by arguments or by variables."""
+        """Say whether all of these were given, by arguments or by variables."""
         return all(self._given[dest].place for dest in dests)
 
     def read(self, dest: str, convert: Callable[[str], T]) -> T:
@@ -228,7 +228,7 @@ def _entrypoint(flags: _Flags, command: Sequence[str], python: str) -> Entrypoin
 
 
 def _check_backend(name: str) -> None:
-    """Refuse a backend that nobody provides, before anything is started."""
+    """Refuse a backend that is not provided, before anything is started."""
     if name in CONFIG_KEYS:
         return
     from holdfast.rendezvous.registry import known

@@ -61,7 +61,7 @@ __all__ = [
 
 
 class Unknown:
-    """The type of `UNKNOWN`, the result of a call that nobody saw."""
+    """The type of `UNKNOWN`, the result of a call that no client saw."""
 
     def __repr__(self) -> str:
         return "UNKNOWN"
@@ -351,7 +351,7 @@ def _parts(call: Call) -> list[tuple[KeyOp, object]]:
 
 
 def check_revisions(seen: Iterable[Entry | Change]) -> str | None:
-    """Return None if all who saw a key at a revision saw the same value; else show two of them."""
+    """Return None if all clients saw the same value of a key at a revision; else show two."""
     values: dict[tuple[str, int], bytes | None] = {}
     for one in seen:
         first = values.setdefault((one.key, one.revision), one.value)

@@ -14,7 +14,7 @@ class ManualClock:
 
     `monotonic` and `boot` show the same time, `wall` shows it plus `wall_offset`, which a test
     may change at will, since wall clocks jump. Safe to use from many threads; a thread that
-    sleeps does not wait for anybody: it moves the time itself and goes on.
+    sleeps does not wait for another one: it moves the time itself and goes on.
     """
 
     def __init__(self, start: float = 1000.0, wall_offset: float = 1.7e9) -> None:

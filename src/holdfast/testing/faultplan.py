@@ -91,7 +91,7 @@ class Pause:
 class Crash:
     """At `at` the process dies; a new one starts at `back`, if that is not None.
 
-    If `silent`, its machine dies with it, and nobody is told.
+    If `silent`, its machine dies with it, and no other process is told.
     """
 
     at: float

@@ -113,7 +113,7 @@ def find_leaks(
 
 
 def describe_leaks(leaks: list[Leak], whose: str) -> str:
-    """Say in a few lines what was left behind, and by whom."""
+    """Say in a few lines what was left behind, and by which test."""
     lines = [f"{whose} left {len(leaks)} thing{'s' * (len(leaks) != 1)} behind:"]
     lines.extend(f"  {leak.kind}: {leak.what}" for leak in leaks)
     return "\n".join(lines)

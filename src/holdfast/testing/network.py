@@ -199,7 +199,7 @@ class Link:
         return self.open and self._other.open and well
 
     def send(self, frame: bytes) -> None:
-        """Send a frame; if the link is not open, nothing happens, as nobody would know."""
+        """Send a frame; if the link is not open, nothing happens, as no process would know."""
         if self._state == "open":
             self._host._network._send_frame(self, frame)
 
@@ -458,7 +458,7 @@ class Network:
                 reason = "closed by the peer" if item.kind == "fin" else "connection reset"
                 host._deliver(far._life, self._tell_end, (far, reason))
             case _:
-                # Nobody is there to take it, and the sender learns so.
+                # No process is there to take it, and the sender learns so.
                 self._send(far, _Item("reset"))
 
     def _tell_open(self, link: Link) -> None:

@@ -76,4 +76,4 @@ class Scheduler:
                 try:
                     heapq.heappop(due)[2]()
                 except Exception:
-                    _log.exception("an task of an RPC agent failed")
+                    _log.exception("a task of an RPC agent failed")

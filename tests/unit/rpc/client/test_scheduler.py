@@ -62,7 +62,7 @@ def test_an_errand_that_fails_is_logged_and_the_next_is_done(
         scheduler.submit(fail)
         scheduler.submit(last.set)
         assert last.wait(WITHIN_S)
-    assert "an task of an RPC agent failed" in caplog.text
+    assert "a task of an RPC agent failed" in caplog.text
     assert "IndexError" in caplog.text
 
 
