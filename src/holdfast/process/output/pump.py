@@ -309,8 +309,12 @@ class Pump:
             self._patience_s = timeout
             self._deadline = Deadline.after(timeout, self._clock)
             self._ring()
-            while self._thread.is_alive() and not self._hangs():
+            late: Deadline | None = None
+            while self._thread.is_alive():
                 self._thread.join(_END_S)
+                if late is self._deadline:  # it was late the last time, and has not moved since
+                    break
+                late = self._deadline if self._hangs() else None
             if self._thread.is_alive():
                 _log.warning("the workers' output: a write does not return, the rest is lost")
                 return

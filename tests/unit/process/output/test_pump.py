@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.process.output.prefix import LINE_MAX
 from holdfast.process.output.pump import (
     PIPE_BYTES,
@@ -338,6 +339,39 @@ def test_a_slow_console_is_waited_for_at_the_end_while_it_takes_something(
     same(taken, shown)
     assert clock.monotonic() > 10
     assert caplog.messages == []
+
+
+class LateThread:
+    """A thread of a pump that is not run for a while, as on a busy machine."""
+
+    def __init__(self, pump: Pump, clock: ManualClock, moves: bool) -> None:
+        self._pump = pump
+        self._clock = clock
+        self._moves = moves
+        self.looks = 0
+
+    def is_alive(self) -> bool:
+        return not (self._moves and self.looks == 3)
+
+    def join(self, timeout: float) -> None:
+        self.looks += 1
+        if self.looks == 1:
+            self._clock.advance(100.0)
+        elif self._moves:
+            self._pump._deadline = Deadline.after(5.0, self._clock)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_thread_that_is_late_and_goes_on_is_waited_for(
+    caplog: pytest.LogCaptureFixture, moves: bool
+) -> None:
+    clock = ManualClock()
+    pump = Pump(clock)
+    late = LateThread(pump, clock, moves)
+    pump._thread = cast("threading.Thread", late)
+    pump.close(5.0)
+    assert late.looks == (3 if moves else 2)
+    assert ("a write does not return" in caplog.text) is not moves
 
 
 @pytest.mark.parametrize("hurried", [False, True])
