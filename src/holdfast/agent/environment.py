@@ -110,7 +110,7 @@ GIVEN = (
         "if workers can reach it",
     ),
     Variable("HOLDFAST_ROUND", "the round of the run", "1"),
-    Variable("HOLDFAST_GROUP", "by what the agent finds its processes", "5f1c9a…"),
+    Variable("HOLDFAST_GROUP", "the mark by which the agent finds its processes", "5f1c9a…"),
 )
 """Every variable that a worker is given."""
 
