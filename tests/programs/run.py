@@ -2,7 +2,8 @@
 
     python -m tests.programs.run [name …]
 
-Each program prints lines with `figure …`: what it has come to. It is run by torchrun, or with
+Each program prints lines with `figure …`: what it has come to, each in one write, so that no other
+process writes in between. It is run by torchrun, or with
 torch's own RPC, then by `holdfast run` or `python -m holdfast.torch_compat`, and the figures are
 compared. The packages are in .venv/programs, apart from what the tests import
 (requirements/programs.txt).

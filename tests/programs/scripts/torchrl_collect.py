@@ -44,5 +44,5 @@ if __name__ == "__main__":
     )
     for batch in collector:
         total = batch["action"].double().sum().item()
-        print(f"figure {batch.numel()} frames, actions {total:.6f}", flush=True)
+        print(f"figure {batch.numel()} frames, actions {total:.6f}\n", end="", flush=True)
     collector.shutdown()

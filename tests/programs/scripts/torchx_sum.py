@@ -8,7 +8,6 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor(float(dist.get_rank() + 1))
 dist.all_reduce(total)
-print(
-    f"figure rank {dist.get_rank()} of {dist.get_world_size()}: sum {total.item():.1f}", flush=True
-)
+figure = f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {total.item():.1f}"
+print(f"figure {figure}\n", end="", flush=True)
 dist.destroy_process_group()
