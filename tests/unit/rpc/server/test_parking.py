@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from holdfast.clock import Deadline
 from holdfast.rpc.server.parking import Parking
 from holdfast.rpc.server.worker_pool import WorkerPool
 from holdfast.rpc.wire.connection import Connection
-
-SOON = 20.0
+from tests.unit.rpc.server_world import SOON, until
 
 
 class World:
@@ -42,13 +40,6 @@ def world() -> Iterator[World]:
     made = World()
     yield made
     made.close()
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        threading.Event().wait(0.001)
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -5,21 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from holdfast.clock import Deadline
 from holdfast.rpc.server.worker_pool import WorkerPool
-
-SOON = 20.0
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        threading.Event().wait(0.001)
+from tests.unit.rpc.server_world import SOON, until
 
 
 @pytest.fixture
