@@ -8,9 +8,10 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     env.py       the only reader of the environment
     threads.py   threads, which the system may refuse
     forks.py     what a forked child does to what it inherits
-    observe/     events, recorder, metrics, sinks
+    observe/     events, the recorder and its replay, metrics, sinks
     net/         addresses, frames, the handshake, transports, the reactor
     store/       the shared key-value space and its backends
+    control/     each agent of a machine answers its user's commands
     rendezvous/  which nodes are in a round of a run, and in which order
     process/     worker processes: started, contained, watched, logged, stopped
     rpc/         calls between named workers, and references to their values
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         RendezvousLost,
         RendezvousTimedOut,
         Signalled,
+        Stopped,
         WorkersFailed,
         WorkersStuck,
     )
@@ -68,6 +70,7 @@ __all__ = [
     "RendezvousTimedOut",
     "Round",
     "Signalled",
+    "Stopped",
     "Store",
     "Watch",
     "WorkersFailed",
@@ -95,6 +98,7 @@ _HOMES = {
     "RendezvousTimedOut": "holdfast.errors",
     "Round": "holdfast.rendezvous.handler",
     "Signalled": "holdfast.errors",
+    "Stopped": "holdfast.errors",
     "Store": "holdfast.store.store",
     "Watch": "holdfast.store.store",
     "WorkersFailed": "holdfast.errors",

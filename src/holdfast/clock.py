@@ -11,7 +11,7 @@ from typing import Protocol
 
 from holdfast.errors import UsageError
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "Deadline", "SystemClock", "check_timeout"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "Deadline", "SystemClock", "check_timeout", "iso_time"]
 
 # Longer than any process lives, and still a number that every system call takes: a limit beyond
 # it is none.
@@ -55,6 +55,12 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+def iso_time(wall: float) -> str:
+    """Return a moment of the wall clock as people read it: ISO 8601, local, with its offset."""
+    text = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(wall))
+    return f"{text[:-2]}:{text[-2:]}"
 
 
 def check_timeout(timeout: float | None, what: str = "timeout") -> float | None:

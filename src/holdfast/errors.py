@@ -23,6 +23,7 @@
     ├── CallCancelled (RuntimeError)      the caller that waited for it has given it up
     ├── ReferenceFailed (RuntimeError)    a remote reference has no value, and will have none
     ├── WorkersFailed                     the job's own code failed; .failures, the cause first
+    ├── Stopped                           a user stopped the job; .by
     ├── Signalled                         this process was told to end; .signal
     └── InternalError                     a bug in holdfast; please report it
 
@@ -57,6 +58,7 @@ __all__ = [
     "RunOver",
     "Signalled",
     "Step",
+    "Stopped",
     "StoreBusy",
     "StoreFull",
     "StoreUnavailable",
@@ -347,6 +349,14 @@ class Signalled(HoldfastError):
         return 128 + self.signal
 
 
+class Stopped(HoldfastError):
+    """A user stopped the whole job, by `holdfast stop`; `by` says which user."""
+
+    def __init__(self, message: str, *, by: str = "") -> None:
+        super().__init__(message)
+        self.by = by
+
+
 class InternalError(HoldfastError):
     """A bug in holdfast."""
 
@@ -359,6 +369,7 @@ CODES: tuple[tuple[type[HoldfastError], int], ...] = (
     (Unavailable, 69),
     (PeerViolation, 76),
     (Refused, 77),
+    (Stopped, 79),
 )
 
 

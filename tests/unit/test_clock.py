@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from datetime import datetime
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline, check_timeout
+from holdfast.clock import SYSTEM_CLOCK, Deadline, check_timeout, iso_time
 from holdfast.errors import UsageError
 from holdfast.testing.clock import ManualClock
 
@@ -25,6 +26,13 @@ def test_sleeping_takes_the_time_that_it_is_told() -> None:
     before = time.monotonic()
     SYSTEM_CLOCK.sleep(0.01)
     assert time.monotonic() - before >= 0.01
+
+
+def test_a_moment_is_told_in_local_time_with_its_offset() -> None:
+    text = iso_time(1.7e9)
+    assert datetime.fromisoformat(text).timestamp() == 1.7e9
+    assert text[-6] in "+-"
+    assert text[-3] == ":"
 
 
 @pytest.mark.parametrize(

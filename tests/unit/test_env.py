@@ -71,7 +71,7 @@ def test_the_secret_shows_nowhere_and_is_in_no_pickle() -> None:
             pickle.dumps(secret, protocol)
 
 
-def test_who_shows_locals_does_not_find_the_secret() -> None:
+def test_locals_in_a_traceback_do_not_show_the_secret() -> None:
     class Variables(dict[str, str]):
         def __repr__(self) -> str:
             return "<variables>"
@@ -162,7 +162,7 @@ def test_where_the_state_lies(variables: dict[str, str], expected: Path | None) 
 
 
 @pytest.mark.parametrize("text", ["", "trace", "17", "WARN"])
-def test_a_log_level_of_others_stops_nobody(text: str) -> None:
+def test_an_unknown_log_level_is_no_error(text: str) -> None:
     assert read({"LOGLEVEL": text}).log_level is LogLevel.INFO
 
 
@@ -205,7 +205,7 @@ def test_what_torchruns_users_set_to_nothing_or_nonsense_counts_as_unset() -> No
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "nan", "inf"])
-def test_a_shutdown_timeout_that_is_none_stops_nobody(text: str) -> None:
+def test_an_invalid_shutdown_timeout_is_no_error(text: str) -> None:
     assert read({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": text}).shutdown_timeout_s is None
 
 

@@ -1,4 +1,4 @@
-"""One tree of errors, by who must act; each is also the builtin that people already catch."""
+"""One tree of errors, by what must be done; each is also the builtin that people catch."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from holdfast.errors import (
     RunOver,
     Signalled,
     Step,
+    Stopped,
     StoreBusy,
     StoreFull,
     StoreUnavailable,
@@ -81,6 +82,7 @@ EVERY: list[HoldfastError] = [
     WorkersStuck("m", pids=(7, 8)),
     WorkersFailed("m", name="train.py", failures=(failure(3), failure(-9))),
     Signalled("m", signal=15),
+    Stopped("m", by="user a"),
     InternalError("m"),
 ]
 
@@ -132,6 +134,7 @@ def test_every_error_is_listed_here_and_the_tree_is_drawn_as_it_is() -> None:
         (WorkersStuck, Unavailable),
         (WorkersFailed, HoldfastError),
         (Signalled, HoldfastError),
+        (Stopped, HoldfastError),
         (InternalError, HoldfastError),
     ],
 )
@@ -205,6 +208,7 @@ def test_a_lost_peer_is_told_to_each_by_an_error_of_its_own() -> None:
         (WorkersStuck("m", pids=(7,)), 69),
         (WorkersFailed("m", failures=(failure(-11),)), 139),
         (Signalled("m", signal=15), 143),
+        (Stopped("m", by="user a"), 79),
     ],
 )
 def test_codes_of_errors(error: HoldfastError, code: int) -> None:

@@ -8,13 +8,16 @@ Layout, in reading order:
     credentials.py  which user is at the other end of a Unix socket
     secret.py       where the secret comes from, and that it shows nowhere
     transport.py    what carries frames between two peers that trust each other
+    spin.py         when to poll for a moment before sleeping
     tcp.py          the client's side: connecting, each step named when it fails
     towards.py      the address of this machine, as its peers see it
     tls.py          TLS to servers that are not ours
     owner.py        which user owns a TCP socket of this host
+    poller.py       waiting for the sockets of one thread
     reactor.py      the server's side: one thread that serves thousands of sockets
     unauthenticated.py  connections that have proved nothing yet, and which of them is evicted
     descriptors.py  how many descriptors this process may have open
 
-`address`, `frames`, `auth` and `unauthenticated` are pure: they decide, and perform nothing.
+`address`, `frames`, `auth`, `spin` and `unauthenticated` are pure: they decide, and perform
+nothing.
 """

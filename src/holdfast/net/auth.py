@@ -160,7 +160,7 @@ class ServerHandshake(_Handshake):
         if not hmac.compare_digest(proof, _proof(self._key, b"client", self._hellos)):
             self.farewell = bytes((_REFUSED,)) + bytes(_PROOF_BYTES)
             raise Refused(
-                "the peer's secret is wrong, or it means another server", step=Step.SECRET
+                "the peer's secret is wrong, or it tried to reach another server", step=Step.SECRET
             )
         self.done = True
         return bytes((_OK,)) + _proof(self._key, b"server", self._hellos)

@@ -80,7 +80,7 @@ def judge_owner(ends: Ends) -> str | None:
     user = owner_of(ends)
     if user is None:
         return None
-    return "" if is_our_user(user) else f"it is user {user}'s, not user {os.geteuid()}'s"
+    return "" if is_our_user(user) else f"it belongs to user {user}, not to {os.geteuid()}"
 
 
 def owner_of(ends: Ends) -> int | None:
@@ -89,7 +89,7 @@ def owner_of(ends: Ends) -> int | None:
     Unavailable if the kernel does not tell, as on systems other than Linux.
     """
     if sys.platform != "linux":
-        raise Unavailable(f"the owner of a connection cannot be told on {sys.platform}")
+        raise Unavailable(f"the owner of a connection cannot be determined on {sys.platform}")
     try:
         found = _by_netlink(ends)
         if found is not None or _netlink_tells():
@@ -100,7 +100,7 @@ def owner_of(ends: Ends) -> int | None:
         return _by_tables(ends)
     except OSError as error:
         raise Unavailable(
-            "the owner of a connection cannot be told here: there is neither sock_diag nor "
+            "the owner of a connection cannot be determined: there is neither sock_diag nor "
             f"{_TABLES[0]} ({error.strerror})"
         ) from None
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import logging
-import selectors
 import socket
 import threading
 from collections import deque
@@ -32,6 +31,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.forks import in_child
 from holdfast.net.address import Address
+from holdfast.net.poller import READABLE, WRITABLE, Poller
 from holdfast.threads import start_thread
 
 __all__ = ["OUTPUT_BYTES_MAX", "Handler", "Reactor", "ReactorConnection", "Timer", "tune"]
@@ -130,7 +130,7 @@ class ReactorConnection:
                 return
             if sent == len(data):
                 return
-            self._reactor._watch(self, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            self._reactor._watch(self, READABLE | WRITABLE)
             self._queue(memoryview(data)[sent:])
         else:
             self._queue(memoryview(data))
@@ -142,7 +142,7 @@ class ReactorConnection:
         """
         if self._out and self._closing is None:
             # send() does not watch anew while something is queued, so the pause holds.
-            self._reactor._watch(self, selectors.EVENT_WRITE)
+            self._reactor._watch(self, WRITABLE)
 
     def unsent(self) -> int:
         """Return how many bytes wait because the peer does not read them."""
@@ -154,7 +154,7 @@ class ReactorConnection:
             return
         if self._out:
             self._closing = reason
-            self._reactor._watch(self, selectors.EVENT_WRITE)
+            self._reactor._watch(self, WRITABLE)
             self._reactor.call_later(FLUSH_WITHIN_S, lambda: self._finish(reason))
         else:
             self._finish(reason)
@@ -185,7 +185,7 @@ class ReactorConnection:
         if self._closing is not None:
             self._finish(self._closing)
             return
-        self._reactor._watch(self, selectors.EVENT_READ)
+        self._reactor._watch(self, READABLE)
         if self.on_drained is not None:
             self._reactor._guard(self.on_drained)
 
@@ -234,18 +234,18 @@ class ReactorConnection:
 
 
 class Reactor:
-    """A selector, its thread, and everything registered with it."""
+    """A poller, its thread, and everything that it waits for."""
 
     def __init__(self, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._name = name
         self._clock = clock
-        self._selector = selectors.DefaultSelector()
+        self._poller: Poller[ReactorConnection | Callable[[], None]] = Poller()
         self._thread: threading.Thread | None = None
         # Wakes the thread out of its select: one byte for each burst of call_soon.
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
-        self._selector.register(self._wake_out, selectors.EVENT_READ, self._drain_wakeups)
+        self._poller.add(self._wake_out, READABLE, self._drain_wakeups)
         # Given by any thread, run by the reactor's.
         self._soon: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
@@ -255,8 +255,8 @@ class Reactor:
         self._connections: set[ReactorConnection] = set()
         self._listeners: list[socket.socket] = []
         self._stopping = False
-        self._closed = False
-        in_child(self, Reactor._let_go)  # RE-7
+        self._closed = self._has_ended = False
+        in_child(self, Reactor._close_in_child)  # RE-7
 
     # From any thread.
 
@@ -277,12 +277,14 @@ class Reactor:
         def accept() -> None:
             self._accept(sock, make)
 
-        self._selector.register(sock, selectors.EVENT_READ, accept)
+        self._poller.add(sock, READABLE, accept)
         return Address(address.host, sock.getsockname()[1])
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run the callback on the reactor's thread, soon."""
+        """Run the callback on the reactor's thread, soon. It is dropped if that has ended."""
         self._soon.append(callback)
+        if self._has_ended:
+            self._soon.clear()  # what it holds is to be released now, not by the garbage collector
         with contextlib.suppress(BlockingIOError, OSError):  # full: awake already; closed: over
             self._wake_in.send(b"\0")
 
@@ -320,16 +322,18 @@ class Reactor:
         self._sweep_at = max(_TIMERS_KEPT, 2 * len(self._timers))
 
     def _run(self) -> None:
+        wait, targets = self._poller.wait, self._poller.targets
         try:
             while not self._stopping:
-                for key, events in self._selector.select(self._patience()):
-                    target = key.data
+                for number, events in wait(self._wait_s()):
+                    target = targets.get(number)
                     if isinstance(target, ReactorConnection):
-                        if events & selectors.EVENT_READ:
+                        # An error or an end shows itself to whichever of the two is tried.
+                        if events & READABLE or not target._out:
                             target._read()
-                        if events & selectors.EVENT_WRITE and target._handler is not None:
+                        if events & ~READABLE and target._out:
                             target._flush()
-                    else:
+                    elif target is not None:  # None: removed since these events were taken
                         self._guard(target)
                 if self._timers:
                     self._run_timers()
@@ -338,7 +342,7 @@ class Reactor:
         finally:
             self._shut()
 
-    def _patience(self) -> float | None:
+    def _wait_s(self) -> float | None:
         if self._soon:
             return 0.0
         if not self._timers:
@@ -363,7 +367,7 @@ class Reactor:
     def _accept(
         self, listener: socket.socket, make: Callable[[ReactorConnection], Handler]
     ) -> None:
-        for _ in range(64):  # bounded, so that a storm of connects does not starve the others
+        for _ in range(64):  # bounded: a burst of connects must not starve the others
             try:
                 sock, peer = listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -374,22 +378,23 @@ class Reactor:
                 self._pause_accepting(listener, make, error)
                 return
             try:
-                self._adopt(sock, Address(*peer[:2]), make)
+                self.adopt(sock, Address(*peer[:2]), make)
             except Exception:  # RE-1
                 _log.exception("a connection from %s could not be served", peer[0])
                 sock.close()
 
-    def _adopt(
+    def adopt(
         self, sock: socket.socket, peer: Address, make: Callable[[ReactorConnection], Handler]
     ) -> None:
+        """Serve a connected socket."""
         sock.setblocking(False)
         tune(sock)
         connection = ReactorConnection(self, sock, peer)
-        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self._poller.add(sock, READABLE, connection)
         try:
             connection._handler = make(connection)
         except BaseException:
-            self._selector.unregister(sock)
+            self._poller.remove(sock)
             raise
         self._connections.add(connection)
 
@@ -400,7 +405,7 @@ class Reactor:
         if now >= self._complain_at:  # any peer can provoke this: it must not fill the log
             self._complain_at = now + COMPLAIN_EVERY_S
             _log.error("cannot accept connections for now: %s", error.strerror)
-        self._selector.unregister(listener)
+        self._poller.remove(listener)
         self.call_later(
             ACCEPT_PAUSE_S,
             lambda: self._resume_accepting(listener, make),
@@ -409,9 +414,7 @@ class Reactor:
     def _resume_accepting(
         self, listener: socket.socket, make: Callable[[ReactorConnection], Handler]
     ) -> None:
-        self._selector.register(
-            listener, selectors.EVENT_READ, lambda: self._accept(listener, make)
-        )
+        self._poller.add(listener, READABLE, lambda: self._accept(listener, make))
 
     def _drain_wakeups(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -420,25 +423,26 @@ class Reactor:
 
     def _watch(self, connection: ReactorConnection, events: int) -> None:
         if connection in self._connections:
-            self._selector.modify(connection._socket, events, connection)
+            self._poller.change(connection._socket, events)
 
     def _forget(self, connection: ReactorConnection) -> None:
         if connection in self._connections:
             self._connections.discard(connection)
-            self._selector.unregister(connection._socket)
+            self._poller.remove(connection._socket)
 
     def _shut(self) -> None:
         for connection in list(self._connections):
             connection._finish("the server is closing")
         self._timers.clear()
+        self._has_ended = True
         self._soon.clear()
         for listener in self._listeners:
             listener.close()
-        self._selector.close()
+        self._poller.close()
         self._wake_in.close()
         self._wake_out.close()
 
-    def _let_go(self) -> None:
+    def _close_in_child(self) -> None:
         """Close a forked child's copies, and nothing more: what they stand for is the parent's."""
         self._stopping = self._closed = True
         for connection in self._connections:
@@ -446,7 +450,7 @@ class Reactor:
         self._connections.clear()
         for sock in (*self._listeners, self._wake_in, self._wake_out):
             sock.close()
-        self._selector.close()
+        self._poller.close()
 
 
 def tune(sock: socket.socket) -> None:

@@ -12,11 +12,12 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from holdfast.clock import Deadline
+from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError, PeerViolation, Refused, Step, Unavailable
 from holdfast.net.address import Address
 from holdfast.net.auth import NONCE_BYTES, ClientHandshake
 from holdfast.net.frames import FrameDecoder, encode_frame
+from holdfast.net.spin import SPINS, AdaptiveSpin
 
 __all__ = [
     "HANDSHAKE_WITHIN_S",
@@ -190,6 +191,7 @@ class TcpTransport:
         sock.settimeout(None)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._spin = AdaptiveSpin(os.cpu_count() or 1)
         # Another one to send, because a poll object serves one thread at a time; and the
         # number, because a socket that is closed meanwhile has none.
         self._poll_room = select.poll()
@@ -214,9 +216,25 @@ class TcpTransport:
             return early
         if self._closed:  # the descriptor's number may be another file's by now
             raise self._lost("closed here")
+        if self._spin.now:
+            frames = self._look()
+            self._spin.record_spin(bool(frames))
+            if frames:
+                return frames
+        begun = SYSTEM_CLOCK.monotonic()
         if not self._poll.poll(1000 * max(0.0, min(wait_s, _TICK_S))):
             return []
-        return self._read(0)
+        self._spin.record_sleep(SYSTEM_CLOCK.monotonic() - begun)
+        return self._read(socket.MSG_DONTWAIT)
+
+    def _look(self) -> list[bytes]:
+        """Spin: read what arrives within a moment, perhaps nothing."""
+        frames: list[bytes] = []
+        for _ in range(SPINS):
+            frames = self._read(socket.MSG_DONTWAIT)
+            if frames:
+                break
+        return frames
 
     def _read(self, flags: int) -> list[bytes]:
         try:

@@ -64,7 +64,7 @@ def load_client_tls(
     named = {"cert": cert, "key": key, "cacert": cacert}
     files = {name: path for name, path in named.items() if path is not None}
     if key is not None and cert is None:
-        raise UsageError(f"key {key!r}: of no use without cert, the certificate it belongs to")
+        raise UsageError(f"key {key!r}: needs cert, the certificate that it belongs to")
     for name, path in files.items():
         _check_readable(name, path)
     context = _trusting("cacert", cacert)

@@ -34,6 +34,7 @@ __all__ = [
     "RunEnded",
     "ServerStarted",
     "ServerStopped",
+    "StopRequested",
     "TimerExpired",
     "WorkerFailed",
     "WorkersFinished",
@@ -318,6 +319,19 @@ class AgentSignalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(Event):
+    """A user told this agent to stop the whole job."""
+
+    level: ClassVar[Level] = Level.WARNING
+
+    run: str
+    by: str
+
+    def __str__(self) -> str:
+        return f"run {self.run}: {printable(self.by)} stops the job"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimerExpired(Event):
     """A worker did not finish in time what it had announced, and was sent a signal."""
 
@@ -377,6 +391,7 @@ AnyEvent: TypeAlias = (
     | WorkersFinished
     | WorkersRestarting
     | AgentSignalled
+    | StopRequested
     | TimerExpired
     | JobEnded
     | JobFailed

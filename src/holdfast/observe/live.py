@@ -1,11 +1,10 @@
 """What a job does, for the person who watches: a line for each node.
 
-On a terminal the lines stay in its last rows and are written over, while everything else scrolls
-above them: the workers have the same terminal, and go on writing to it. Elsewhere (a file, a pipe,
-a terminal that is too small, or another program's) a plain line is printed for each change of this
-node.
-
-    host0  running  round 2  ranks 0-3 of 8  restarts 1/3  rank 5 failed on host1
+On a terminal the lines of the nodes stay in its last rows and are written over, while everything
+else scrolls above them: the workers have the same terminal, and go on writing to it. What happened
+(a round, a restart, nodes that come and go) gets a line of its own there, with its time, which
+stays in the scrollback. Elsewhere (a file, a pipe, a terminal that is too small, or another
+program's) these lines are all that is printed. `lines.py` decides which there are.
 
 Nothing here ever fails: what cannot be written is dropped.
 """
@@ -17,52 +16,16 @@ from collections.abc import Mapping
 from typing import Self, TextIO
 
 from holdfast import env
-from holdfast.records import dataclass
+from holdfast.clock import SYSTEM_CLOCK, Clock, iso_time
+from holdfast.observe.lines import JobView, LineLog
 
-__all__ = ["JobView", "Live", "NodeView", "is_for_us"]
+__all__ = ["Live", "is_for_us"]
 
 _ROWS_MIN, _COLUMNS_MIN = 8, 40
 _CLEAR_LINE, _NO_WRAP, _WRAP = "\x1b[2K", "\x1b[?7l", "\x1b[?7h"
 _KEEP_PLACE, _TO_PLACE, _WHOLE_SCREEN = "\x1b7", "\x1b8", "\x1b[r"
 _DOWN = "\x1bD"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[m"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """A node, as it is seen. `ranks` are its first and its last, `world_size` those of all."""
-
-    host: str
-    state: str
-    round: int = 0
-    ranks: tuple[int, int] | None = None
-    world_size: int = 0
-    restarts: int = 0
-    max_restarts: int = 0
-    reason: str = ""
-
-    def __str__(self) -> str:
-        parts = [self.host, self.state]
-        if self.round:
-            parts.append(f"round {self.round}")
-        if self.ranks is not None:
-            first, last = self.ranks
-            shown = f"rank {first}" if first == last else f"ranks {first}-{last}"
-            parts.append(f"{shown} of {self.world_size}")
-        if self.restarts or self.max_restarts:
-            parts.append(f"restarts {self.restarts}/{self.max_restarts}")
-        if self.reason:
-            parts.append(self.reason)
-        # Other hosts said some of it: it must not play with this terminal.
-        return "  ".join("".join(c if c.isprintable() else "?" for c in part) for part in parts)
-
-
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """This node of a job, and the others of its round as far as they are known here."""
-
-    here: NodeView
-    others: tuple[NodeView, ...] = ()
 
 
 def is_for_us(stream: TextIO, variables: Mapping[str, str]) -> bool:
@@ -80,13 +43,21 @@ def is_for_us(stream: TextIO, variables: Mapping[str, str]) -> bool:
 class Live:
     """Shows a job on a stream, until closed. Not for several threads."""
 
-    def __init__(self, stream: TextIO, *, terminal: bool, color: bool = True) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        terminal: bool,
+        color: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._stream = stream
         self._terminal = terminal
         self._color = color
+        self._clock = clock
+        self._log = LineLog(redrawn=terminal)
         self._kept: tuple[int, int] | None = None
         """How many rows the terminal had, and how many of them we keep; None if we keep none."""
-        self._said: tuple[str, int, str] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -97,10 +68,12 @@ class Live:
     def show(self, view: JobView) -> None:
         """Show how it is now."""
         size = self._size()
+        line = self._log.news(view, self._clock.monotonic())
+        news = f"holdfast: {iso_time(self._clock.wall())}  {line}\n" if line else ""
         if size is None:
-            self._write(self._give_back() + self._news(view))
+            self._write(self._give_back() + news)
         else:
-            self._write(self._lines(view, *size))
+            self._write(news + self._lines(view, *size))
 
     def close(self) -> None:
         """Give the rows back. Idempotent."""
@@ -116,21 +89,11 @@ class Live:
             return None
         return (rows, columns) if rows >= _ROWS_MIN and columns >= _COLUMNS_MIN else None
 
-    def _news(self, view: JobView) -> str:
-        """Return a plain line if this node has changed; the others print their own."""
-        here = view.here
-        now = (here.state, here.round, here.reason)
-        if self._said == now:
-            return ""
-        self._said = now
-        return f"holdfast: {here}\n"
-
     def _lines(self, view: JobView, rows: int, columns: int) -> str:
         """Return what writes the lines into the last rows, and the cursor back to its place."""
-        texts = [str(node) for node in (view.here, *view.others)]
-        room = rows // 2
-        if len(texts) > room:
-            texts[room - 1 :] = [f"and {len(texts) - room + 1} more nodes"]
+        texts = [str(view.here)]
+        if view.others:
+            texts.append(f"and {view.others} more node{'s' * (view.others > 1)}")
         out = ""
         if self._kept != (rows, len(texts)):
             out = self._give_back() + self._keep(rows, len(texts))

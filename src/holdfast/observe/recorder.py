@@ -1,37 +1,103 @@
 """The last steps of a machine: what came in, what it decided, and why.
 
-A machine's shell records each step as (now, event, effects, reason) in a bounded ring. When
-something goes wrong the ring is dumped into the report; `load` reads a dump back into the very
-objects, so that the machine can be run again on them, away from the cluster that failed.
+A shell steps its machine through a recorder. The recorder keeps each step as (now, event, effects,
+reason) in a bounded ring, together with the state from which the first of them can be run again:
+`observe/replay.py` does that, away from the cluster that failed.
+
+The ring has two halves. Each begins with a copy of the machine's state. When the newer half is
+full, the older one goes, and the state at which the newer one began is where the recording begins.
+Nothing is encoded before a recording is asked for; what is kept are references to values that no
+code changes, and copies of the containers that the machine does change.
+
+Some inputs come again and again and seldom matter: time passes, the rendezvous is looked at. For
+these alone the state is compared with that before, since copying it costs more than most steps.
 
 Guarantees
-    OB-1  The ring holds the newest `capacity` steps, and counts what it dropped.
-    OB-2  Loading a dump gives equal steps; sequences come back as tuples, sets as frozensets.
-    OB-3  A field declared with `repr=False` is a secret: it is written, and comes back, as HIDDEN.
+    OB-1  A recorder keeps at most `steps_max` steps and about `bytes_max` bytes, the newest ones,
+          and counts the steps that it dropped. Half of `steps_max` are there, if they are not too
+          large; a step that alone is more than a quarter of `bytes_max` is dropped with all before.
+    OB-4  A step by a quiet input that wanted nothing and changed nothing is not kept: machines that
+          idle record nothing.
+    OB-5  Whatever was dropped, the state of a recording and its steps give the machine's state of
+          now: the state is the one before the first step that is kept.
+    OB-6  A step that raised is kept with what it raised, and the error goes on to the caller.
 
-The ring refers to the events that it is given: one whose events carry megabytes needs a small
-capacity. Not thread-safe; it belongs to the thread that steps the machine.
+A recorder belongs to the thread that steps its machine; `recording` may be called by any thread.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from typing import cast
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.errors import UsageError
-from holdfast.ids import CauseId
 from holdfast.records import dataclass
 
-__all__ = ["DUMP_VERSION", "HIDDEN", "Record", "Recorder", "from_plain", "load", "to_plain"]
+__all__ = [
+    "BYTES_MAX",
+    "STEPS_MAX",
+    "MachineKind",
+    "Part",
+    "Raised",
+    "Record",
+    "Recorder",
+    "Recording",
+    "Steppable",
+    "freeze",
+    "run_step",
+    "weigh",
+]
 
-DUMP_VERSION = 1
-HIDDEN = "(hidden)"
+STEPS_MAX = 256
+BYTES_MAX = 2 * 1024 * 1024
 
-_TAGS = frozenset({"$type", "$bytes", "$float", "$set", "$map"})
+_OBJECT_BYTES = 64
+"""What an object counts for, beside the texts and bytes in it."""
+_NUMBERS = frozenset({int, float, bool, type(None)})
+
+I = TypeVar("I")  # noqa: E741  # a machine's inputs
+E = TypeVar("E")
+
+
+class Steppable(Protocol[E]):
+    """What the machines have in common."""
+
+    @property
+    def reason(self) -> str:
+        """Why the machine does what it does: one sentence for a person."""
+        ...
+
+    def take_effects(self) -> list[E]:
+        """Return what to do, in order, and forget it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MachineKind(Generic[I]):
+    """One kind of machine, to a recorder.
+
+    `give` hands an input to the machine. `parts` are the classes of the machine and of the objects
+    in its state that change. `quiet` are the inputs that often change nothing. `overtaken` are
+    those of which only the last of several counts, if none makes the machine want something.
+    """
+
+    name: str
+    give: Callable[[Any, I, float], None]
+    parts: tuple[type, ...]
+    quiet: tuple[type, ...]
+    overtaken: tuple[type, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """In the place of an effect: the machine raised this, which is a bug."""
+
+    error: str
+
+    @classmethod
+    def by(cls, error: Exception) -> Raised:
+        """Say what was raised."""
+        return cls(f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,133 +109,154 @@ class Record:
     effects: tuple[object, ...]
     reason: str
 
-    def concerns(self, cause: CauseId) -> bool:
-        """Say whether the event or one of the effects repeats this cause."""
-        return any(getattr(part, "cause", None) == cause for part in (self.event, *self.effects))
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A copy of an object that changes: its class, and its attributes by name."""
+
+    kind: type
+    attributes: dict[str, object]
 
 
-class Recorder:
-    """A bounded ring of steps."""
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The last steps of a machine of the kind `machine`, and its state before them."""
 
-    def __init__(self, capacity: int = 1000) -> None:
-        if capacity < 1:
-            raise UsageError(f"capacity {capacity!r}: a recorder holds at least 1 step")
-        self.dropped = 0
-        self._steps: deque[Record] = deque(maxlen=capacity)
+    machine: str
+    start: Part
+    steps: tuple[Record, ...]
+    dropped: int
 
-    def record(
-        self, now: float, event: object, effects: Iterable[object] = (), reason: str = ""
+
+class _Half:
+    """Some steps, and the machine's state before them."""
+
+    def __init__(self, start: Part) -> None:
+        self.start = start
+        self.steps: list[Record] = []
+        self.weight = 0
+
+
+class Recorder(Generic[I, E]):
+    """Steps a machine, and keeps its last steps."""
+
+    def __init__(
+        self,
+        kind: MachineKind[I],
+        machine: Steppable[E],
+        *,
+        steps_max: int = STEPS_MAX,
+        bytes_max: int = BYTES_MAX,
     ) -> None:
-        """Keep a step; the oldest one goes if the ring is full (OB-1)."""
-        self.dropped += len(self._steps) == self._steps.maxlen
-        self._steps.append(Record(now, event, tuple(effects), reason))
+        if steps_max < 2:
+            raise UsageError(f"steps_max {steps_max!r}: a recorder holds at least 2 steps")
+        self._kind = kind
+        self._machine = machine
+        self._parts = frozenset({dict, list, set, *kind.parts})
+        self._steps_max = steps_max // 2
+        self._bytes_max = bytes_max // 4
+        # A copy of the machine's state; None if it has changed since.
+        self._state: Part | None = None
+        # In one tuple, so that another thread sees two halves that belong together.
+        self._halves = (_Half(self._now_state()), _Half(self._now_state()))
+        self._dropped = 0
 
-    def __iter__(self) -> Iterator[Record]:
-        return iter(tuple(self._steps))
+    def step(self, event: I, now: float) -> tuple[E, ...]:
+        """Give the machine an input, keep the step, and return what the machine wants.
 
-    def __len__(self) -> int:
-        return len(self._steps)
+        Raises what the machine raises (OB-6).
+        """
+        before = self._now_state() if isinstance(event, self._kind.quiet) else None
+        self._state = None
+        effects, error = run_step(self._kind, self._machine, event, now)
+        if effects or before is None or self._now_state() != before:  # OB-4
+            self._keep(Record(now, event, effects, self._machine.reason))
+        if error is not None:
+            raise error
+        return effects
 
-    def story(self, cause: CauseId) -> tuple[Record, ...]:
-        """Return every recorded step that belongs to this cause, oldest first."""
-        return tuple(step for step in self._steps if step.concerns(cause))
+    def recording(self) -> Recording:
+        """Return what is kept. From any thread."""
+        older, newer = self._halves
+        steps = (*older.steps, *newer.steps)
+        return Recording(self._kind.name, older.start, steps, self._dropped)
 
-    def dump(self) -> dict[str, object]:
-        """Return the ring as a JSON object."""
-        return {
-            "version": DUMP_VERSION,
-            "dropped": self.dropped,
-            "steps": [
-                {
-                    "now": to_plain(step.now),
-                    "event": to_plain(step.event),
-                    "effects": to_plain(step.effects),
-                    "reason": step.reason,
-                }
-                for step in self._steps
-            ],
-        }
+    def _now_state(self) -> Part:
+        if self._state is None:
+            frozen = freeze(self._machine, self._parts)
+            if not isinstance(frozen, Part):
+                raise UsageError(f"{type(self._machine).__name__}: must be one of its kind's parts")
+            self._state = frozen
+        return self._state
+
+    def _keep(self, record: Record) -> None:
+        older, newer = self._halves
+        weight = weigh(record)
+        if weight > self._bytes_max:
+            self._dropped += len(older.steps) + len(newer.steps) + 1
+            self._halves = (_Half(self._now_state()), _Half(self._now_state()))
+            return
+        if newer.steps and self._is_overtaken(newer.steps[-1], record):
+            newer.steps[-1] = record
+            return
+        newer.steps.append(record)
+        newer.weight += weight
+        if len(newer.steps) >= self._steps_max or newer.weight > self._bytes_max:
+            self._dropped += len(older.steps)
+            self._halves = (newer, _Half(self._now_state()))
+
+    def _is_overtaken(self, last: Record, record: Record) -> bool:
+        kind = type(record.event)
+        quiet = not record.effects and not last.effects
+        return quiet and kind in self._kind.overtaken and type(last.event) is kind
 
 
-def load(dump: object, types: Iterable[type]) -> tuple[Record, ...]:
-    """Read the steps of a dump back; `types` are the classes that may appear in it (OB-2).
+def run_step(
+    kind: MachineKind[I], machine: Steppable[Any], event: I, now: float
+) -> tuple[tuple[Any, ...], Exception | None]:
+    """Give a machine an input; return what it wants, and the error if it raised one.
 
-    UsageError if it is not a dump, is of another version, or names a class not in `types`.
+    What it raised is the last of what it wants.
     """
-    if not isinstance(dump, Mapping) or dump.get("version") != DUMP_VERSION:
-        raise UsageError(f"dump {dump!r:.80}: not a recorder's dump of version {DUMP_VERSION}")
-    known = {kind.__name__: kind for kind in types}
     try:
-        return tuple(
-            Record(
-                cast(float, from_plain(step["now"], known)),
-                from_plain(step["event"], known),
-                cast("tuple[object, ...]", from_plain(step["effects"], known)),
-                step["reason"],
-            )
-            for step in dump["steps"]
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"dump: malformed, {type(error).__name__} {error}") from error
+        kind.give(machine, event, now)
+    except Exception as error:
+        return (*machine.take_effects(), Raised.by(error)), error
+    return tuple(machine.take_effects()), None
 
 
-def to_plain(value: object) -> object:
-    """Return a value as JSON's types; a class is kept as its name beside its fields.
+def freeze(value: Any, changing: frozenset[type]) -> object:
+    """Return a copy that no code changes, of which equals are equal.
 
-    Takes None, bool, int, float, str, bytes, enums, dataclasses, named tuples, and sequences,
-    sets and mappings of these. UsageError for anything else.
+    `changing` are the classes of what is copied: dict, list, set, and those whose objects become a
+    `Part`. Everything else is taken for a value that does not change.
     """
-    match value:
-        case Enum():
-            return {"$type": type(value).__name__, "name": value.name}
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else {"$float": str(value)}
-        case bytes():
-            return {"$bytes": value.hex()}
-        case Mapping():
-            return {"$map": [[to_plain(key), to_plain(item)] for key, item in value.items()]}
-        case set() | frozenset():
-            return {"$set": sorted(map(to_plain, value), key=repr)}
-        case tuple() if hasattr(value, "_fields"):
-            named = zip(value._fields, value, strict=True)
-            return {"$type": type(value).__name__} | {key: to_plain(item) for key, item in named}
-        case tuple() | list():
-            return [to_plain(item) for item in value]
-        case _ if is_dataclass(value) and not isinstance(value, type):
-            plain: dict[str, object] = {"$type": type(value).__name__}
-            for field in fields(value):
-                hidden = not field.repr
-                plain[field.name] = HIDDEN if hidden else to_plain(getattr(value, field.name))
-            return plain
-    raise UsageError(f"value {value!r:.80}: a {type(value).__name__} cannot be recorded")
+    kind = type(value)
+    if kind not in changing:
+        return value
+    if kind is set:
+        return set(value)
+    if kind is list:
+        return [freeze(item, changing) if type(item) in changing else item for item in value]
+    items = value.items() if kind is dict else vars(value).items()
+    copied = {
+        key: freeze(item, changing) if type(item) in changing else item for key, item in items
+    }
+    return copied if kind is dict else Part(kind, copied)
 
 
-def from_plain(plain: object, known: Mapping[str, type]) -> object:
-    """Make the value again of which `to_plain` made this; `known` maps names to classes."""
-    if isinstance(plain, list):
-        return tuple(from_plain(item, known) for item in plain)
-    if not isinstance(plain, dict):
-        return plain
-    tag = next(iter(_TAGS & plain.keys()), None)
-    match tag:
-        case "$float":
-            return float(plain[tag])
-        case "$bytes":
-            return bytes.fromhex(plain[tag])
-        case "$map":
-            return {from_plain(k, known): from_plain(v, known) for k, v in plain[tag]}
-        case "$set":
-            return frozenset(from_plain(item, known) for item in plain[tag])
-        case "$type":
-            kind = known.get(plain[tag])
-            if kind is None:
-                raise UsageError(f"dump: unknown class {plain[tag]!r:.80}; give it in `types`")
-            if issubclass(kind, Enum):
-                return kind[plain["name"]]
-            arguments = {key: from_plain(item, known) for key, item in plain.items() if key != tag}
-            return kind(**arguments)
-    raise UsageError(f"dump: {plain!r:.80} has none of {', '.join(sorted(_TAGS))}")
+def weigh(value: Any) -> int:
+    """Return about how many bytes a value keeps in memory."""
+    kind = type(value)
+    if kind in _NUMBERS:
+        return _OBJECT_BYTES
+    if kind is str or kind is bytes:
+        return _OBJECT_BYTES + len(value)
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return _OBJECT_BYTES + sum(map(weigh, value))
+    if isinstance(value, dict):
+        return _OBJECT_BYTES + sum(map(weigh, value)) + sum(map(weigh, value.values()))
+    if isinstance(value, BaseException):
+        return _OBJECT_BYTES + weigh(value.args)
+    names = getattr(kind, "__slots__", ())
+    return _OBJECT_BYTES + sum([weigh(getattr(value, name)) for name in names])

@@ -21,7 +21,7 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in PEM form. Server and client are vouched for by `ca`, nobody by `other_ca`.
+    """Files in PEM form. Server and client are signed by `ca`, neither by `other_ca`.
 
     The server's certificate is for 127.0.0.1 and not for localhost.
     """

@@ -87,7 +87,7 @@ def serving(address: Address = LOOPBACK, clock: ManualClock | None = None) -> It
 
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
-    """Give a port at which nobody listens on 127.0.0.1, whatever other processes do."""
+    """Give a port without a listener on 127.0.0.1, whatever other processes do."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield sock.getsockname()[1]

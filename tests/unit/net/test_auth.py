@@ -1,4 +1,4 @@
-"""The handshake against everybody who does not hold the secret: nobody is let in, ever."""
+"""The handshake against peers without the secret: none is ever admitted."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_what_comes_after_the_handshake_is_left_over_for_what_follows() -> None:
     assert near.leftover() == b"frames and more"
 
 
-# A stranger: AU-1. Every byte of each message matters.
+# A peer without the secret: AU-1. Every byte of each message matters.
 
 
 def test_what_comes_later_is_left_over_too() -> None:
@@ -163,7 +163,7 @@ def test_the_client_refuses_a_changed_verdict() -> None:
 
 
 def test_a_changed_message_in_between_satisfies_neither_side() -> None:
-    """AU-4: somebody who changes a byte of either hello on the way breaks the handshake."""
+    """AU-4: a changed byte of either hello breaks the handshake."""
     for answer in flips(GOOD.answer):
         far, near = server(), client()
         far.receive(near.greeting())
@@ -303,7 +303,7 @@ def test_a_key_depends_on_secret_and_context_and_shows_neither() -> None:
 
 
 def test_a_handshake_that_is_passed_on_opens_no_other_server() -> None:
-    """AU-6: between holders of one secret, whoever stands in between."""
+    """AU-6: between holders of one secret, also with a relay in between."""
     near = client(KEY.meant_for("one"))
     one, other = server(KEY.meant_for("one")), server(KEY.meant_for("other"))
     error = refused_by(other, near.receive(other.receive(near.greeting())))
@@ -362,7 +362,7 @@ def test_a_client_of_another_version_is_told_ours(version: int) -> None:
 def test_a_newer_side_cannot_be_talked_down_nor_an_older_one_up(
     near_version: int, far_version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody in between makes both sides believe that the other speaks their version."""
+    """A relay makes both sides believe that the other speaks their version."""
     monkeypatch.setattr(auth, "VERSION", near_version)
     near = client()
     hello = near.greeting()
@@ -384,7 +384,7 @@ def test_a_greeting_with_a_status_that_makes_no_sense_is_malformed(status: int) 
         assert "malformed" in str(error)
 
 
-# Who speaks something else, and what a stranger can make us keep.
+# Other protocols, and what an unauthenticated peer can make us keep.
 
 OTHERS = {
     "http": b"GET / HTTP/1.1\r\n",
@@ -397,7 +397,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_who_speaks_something_else_is_sent_away_at_the_first_wrong_byte(name: str) -> None:
+def test_another_protocol_is_refused_at_the_first_wrong_byte(name: str) -> None:
     wrong = next(i for i, byte in enumerate(OTHERS[name]) if byte != b"HFST"[i]) + 1
     for machine in (server(), client()):
         error = refused_by(machine, *(bytes((byte,)) for byte in OTHERS[name][:wrong]))
@@ -413,11 +413,11 @@ def test_a_client_says_what_a_foreign_server_answered() -> None:
 
 
 def held(machine: ServerHandshake) -> int:
-    """The stranger's bytes that a server keeps: what waits, and its hello."""
+    """The bytes of an unauthenticated peer that a server keeps."""
     return len(machine._buffer) + (HELLO_BYTES if machine._hellos else 0)
 
 
-def test_a_server_holds_no_more_than_seventy_bytes_of_a_stranger() -> None:
+def test_a_server_holds_at_most_seventy_bytes_of_an_unauthenticated_client() -> None:
     one_read = bytes(256 * 1024)
     said = GOOD.hello + GOOD.proof[:-1]
     for end in range(len(said) + 1):

@@ -50,7 +50,7 @@ def test_a_member_of_the_named_group_is_accepted_and_of_another_one_not() -> Non
     assert judged(OTHER, GROUP + 1, group=GROUP) == why
 
 
-def test_who_cannot_be_named_is_refused_though_the_numbers_agree() -> None:
+def test_a_user_without_a_number_here_is_refused_though_the_numbers_agree() -> None:
     """PC-2: unless every user has a number; then the overflow user is one like any other."""
     for refused in (
         judged(OVERFLOW, all_named=False),
@@ -63,7 +63,7 @@ def test_who_cannot_be_named_is_refused_though_the_numbers_agree() -> None:
     assert "runs as user 65534" in judged(OVERFLOW)
 
 
-def test_the_kernel_says_who_we_are() -> None:
+def test_the_kernel_gives_our_user_and_group() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         found = peer_credentials(ours)
@@ -73,7 +73,7 @@ def test_the_kernel_says_who_we_are() -> None:
         check_peer(ours, None)
 
 
-def test_nothing_is_said_of_who_comes_over_tcp() -> None:
+def test_no_credentials_over_tcp() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as sock,
@@ -119,7 +119,7 @@ with socket.socket(socket.AF_UNIX) as sock:
 
 
 def refusal(listener: socket.socket, group: int | None, uid: int, *groups: int) -> str:
-    """Return why another user who connects is refused; nothing if it is not."""
+    """Return why another user that connects is refused; nothing if it is not."""
     name = os.fsencode(listener.getsockname()).hex()
     command = [sys.executable, "-S", "-c", CONNECT, name, str(uid), *map(str, groups)]
     with subprocess.Popen(command) as child:

@@ -45,7 +45,7 @@ def test_where_it_cannot_be_raised_it_stays(hard: int, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("hard")
-def test_strangers_get_a_share_that_leaves_enough_for_others() -> None:
+def test_unauthenticated_connections_get_a_share_of_descriptors() -> None:
     assert share_of_descriptors(10) == 10
     assert share_of_descriptors(FEW // 8) == FEW // 8
     assert share_of_descriptors(1024) == FEW // 8

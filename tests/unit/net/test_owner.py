@@ -99,7 +99,7 @@ def test_a_socket_of_another_user() -> None:
                 ends = Ends.of_accepted(accepted)
                 found = owner_of(ends), judge_owner(ends)
         assert child.returncode == 0
-    assert found == (OTHER_USER, f"it is user {OTHER_USER}'s, not user 0's")
+    assert found == (OTHER_USER, f"it belongs to user {OTHER_USER}, not to 0")
 
 
 @pytest.mark.usefixtures("way")
@@ -134,7 +134,7 @@ def test_ow1_both_addresses_count() -> None:
         assert owner_of(Ends(Address("127.0.0.2", client.port), server)) is None
 
 
-def test_ow2_the_overflow_user_may_be_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ow2_the_overflow_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "is_our_user", lambda uid: False)
     with a_pair() as (_, accepted):
         assert judge_owner(Ends.of_accepted(accepted))
@@ -163,7 +163,10 @@ def test_a_kernel_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_another_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with a_pair() as (_, accepted), pytest.raises(Unavailable, match="cannot be told on darwin"):
+    with (
+        a_pair() as (_, accepted),
+        pytest.raises(Unavailable, match="cannot be determined on darwin"),
+    ):
         owner_of(Ends.of_accepted(accepted))
 
 

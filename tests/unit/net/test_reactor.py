@@ -32,7 +32,7 @@ from tests.unit.net.reactor_server import (
     serving,
 )
 
-BIG = 8 * 1024 * 1024  # more than the kernel takes from who sends to somebody who does not read
+BIG = 8 * 1024 * 1024  # more than the kernel buffers for a peer that does not read
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_reset_is_told(server: Server) -> None:
     assert handler.reason() == "receiving failed: Connection reset by peer"
 
 
-def test_sending_to_who_has_gone_closes(server: Server) -> None:
+def test_sending_to_a_peer_that_is_gone_closes_the_connection(server: Server) -> None:
     sock, handler = server.connect()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -140,7 +140,9 @@ def test_a_bug_in_a_handler_closes_its_connection_only(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_bug_while_closing_harms_nobody(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_while_closing_harms_no_other_connection(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     (sock, handler), (other, _) = server.connect(), server.connect()
     handler.at_close = lambda: fail(b"")
     with other:
@@ -150,7 +152,9 @@ def test_a_bug_while_closing_harms_nobody(server: Server, caplog: pytest.LogCapt
     assert "a handler failed while closing" in caplog.text
 
 
-def test_a_bug_in_making_a_handler_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_making_a_handler_harms_no_other_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     server = Server()
     fails = [True]
 
@@ -173,7 +177,9 @@ def test_a_bug_in_making_a_handler_harms_nobody(caplog: pytest.LogCaptureFixture
     assert "a connection from 127.0.0.1 could not be served" in caplog.text
 
 
-def test_bugs_in_callbacks_harm_nobody(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_bugs_in_callbacks_do_not_stop_the_reactor(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     sock, handler = server.connect()
     with sock:
         handler.connection.on_drained = lambda: fail(b"")
@@ -185,10 +191,10 @@ def test_bugs_in_callbacks_harm_nobody(server: Server, caplog: pytest.LogCapture
     assert caplog.text.count("a callback of reactor test-reactor failed") == 3
 
 
-# RE-2 and RE-6: those who do not read.
+# RE-2 and RE-6: peers that do not read.
 
 
-def test_who_does_not_read_is_dropped_at_the_cap_and_others_are_served(
+def test_a_peer_that_does_not_read_is_dropped_at_the_cap_and_others_are_served(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "OUTPUT_BYTES_MAX", BIG)
@@ -209,7 +215,7 @@ def test_who_does_not_read_is_dropped_at_the_cap_and_others_are_served(
         reason = lazy.reason()
         assert reason.startswith("the peer left ")
         assert reason.endswith(" bytes unread")
-        server.on_thread(lambda: lazy.connection.send(piece))  # nobody is there: no error
+        server.on_thread(lambda: lazy.connection.send(piece))  # the peer is gone: no error
         assert lazy.connection.unsent() == 0
         echo(quick)
 
@@ -230,7 +236,7 @@ def test_closing_sends_what_is_queued_first(server: Server) -> None:
     assert handler.reason() == "done"
 
 
-def test_closing_does_not_wait_for_ever_for_who_does_not_read() -> None:
+def test_closing_does_not_wait_for_ever_for_a_peer_that_does_not_read() -> None:
     clock = ManualClock()
     with serving(clock=clock) as server:
         sock, handler = server.connect()
@@ -396,17 +402,17 @@ def test_closing_does_not_wait_for_ever_for_a_handler_that_blocks(
 # RE-5: no descriptors left.
 
 OUT_OF_DESCRIPTORS = """
-import logging, os, queue, resource, selectors, socket, threading
+import logging, os, queue, resource, socket, threading
 from holdfast.net import reactor as module
 from holdfast.net.address import Address
 
 selects = 0
 
-class Counting(selectors.DefaultSelector):
-    def select(self, timeout=None):
+class Counting(module.Poller):
+    def wait(self, seconds):
         global selects
         selects += 1
-        return super().select(timeout)
+        return super().wait(seconds)
 
 class Echo:
     def __init__(self, connection):
@@ -414,7 +420,7 @@ class Echo:
     def closed(self, reason):
         pass
 
-selectors.DefaultSelector = Counting
+module.Poller = Counting
 module.ACCEPT_PAUSE_S = 0.01
 module.COMPLAIN_EVERY_S = 3600.0
 logging.basicConfig(format="%(message)s")
@@ -543,7 +549,7 @@ def test_cancelled_timers_do_not_pile_up() -> None:
         assert held.issuperset(kept)
 
 
-def test_what_reschedules_itself_starves_nobody() -> None:
+def test_a_callback_that_reschedules_itself_does_not_starve_others() -> None:
     """Neither a timer without delay, on a clock that stands still, nor a callback."""
     with serving(clock=ManualClock()) as server:
 
@@ -691,4 +697,4 @@ def test_an_idle_socket_shows_signs_of_life() -> None:
         tune(sock)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    tune(sock)  # which is closed: whoever uses it will see
+    tune(sock)  # which is closed: its next use shows that

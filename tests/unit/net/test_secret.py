@@ -133,7 +133,7 @@ def test_many_processes_that_make_it_at_once_get_the_same(tmp_path: Path) -> Non
     assert os.listdir(state) == ["secret"]
 
 
-def test_who_looked_too_early_takes_what_another_has_made(
+def test_a_process_that_looked_too_early_takes_the_file_that_another_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file appears between looking for it and making it."""
@@ -331,7 +331,7 @@ def test_a_secret_cannot_be_pickled(protocol: int) -> None:
         pickle.dumps(Secret(CANARY.encode()), protocol)
 
 
-def test_who_shows_locals_finds_no_secret_that_was_refused(tmp_path: Path) -> None:
+def test_locals_in_a_traceback_show_no_secret_that_was_refused(tmp_path: Path) -> None:
     path = put(tmp_path / "secret", b"hunter2")
     with pytest.raises(Refused, match="must hold 16 to 4096 bytes") as of_file:
         read_secret_file(path)

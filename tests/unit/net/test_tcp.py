@@ -80,7 +80,7 @@ def shake(key: bytes = KEY, extra: bytes = b"") -> Callable[[socket.socket], Non
 
 @pytest.fixture
 def closed_port() -> Iterator[Address]:
-    """An address that is taken, so that nobody else gets it, and on which nobody listens."""
+    """An address that is taken, so that no other process gets it, without a listener."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield Address(*sock.getsockname())
@@ -154,7 +154,7 @@ def test_a_name_of_several_addresses_is_tried_until_one_answers(
 # The TCP connection.
 
 
-def test_a_port_on_which_nobody_listens(closed_port: Address) -> None:
+def test_a_port_without_a_listener(closed_port: Address) -> None:
     with pytest.raises(Unavailable, match="Connection refused") as caught:
         connect(closed_port, KEY, within())
     assert caught.value.step is Step.TCP
@@ -163,7 +163,7 @@ def test_a_port_on_which_nobody_listens(closed_port: Address) -> None:
 
 
 def test_an_address_that_swallows_everything() -> None:
-    """A full backlog drops the packets of those who want in, as a firewall does."""
+    """A full backlog drops the packets of new clients, as a firewall does."""
     with socket.socket() as listener, contextlib.ExitStack() as waiting:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -224,7 +224,7 @@ socket.create_server(("127.0.0.1", 40000)).close()
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can have a network of its own")
 def test_a_socket_does_not_connect_to_itself() -> None:
-    """Or whoever waits for a server on its own host would take the server's port."""
+    """Else a client that waits for a server on its own host would take its port."""
     done = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", SELF_CONNECT],
         capture_output=True,
@@ -367,6 +367,40 @@ def test_half_a_frame_is_waited_for(wire: tuple[TcpTransport, socket.socket]) ->
     assert transport.receive(SOON) == []
     far.sendall(frame[6:])
     assert transport.receive(SOON) == [b"whole"]
+
+
+def test_a_transport_spins_before_it_sleeps_where_that_pays(
+    wire: tuple[TcpTransport, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, far = wire
+    monkeypatch.setattr(tcp, "SPINS", 10**9)
+    frame = encode_frame(b"whole")
+    transport._spin.now = True
+    far.sendall(frame[:6])
+    threading.Timer(0.01, far.sendall, [frame[6:]]).start()
+    assert transport.receive(0.0) == [b"whole"]  # it does not sleep
+    assert transport._spin.now
+
+
+def test_a_transport_that_spun_in_vain_sleeps(
+    wire: tuple[TcpTransport, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, far = wire
+    monkeypatch.setattr(tcp, "SPINS", 3)
+    transport._spin.now = True
+    threading.Timer(0.05, far.sendall, [encode_frame(b"late")]).start()
+    assert transport.receive(SOON) == [b"late"]
+    assert not transport._spin.now
+
+
+def test_a_connection_that_ends_while_its_transport_spins(
+    wire: tuple[TcpTransport, socket.socket],
+) -> None:
+    transport, far = wire
+    transport._spin.now = True
+    far.close()
+    with pytest.raises(Unavailable, match="the peer closed the connection"):
+        transport.receive(SOON)
 
 
 def test_waiting_long_is_waiting_in_ticks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""TLS by files: each wrong file is named, each failed handshake says who did not trust whom."""
+"""TLS by files: each wrong file is named, each failed handshake says which side refused."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_key_that_does_not_fit_is_named(certificates: Certificates) -> None:
         assert str(caught.value) == f"key {path!r}: {why}"
     with pytest.raises(UsageError, match="cert '.*client.pem': holds no private key"):
         load_client_tls(cert)
-    with pytest.raises(UsageError, match="key '.*client.key': of no use without cert"):
+    with pytest.raises(UsageError, match="key '.*client.key': needs cert"):
         load_client_tls(key=key)
 
 
@@ -140,7 +140,7 @@ def failure_of(tls: ClientTls, address: Address, within_s: float = TIMEOUT_S) ->
     return found
 
 
-def test_a_server_whom_we_do_not_trust(certificates: Certificates) -> None:
+def test_a_server_that_is_not_trusted(certificates: Certificates) -> None:
     with serving(by_tls(server_context(certificates), echo)) as address:
         for cacert in (certificates.other_ca, None):
             error = failure_of(load_client_tls(cacert=cacert), address)

@@ -120,7 +120,7 @@ def test_nothing_goes_through_what_was_closed_here(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("wait_s", [0.9, SOON])
-def test_close_wakes_whoever_receives(ends: Ends, wait_s: float) -> None:
+def test_close_wakes_a_thread_that_receives(ends: Ends, wait_s: float) -> None:
     one, _ = ends
     woken: list[Unavailable] = []
     ready = threading.Event()

@@ -1,4 +1,4 @@
-"""Who is held, and who makes room: numbers only, no sockets."""
+"""Which connections are kept, and which are evicted: numbers only, no sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from holdfast.net.unauthenticated import UnauthenticatedConnections, place_of
 
 
-def test_nobody_makes_room_while_there_is_some() -> None:
+def test_no_connection_is_evicted_below_the_limit() -> None:
     held = UnauthenticatedConnections[str](2)
     assert [held.admit("a", "10.0.0.1"), held.admit("b", "10.0.0.1")] == [None, None]
     assert (len(held), list(held)) == (2, ["a", "b"])
@@ -40,7 +40,7 @@ def test_from_as_many_places_as_there_is_room_the_oldest_goes() -> None:
     assert gone == [None, None, None, 0, 1]
 
 
-def test_who_is_forgotten_leaves_room_and_may_be_forgotten_again() -> None:
+def test_a_forgotten_connection_leaves_room_and_may_be_forgotten_again() -> None:
     held = UnauthenticatedConnections[str](1)
     held.admit("a", "10.0.0.1")
     held.forget("a")
@@ -49,7 +49,7 @@ def test_who_is_forgotten_leaves_room_and_may_be_forgotten_again() -> None:
     assert held.admit("b", "10.0.0.1") is None
 
 
-def test_whatever_comes_the_counts_agree_and_nobody_goes_for_a_larger_place() -> None:
+def test_counts_agree_and_no_connection_is_evicted_for_a_larger_group() -> None:
     """ST-1, ST-2."""
     rng = random.Random(11)
     held, where = UnauthenticatedConnections[int](8), dict[int, str]()

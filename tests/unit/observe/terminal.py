@@ -43,7 +43,11 @@ class Screen:
         elif c == "\n":
             self.at = (min(row + 1, self.rows - 1), column)
         else:
-            assert column < self.columns, "a line was too long"
+            if column == self.columns:
+                assert self.wraps, "a line was too long"
+                self.put("\r")
+                self.put("\n")
+                row, column = self.at
             self.lines[row] = (self.lines[row].ljust(column)[:column] + c).ljust(column)
             self.at = (row, column + 1)
 

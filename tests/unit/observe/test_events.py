@@ -27,6 +27,7 @@ from holdfast.observe.events import (
     RunEnded,
     ServerStarted,
     ServerStopped,
+    StopRequested,
     TimerExpired,
     WorkerFailed,
     WorkersFinished,
@@ -147,6 +148,10 @@ SENTENCES: list[tuple[Event, str]] = [
         "run job: this agent was told to stop by SIGTERM",
     ),
     (
+        StopRequested(cause=CAUSE, at=1.0, run="job", by="user\na"),
+        r"run job: user\na stops the job",
+    ),
+    (
         TimerExpired(cause=CAUSE, at=1.0, pid=12, scope="step\n7", late_s=0.25, signal="SIGKILL"),
         r"process 12 was sent SIGKILL: its timer 'step\n7' expired 0.2 s ago",
     ),
@@ -194,7 +199,7 @@ def test_an_enum_is_told_by_its_value() -> None:
     assert type(event.to_dict()["step"]) is str
 
 
-def test_only_what_strangers_can_provoke_is_marked_so() -> None:
+def test_only_events_that_unauthenticated_clients_can_provoke_are_marked() -> None:
     assert {kind for kind in get_args(AnyEvent) if kind.provoked} == {ConnectionRefused}
     assert ConnectionRefused.level is Level.WARNING
     assert ConnectionOpened.level is Level.DEBUG
@@ -215,7 +220,7 @@ def test_a_secret_field_is_in_no_form() -> None:
     assert event.to_dict() == {"event": "Given", "cause": "start", "at": 0.0}
 
 
-def test_a_stranger_cannot_forge_lines_or_fill_the_log() -> None:
+def test_an_unauthenticated_client_cannot_forge_lines_or_fill_the_log() -> None:
     event = ConnectionClosed(cause=CAUSE, at=0.0, peer="x\nroot: all is well", reason="\x1b[2J")
     assert str(event) == r"connection from x\nroot: all is well closed: \x1b[2J"
     assert len(printable("a" * 10_000)) == 301

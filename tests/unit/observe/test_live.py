@@ -12,13 +12,16 @@ from typing import TextIO
 import pytest
 
 from holdfast import env
-from holdfast.observe.live import JobView, Live, NodeView, is_for_us
+from holdfast.clock import iso_time
+from holdfast.observe.lines import JobView, NodeView
+from holdfast.observe.live import Live, is_for_us
+from holdfast.testing.clock import ManualClock
 from tests.unit.observe.terminal import Screen, Terminal
 
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    terminal = Terminal(10, 60)
+    terminal = Terminal(10, 80)
     yield terminal
     terminal.close()
 
@@ -28,71 +31,95 @@ def node(n: int, state: str = "running", **more: object) -> NodeView:
 
 
 def job(count: int, state: str = "running") -> JobView:
-    return JobView(node(0, state), tuple(node(n) for n in range(1, count)))
+    return JobView(node(0, state), count - 1)
 
 
-def test_a_line_says_it_all() -> None:
-    view = node(0, round=2, ranks=(0, 3), world_size=8, restarts=1, max_restarts=3, reason="why")
-    assert str(view) == "host0  running  round 2  ranks 0-3 of 8  restarts 1/3  why"
-    assert str(node(1, "joining")) == "host1  joining"
-    assert str(node(1, ranks=(5, 5), world_size=6)) == "host1  running  rank 5 of 6"
-    assert str(node(1, reason="a\x1b[2J\nb")) == "host1  running  a?[2J?b"
+CLOCK = ManualClock()
+WHEN = iso_time(CLOCK.wall())
 
 
 def test_lines_stay_while_the_rest_scrolls(terminal: Terminal) -> None:
     terminal.worker_prints("before")
-    live = Live(terminal.stream, terminal=True)
+    live = Live(terminal.stream, terminal=True, clock=CLOCK)
     live.show(job(2, "joining"))
-    assert terminal.look() == ["before", *[""] * 7, "host0  joining", "host1  running"]
+    joining = f"holdfast: {WHEN}  host0  joining"
+    assert terminal.look() == ["before", joining, *[""] * 6, "host0  joining", "and 1 more node"]
     terminal.worker_prints(*(f"line {n}" for n in range(20)))
     live.show(job(2))
     terminal.worker_prints("last")
     shown = terminal.look()
-    assert shown[:8] == [*(f"line {n}" for n in range(14, 20)), "last", ""]
-    assert shown[8:] == ["host0  running", "host1  running"]
+    running = f"holdfast: {WHEN}  host0  running"
+    assert shown[:8] == [*(f"line {n}" for n in range(15, 20)), running, "last", ""]
+    assert shown[8:] == ["host0  running", "and 1 more node"]
     live.close()
     terminal.worker_prints("after")
-    assert terminal.look() == [*(f"line {n}" for n in range(14, 20)), "last", "after", "", ""]
+    assert terminal.look()[5:] == [running, "last", "after", "", ""]
     assert terminal.screen.region == (0, 9)
     assert terminal.screen.wraps
+
+
+def test_only_what_is_waited_for_is_written_over(terminal: Terminal) -> None:
+    """What happened stays: the reason of a restart is there when the next round runs."""
+    with Live(terminal.stream, terminal=True, clock=CLOCK) as live:
+        live.show(JobView(node(0, "stopping", round=1, reason="rank 3 failed")))
+        live.show(JobView(node(0, "joining", reason="rank 3 failed; 2 restarts left")))
+        for left_s in range(9, 0, -1):
+            live.show(
+                JobView(
+                    node(
+                        *(0, "joining"),
+                        reason="rank 3 failed; 2 restarts left",
+                        waiting=f"have {9 - left_s} of 9",
+                        left_s=float(left_s),
+                    )
+                )
+            )
+        live.show(JobView(node(0, round=2, reason="again")))
+        assert terminal.look()[:4] == [
+            f"holdfast: {WHEN}  host0  stopping  round 1  rank 3 failed",
+            f"holdfast: {WHEN}  host0  joining  2 restarts left",
+            f"holdfast: {WHEN}  host0  running  round 2  again",
+            "",
+        ]
+    assert "have 8 of 9; rank 3 failed; 2 restarts left, 1 s left" in terminal.said
 
 
 def test_more_and_fewer_nodes(terminal: Terminal) -> None:
     terminal.worker_prints(*(f"line {n}" for n in range(30)))
     with Live(terminal.stream, terminal=True) as live:
         live.show(job(1))
+        terminal.worker_prints("line 30")
         live.show(job(3))
-        assert terminal.look()[5:] == [
-            *("line 29", "", "host0  running", "host1  running", "host2  running")
-        ]
+        assert terminal.look()[6:] == ["line 30", "", "host0  running", "and 2 more nodes"]
         live.show(job(2))
-        assert terminal.look()[7:] == ["", "host0  running", "host1  running"]
+        assert terminal.look()[7:] == ["", "host0  running", "and 1 more node"]
         assert terminal.screen.region == (0, 7)
         live.show(job(9))
-        assert terminal.look()[8:] == ["host3  running", "and 5 more nodes"]
+        assert terminal.look()[8:] == ["host0  running", "and 8 more nodes"]
         terminal.worker_prints("x")
-        assert terminal.look()[8:] == ["host3  running", "and 5 more nodes"]
+        assert terminal.look()[8:] == ["host0  running", "and 8 more nodes"]
 
 
 def test_a_line_that_is_half_written_goes_on_where_it_was(terminal: Terminal) -> None:
     with Live(terminal.stream, terminal=True) as live:
+        live.show(job(1))
         terminal.stream.write("half")
         live.show(job(1))
         terminal.stream.write(" and")
         live.show(job(2))
         terminal.worker_prints(" whole")
-        assert terminal.look()[0] == "half and whole"
+        assert terminal.look()[1] == "half and whole"
 
 
 def test_a_long_line_is_cut(terminal: Terminal) -> None:
     with Live(terminal.stream, terminal=True, color=False) as live:
         live.show(JobView(node(0, reason="x" * 200)))
-        assert terminal.look()[9] == f"host0  running  {'x' * 44}"
+        assert terminal.look()[9] == f"host0  running  {'x' * 64}"
     assert "\x1b[1m" not in terminal.said
 
 
 def test_another_size(terminal: Terminal) -> None:
-    with Live(terminal.stream, terminal=True) as live:
+    with Live(terminal.stream, terminal=True, clock=CLOCK) as live:
         live.show(job(1))
         terminal.look()
         terminal.resize(20, 60)
@@ -100,9 +127,9 @@ def test_another_size(terminal: Terminal) -> None:
         assert terminal.look()[19] == "host0  running"
         assert terminal.screen.region == (0, 18)
         terminal.resize(4, 60)  # too small: plain lines from now on
-        live.show(job(1))
+        live.show(job(1, "stopping"))
         assert terminal.look()[3:] == [""]
-        assert "holdfast: host0  running" in terminal.look()
+        assert f"holdfast: {WHEN}  host0  stopping" in terminal.look()
         assert terminal.screen.region == (0, 3)
 
 
@@ -110,35 +137,32 @@ def test_another_size(terminal: Terminal) -> None:
 def test_a_tiny_terminal_gets_plain_lines(rows: int, columns: int) -> None:
     terminal = Terminal(rows, columns)
     terminal.screen = Screen(24, 80)
-    with Live(terminal.stream, terminal=True) as live:
+    with Live(terminal.stream, terminal=True, clock=CLOCK) as live:
         live.show(job(2))
-    assert terminal.look()[:2] == ["holdfast: host0  running", ""]
+    assert terminal.look()[:2] == [f"holdfast: {WHEN}  host0  running", ""]
     terminal.close()
 
 
 def test_plain_lines_are_printed_when_something_changed() -> None:
     stream = io.StringIO()
-    with Live(stream, terminal=False) as live:
+    with Live(stream, terminal=False, clock=CLOCK) as live:
         live.show(JobView(node(0, "joining")))
         live.show(JobView(node(0, "joining", ranks=(0, 1), world_size=2)))
-        live.show(JobView(node(0, round=1), (node(1),)))
-        live.show(JobView(node(0, round=1, reason="why")))
-        live.show(JobView(node(0, round=2, reason="why")))
+        live.show(JobView(node(0, round=1), 1))
+        live.show(JobView(node(0, "ended", round=1, reason="why")))
     assert stream.getvalue().splitlines() == [
-        "holdfast: host0  joining",
-        "holdfast: host0  running  round 1",
-        "holdfast: host0  running  round 1  why",
-        "holdfast: host0  running  round 2  why",
+        f"holdfast: {WHEN}  host0  joining",
+        f"holdfast: {WHEN}  host0  running  round 1",
     ]
 
 
-def test_nobody_who_looks_is_no_error() -> None:
+def test_a_stream_without_a_reader_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     stream = os.fdopen(writer, "w", buffering=1)
     with Live(stream, terminal=False) as live:
         live.show(job(1))
-        live.show(job(1, "ended"))
+        live.show(job(1, "stopping"))
     with pytest.raises(BrokenPipeError):
         stream.close()
     live.show(job(1, "again"))  # to a stream that is closed

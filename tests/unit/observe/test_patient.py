@@ -1,4 +1,4 @@
-"""A reader that does not read holds up nobody; one that reads misses nothing."""
+"""A reader that does not read blocks no writer; one that reads misses nothing."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_a_flood_of_refusals_is_one_line_a_second(
     assert logs.messages == [sentence, f"{sentence} (1000 more like it left out)"]
 
 
-def test_what_nobody_provokes_is_never_left_out(
+def test_events_that_no_client_provokes_are_never_left_out(
     logs: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
     sink = LogSink(clock=clock)
