@@ -8,6 +8,9 @@ of itself. The suite closes the clients.
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -84,6 +87,50 @@ def tcp(folder: Path) -> Iterator[Spaces]:
             yield lambda: open_store(server.endpoint, secret=secret)
 
     yield space
+
+
+THREE = """
+import sys
+from contextlib import ExitStack
+from holdfast import serve_store
+
+with ExitStack() as stack:
+    first = stack.enter_context(serve_store())
+    for _ in range(2):
+        stack.enter_context(serve_store(join=first.endpoint))
+    print(",".join(first.members), flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def replicated(folder: Path) -> Iterator[Spaces]:
+    """A store of three members, which all tests share; each test has a prefix of its own.
+
+    They are in another process: members connect to each other again while tests run, and no test
+    is to blame for these connections.
+    """
+    secret, numbers = new_secret(), itertools.count()
+    with subprocess.Popen(
+        [sys.executable, "-c", THREE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "HOLDFAST_SECRET": secret.reveal()},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        where = f"tcp://{process.stdout.readline().strip()}"
+
+        @contextmanager
+        def space() -> Iterator[Opener]:
+            prefix = f"space-{next(numbers):04}"
+            yield lambda: open_store(f"{where}/{prefix}", secret=secret)
+
+        try:
+            yield space
+        finally:
+            process.stdin.close()
 
 
 @contextmanager
@@ -171,6 +218,7 @@ BACKENDS = (
         has_guard=True,
         is_view=True,
     ),
+    Backend("tcp of three", replicated, key_bytes_max=KEY_BYTES_MAX - len("space-0000/")),
     Backend("etcd", etcd),
     Backend("etcd-v2", etcd_v2, atomic_multi_set=False, atomic_guards=False),
 )

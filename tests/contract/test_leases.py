@@ -11,7 +11,7 @@ from holdfast.errors import LeaseLost, TimeoutExpired
 from holdfast.store.ops import Change, Lease
 from holdfast.store.store import Store, Watch
 from tests.contract.conftest import Space
-from tests.patience import with_more_time
+from tests.waiting import with_more_time
 
 TIMEOUT_S = 30.0
 LONG_S = 3600.0

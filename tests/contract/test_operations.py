@@ -38,6 +38,25 @@ def test_delete_says_whether_the_key_was_there(store: Store, other: Store) -> No
     assert store.get("k") is None
 
 
+def test_delete_prefix_removes_all_keys_below_it_and_no_other(store: Store, other: Store) -> None:
+    store.multi_set(dict.fromkeys(("a", "a/", "a/1", "a/é/2", "a0", "b/1"), b"v"))
+    with store.watch("a/1") as watch:
+        assert watch.next(10).value == b"v"
+        other.delete_prefix("a/")
+        assert watch.next(10).value is None
+    assert [entry.key for entry in store.list_prefix()] == ["a", "a0", "b/1"]
+    other.delete_prefix("a/")  # nothing is there
+    other.delete_prefix("b/1")
+    assert store.count() == 2
+
+
+def test_an_empty_prefix_deletes_nothing(store: Store) -> None:
+    store.set("k", b"v")
+    with pytest.raises(UsageError, match=r"^prefix '': must not be empty$"):
+        store.delete_prefix("")
+    assert store.get("k") == b"v"
+
+
 def test_revisions_increase_over_all_changes_and_over_a_deletion(store: Store) -> None:
     revisions = [store.set("a", b"1")]
     revisions.append(store.set("b", b"1"))

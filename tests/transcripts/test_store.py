@@ -10,6 +10,7 @@ import pytest
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.ids import LeaseId, SessionId
 from holdfast.store import ops
+from holdfast.store.effects import Hangup, SendFrame
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.messages import (
     Call,
@@ -24,7 +25,7 @@ from holdfast.store.messages import (
     decode_from_client,
     decode_from_server,
 )
-from holdfast.store.service import Hangup, SendFrame, Service
+from holdfast.store.service import Service
 from holdfast.store.session import PendingCall, Session, WatchState
 from holdfast.store.wire import decode_result
 from holdfast.testing.transcript import Command
@@ -123,7 +124,7 @@ class SessionStory:
     connect C, cut C            make a connection; lose it, on both sides
     call C OP...                begin a call           give-up C        give up its oldest call
     watch C KEY [prefix=yes]    open a watch           read C           read what it has
-    deliver                     let messages arrive until nobody has anything to say
+    deliver                     let messages arrive until none is left
     deliver to-server           let those arrive that are on their way to the server
     lose C to-server|to-client  lose what is under way
     congest C, relieve C        C's connection is full; is empty again

@@ -6,11 +6,11 @@ What a store is
     ops.py ◦            the operations, as data
     keyspace.py ◦       what each of them means: the reference for every backend
     store.py            what every backend gives its users
+    pending.py ◦        the changes that a watch has not delivered yet
     memory.py           inside one process: the shortest backend
     view.py             what views of a store have in common
     prefix.py           a view in which every key lies under a prefix
     fenced.py           a view whose writes end when a key changes
-    pending.py ◦        the changes that a watch has not delivered yet
     open.py             from an endpoint to a store
 On any store
     gather.py           barrier and all-gather; they name the missing ranks
@@ -19,10 +19,15 @@ tcp:// between hosts
     wire.py ◦           operations and results as bytes
     messages.py ◦       what client and server say to each other
     clients.py ◦        what the server keeps of each client
+    effects.py ◦        what the server wants done
+    delivery.py ◦       what clients are told of changes: waits, watches
     service.py ◦        the server as a machine
-    server.py           its shell: one thread, thousands of clients
     session.py ◦        the client as a machine
     client.py           its shell, without a thread of its own
+    candidates.py ◦     which of several members a client tries next
+    raft/               one log that several members agree on
+    replica/            a store that several members keep, by that log
+    server.py           the shell of service.py and replica/: one thread, thousands of clients
 file:// on one host
     filelog.py ◦        the format of the log
     lockholder.py       which process holds the lock of a file

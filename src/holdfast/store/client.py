@@ -10,6 +10,8 @@ Guarantees
     CL-2  A lost connection is made again, with growing pauses, for as long as RECONNECT_WITHIN_S;
           then the store counts as lost, and every call says so. A try that only its caller's
           own deadline cut short loses nothing.
+    CL-4  Of a store with several members the one that leads is found, by any of them, and found
+          again when it has died; only the loss of all connections for RECONNECT_WITHIN_S counts.
     CL-3  A forked child gets a session of its own and leaves its parent's connection alone.
 """
 
@@ -33,6 +35,7 @@ from holdfast.errors import (
 from holdfast.forks import in_child
 from holdfast.ids import new_session_id
 from holdfast.net.transport import Transport
+from holdfast.store.messages import Members
 from holdfast.store.ops import Change, Op, Wait
 from holdfast.store.session import PendingCall, Session, WatchState, missing_keys
 from holdfast.store.store import Store, Watch
@@ -44,6 +47,7 @@ Dial = Callable[[Deadline], Transport]
 
 RECONNECT_WITHIN_S = 10.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.01, 1.0
+PAUSE_AMONG_MEMBERS_MAX_S = 0.5
 CANCEL_WITHIN_S = 1.0
 SEND_WITHIN_S = 30.0
 _READ_S = 1.0
@@ -63,9 +67,14 @@ class RemoteStore(Store):
         *,
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random | None = None,
+        several: bool = False,
+        learn: Callable[[Members], None] = lambda members: None,
     ) -> None:
+        """`several` if several endpoints were given; `learn` hears where the members are."""
         self.endpoint = endpoint
         self._dial = dial
+        self._several = several
+        self._learn = learn
         self._clock = clock
         self._rng = rng or random.SystemRandom()
         self._closed = False
@@ -81,7 +90,8 @@ class RemoteStore(Store):
 
     def _begin_life(self) -> None:
         """Make the parts that belong to one process."""
-        self._session = Session(new_session_id(self._rng), self.endpoint)
+        self._session = Session(new_session_id(self._rng), self.endpoint, several=self._several)
+        self._members: Members | None = None
         self._lock = threading.Lock()  # guards everything
         # True while some thread reads, connects or pauses on behalf of all.
         self._driven = False
@@ -254,19 +264,23 @@ class RemoteStore(Store):
                 raise Unavailable(f"{self.endpoint} is silent", address=self.endpoint)
         except (Unavailable, PeerViolation) as error:
             self._disconnected(transport, error)
+        if self._session.members is not self._members:
+            self._members = self._session.members
+            if self._members is not None:
+                self._learn(self._members)
         if self._session.lost is not None:
             self._drop(transport)
         self._flush(deadline)
 
     def _flush(self, deadline: Deadline) -> None:
         """Send what there is to send, unless another thread is at it: it sends this as well."""
-        if self._sending:
+        if self._sending or self._session.quiet:
             return
         limit = deadline if deadline.at is not None else deadline.sooner(SEND_WITHIN_S)
         self._sending = True
         try:
-            while self._transport is not None and (frames := self._session.take_output()):
-                self._send(self._transport, frames, limit)
+            while self._transport is not None and not self._session.quiet:
+                self._send(self._transport, self._session.take_output(), limit)
         finally:
             self._sending = False
 
@@ -288,13 +302,16 @@ class RemoteStore(Store):
         if self._transport is not transport:
             return  # known already, or closed
         self._drop(transport)
+        was_ready = self._session.ready
         self._session.disconnected()
         now = self._clock.monotonic()
         if now - self._connected_at > PAUSE_MAX_S:
             self._tries = 0
-        self._apart_since = now
+        if was_ready:
+            self._apart_since = now
         self._failure = failure
         self._pause(now)
+        self._judge_absence(failure, now)
 
     def _drop(self, transport: Transport) -> None:
         self._transport = None
@@ -303,7 +320,8 @@ class RemoteStore(Store):
     def _pause(self, now: float) -> None:
         """Decide when to connect next: at once after a good connection, then ever later."""
         doublings = min(self._tries, _DOUBLINGS_MAX)
-        pause = min(PAUSE_MAX_S, PAUSE_MIN_S * 2**doublings) if self._tries else 0.0
+        longest = PAUSE_AMONG_MEMBERS_MAX_S if self._has_members else PAUSE_MAX_S
+        pause = min(longest, PAUSE_MIN_S * 2**doublings) if self._tries else 0.0
         self._retry_at = now + pause * self._rng.uniform(0.5, 1.0)
         self._tries += 1
 
@@ -336,13 +354,25 @@ class RemoteStore(Store):
     def _not_connected(self, failure: HoldfastError, now: float, deadline: Deadline) -> None:
         self._failure = failure
         self._pause(now)
-        if isinstance(failure, (Refused, PeerViolation)):
+        if isinstance(failure, (Refused, PeerViolation)) and not (
+            self._session.met and self._has_members
+        ):
             if not self._session.met:
                 raise failure
             self._session.lose(f"the store at {self.endpoint} is lost: {failure}")
         elif deadline.passed():
             pass  # it was this caller's haste that cut the try short: it tells nothing of the store
-        elif self._session.met and now - self._apart_since > RECONNECT_WITHIN_S:  # CL-2
+        else:
+            self._judge_absence(failure, now)
+
+    @property
+    def _has_members(self) -> bool:
+        """Say whether another member may be there if one is not."""
+        return self._several or self._members is not None
+
+    def _judge_absence(self, failure: HoldfastError, now: float) -> None:
+        """Give the store up if no server has served us for too long (CL-2)."""
+        if self._session.met and now - self._apart_since > RECONNECT_WITHIN_S:
             self._session.lose(
                 f"the store at {self.endpoint} is lost: no connection "
                 f"for {now - self._apart_since:.0f} s: {failure}"

@@ -427,7 +427,7 @@ class FileStore(Store):
         self._watches.clear()
 
     def _forked(self) -> None:
-        """Let go, in a forked child, of a lock that the child would keep held for its parent."""
+        """Release, in a forked child, a lock that the child would keep held for its parent."""
         self._closed = self._closed or "was opened before a fork: open it again in the child"
         self._changed = threading.Condition(threading.Lock())
         self._drop_files()

@@ -119,7 +119,7 @@ def _late(
         found = _arrived(store, name, world_size, deadline)
     except TimeoutExpired:
         raise TimeoutExpired(
-            f"{name!r:.80}: not all of {world_size} ranks came, and the store did not say who",
+            f"{name!r:.80}: not all of {world_size} ranks came, and the store did not say which",
             waiting_for=error.waiting_for,
         ) from error
     missing = [peer for peer in range(world_size) if peer not in found]

@@ -28,7 +28,7 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
-from typing import NamedTuple, TypeVar, assert_never, cast
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 from holdfast.errors import Fenced, InternalError, LeaseLost, UsageError
 from holdfast.ids import LeaseId
@@ -47,6 +47,7 @@ from holdfast.store.ops import (
     CompareSet,
     Count,
     Delete,
+    DeletePrefix,
     Entry,
     Get,
     Guarded,
@@ -76,8 +77,7 @@ __all__ = [
 
 R = TypeVar("R")
 
-_DIGITS_MAX = 20  # "-9223372036854775808"
-_STALE_ENDS_MAX = 64
+_DIGITS_MAX, _STALE_ENDS_MAX = 20, 64  # "-9223372036854775808" has 20
 
 
 class SavedItem(NamedTuple):
@@ -179,24 +179,27 @@ class Keyspace:
         are not all there raises InternalError: ask `ready()` first.
         """
         self.expire(now)
-        return cast(R, self._apply(cast(AnyOp, op), now))
+        known: Any = op
+        result: R = self._apply(known, now)
+        return result
 
-    def _apply(self, op: AnyOp, now: float) -> object:
+    def _apply(self, op: AnyOp, now: float) -> Any:
         match op:
             case Get(key):
                 return self._entry(key)
             case Set(key, value, lease):
                 self._check_lease(lease)
-                self._check_room({key: value})
-                self.revision += 1
-                self._put(key, value, lease)
+                self._write(key, value, lease)
                 return self.revision
             case Add(key, amount):
                 return self._add(key, amount)
             case CompareSet():
                 return self._compare_set(op)
             case Delete(key):
-                return self._delete(key)
+                return self._delete([key] if key in self._items else [])
+            case DeletePrefix(prefix):
+                self._delete(sorted(self._under(prefix)))
+                return self.revision
             case Append(key, value):
                 return self._append(key, value)
             case MultiGet(keys):
@@ -245,6 +248,11 @@ class Keyspace:
             if at < lease.due:
                 self._push_end(lease_id, lease)
                 self._forget_stale_ends()
+
+    def renew_all(self, now: float) -> None:
+        """Give every lease its whole time again."""
+        for lease in self._leases.values():
+            lease.ends_at = now + lease.ttl
 
     def has_lease(self, lease_id: LeaseId) -> bool:
         """Say whether a lease is alive, as of the last operation."""
@@ -358,18 +366,13 @@ class Keyspace:
     def _add(self, key: str, amount: int) -> int:
         item = self._items.get(key)
         total = added(key, item.value if item else None, amount)
-        value = b"%d" % total
-        self._check_room({key: value})
-        self.revision += 1
-        self._put(key, value, item.lease if item else None)
+        self._write(key, b"%d" % total, item.lease if item else None)
         return total
 
     def _append(self, key: str, value: bytes) -> int:
         item = self._items.get(key)
         grown = appended(key, item.value if item else None, value)
-        self._check_room({key: grown})
-        self.revision += 1
-        self._put(key, grown, item.lease if item else None)
+        self._write(key, grown, item.lease if item else None)
         return len(grown)
 
     def _compare_set(self, op: CompareSet) -> Swap:
@@ -380,11 +383,9 @@ class Keyspace:
         if current != op.expected:
             return Swap(False, current, item.revision if item else 0)
         if op.desired is None:
-            self._delete(op.key)
+            self._delete([op.key] if item else [])
             return Swap(True, None, 0)
-        self._check_room({op.key: op.desired})
-        self.revision += 1
-        self._put(op.key, op.desired, op.lease)
+        self._write(op.key, op.desired, op.lease)
         return Swap(True, op.desired, self.revision)
 
     def _multi_set(self, items: tuple[tuple[str, bytes], ...], lease: LeaseId | None) -> int:
@@ -397,12 +398,11 @@ class Keyspace:
             self._put(key, value, lease)
         return self.revision
 
-    def _delete(self, key: str) -> bool:
-        if key not in self._items:
-            return False
-        self.revision += 1
-        self._remove(key)
-        return True
+    def _delete(self, keys: list[str]) -> bool:
+        self.revision += bool(keys)
+        for key in keys:
+            self._remove(key)
+        return bool(keys)
 
     def _grant(self, ttl: float, now: float) -> Lease:
         if len(self._leases) >= LEASES_MAX:
@@ -465,6 +465,14 @@ class Keyspace:
             why = f"it has {self._bytes} bytes of {BYTES_MAX}, no room for {more_bytes}"
             raise UsageError(f"the store is full: {why}")
 
+    def _write(self, key: str, value: bytes, lease: LeaseId | None) -> None:
+        """Write one key, at a revision of its own."""
+        item = self._items.get(key)
+        if item is None or len(value) > len(item.value):  # else it takes no more room
+            self._check_room({key: value})
+        self.revision += 1
+        self._put(key, value, lease)
+
     def _put(self, key: str, value: bytes, lease: LeaseId | None) -> None:
         item = self._items.get(key)
         if item is None:
@@ -487,9 +495,5 @@ class Keyspace:
         self._changes.append(Change(key, None, self.revision))
 
     def _drop_lease(self, lease_id: LeaseId) -> None:
-        lease = self._leases.pop(lease_id)
-        if lease.keys:
-            self.revision += 1
-        for key in sorted(lease.keys):
-            self._bytes -= len(key) + len(self._items.pop(key).value)
-            self._changes.append(Change(key, None, self.revision))
+        self._delete(sorted(self._leases[lease_id].keys))
+        del self._leases[lease_id]

@@ -11,6 +11,9 @@ Each message is one frame: a kind byte and fixed fields; the codec is as strict 
     Ping                                       ──▶    Pong
     Parting  I live, but this connection is    ──▶
              useless: I close it
+
+A member of a replicated store says before Welcome, and when they change, where the members are
+(Members); one that does not lead says where the leader is, and closes the connection.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import NamedTuple, TypeAlias, assert_never
 from holdfast.errors import PeerViolation
 from holdfast.ids import SessionId
 from holdfast.records import dataclass
-from holdfast.store.ops import AnyOp, Change, Entry, check_key, check_prefix
+from holdfast.store.ops import AnyOp, Change, Entry, Op, check_key, check_prefix
 from holdfast.store.wire import Reader, decode_op, encode_op, put_entries, put_maybe, put_text
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "FromClient",
     "FromServer",
     "Hello",
+    "Members",
     "Parting",
     "Ping",
     "Pong",
@@ -48,6 +52,8 @@ __all__ = [
     "decode_from_client",
     "decode_from_server",
     "encode",
+    "encode_call",
+    "encode_reply",
 ]
 
 KEY_CONTEXT = "store"
@@ -176,8 +182,20 @@ class Pong:
     """Answer that it is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Where the members of a replicated store are, and where its leader is ("" if none is known).
+
+    Without `here`, this member does not lead: ask the leader.
+    """
+
+    here: bool
+    leader: str
+    members: tuple[str, ...]
+
+
 FromClient: TypeAlias = Hello | Call | Cancel | WatchOpen | WatchClose | Ping | Parting
-FromServer: TypeAlias = Welcome | Reply | CallFailure | WatchSnapshot | Changed | Pong
+FromServer: TypeAlias = Welcome | Reply | CallFailure | WatchSnapshot | Changed | Pong | Members
 
 _CALL = struct.Struct(">BQQ")
 _NUMBERED = struct.Struct(">BQ")
@@ -194,9 +212,9 @@ def encode(message: FromClient | FromServer) -> bytes:
     """Encode a message; client's kinds are below 16, server's above."""
     match message:
         case Call(number, ack, op):
-            return _CALL.pack(2, number, ack) + encode_op(op)
+            return encode_call(number, ack, op)
         case Reply(number, result):
-            return _NUMBERED.pack(18, number) + result
+            return encode_reply(number, result)
         case Changed(watch, change):
             head = _CHANGED.pack(21, watch, change.revision)
             return head + put_text(change.key) + put_maybe(change.value)
@@ -222,8 +240,21 @@ def encode(message: FromClient | FromServer) -> bytes:
             return _SNAPSHOT.pack(20, watch, last, revision) + put_entries(entries)
         case Pong():
             return b"\x16"
+        case Members(here, leader, members):
+            listed = b"".join(map(put_text, members))
+            return bytes((23, here)) + put_text(leader) + _COUNT.pack(len(members)) + listed
         case _:
             assert_never(message)
+
+
+def encode_call(number: int, ack: int, op: Op[object]) -> bytes:
+    """Encode a Call: what every call costs a client goes by the shortest way."""
+    return _CALL.pack(2, number, ack) + encode_op(op)
+
+
+def encode_reply(number: int, result: bytes) -> bytes:
+    """Encode a Reply, as above for a server."""
+    return _NUMBERED.pack(18, number) + result
 
 
 def decode_from_client(data: bytes) -> FromClient:
@@ -273,6 +304,8 @@ def decode_from_server(data: bytes) -> FromServer:
             message = Changed(watch, Change(r.text(), r.maybe(), revision))
         case 22:
             message = Pong()
+        case 23:
+            message = Members(r.flag(), r.text(), r.texts())
         case _:
             raise PeerViolation(f"message kind {kind} is unknown, or cut short")
     r.end()

@@ -2,7 +2,7 @@
 
     memory://                      inside this process
     file:///path                   one host, many processes
-    tcp://host:port[/prefix]       a holdfast server; authenticated both ways
+    tcp://host:port,…[/prefix]     a holdfast server, or several that replicate; authenticated
     etcd://host:port,…[/prefix]    etcd, v3 API
     etcd-v2://host:port,…[/prefix] etcd, v2 keys API
     c10d://host:port               a store that torch hosts; no authentication
@@ -16,13 +16,12 @@ Only the module of the scheme that is used gets imported.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import env
-from holdfast.clock import check_timeout
+from holdfast.clock import Deadline, check_timeout
 from holdfast.errors import Refused, UsageError
 from holdfast.net.address import Address, Endpoint, is_loopback, parse_endpoint
 from holdfast.net.secret import Secret, read_secret_file, user_secret
@@ -32,9 +31,13 @@ from holdfast.store.store import DEFAULT_TIMEOUT_S, Store
 
 if TYPE_CHECKING:
     from holdfast.net.tls import ClientTls
+    from holdfast.net.transport import Transport
     from holdfast.store.server import StoreServer
 
 __all__ = ["choose_secret", "open_store", "parse_store_endpoint", "serve_store"]
+
+TRY_WITHIN_S = 2.0
+"""How long one of several members is tried before the next."""
 
 _WITH_OPTIONS = ("etcd", "etcd-v2")
 _TLS_FILES = ("cert", "key", "cacert")
@@ -67,10 +70,14 @@ def serve_store(
     secret: Secret | None = None,
     environment: env.Environment | None = None,
     values: Mapping[str, bytes] | None = None,
+    join: str | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT_S,
 ) -> StoreServer:
     """Start a server of `tcp://` stores; port 0 picks a free one. Close it when done.
 
-    `values` are in the store before the first client connects.
+    `values` are in the store before the first client connects. With `join`, the endpoint of a
+    store that is served elsewhere, the server becomes one more member of that store; it must be
+    one within `timeout`, else StoreUnavailable.
     An address that other hosts can reach needs a secret that was given: UsageError otherwise.
     """
     from holdfast.store.server import StoreServer
@@ -81,7 +88,13 @@ def serve_store(
     address = where.addresses[0]
     chosen = choose_secret(address, secret, environment or env.current())
     server = StoreServer(address, chosen, values=values)
-    server.start()
+    if join is None:
+        server.start()
+    else:
+        members = parse_store_endpoint(join)
+        if members.scheme != "tcp" or members.path or values:
+            raise UsageError(f"endpoint {join!r:.200}: to join, write tcp://host:port,…")
+        server.join(members.addresses, check_timeout(timeout))
     return server
 
 
@@ -158,7 +171,7 @@ def _fits(where: Endpoint) -> bool:
         case "file":
             return hosts == 0 and where.path.strip("/") != ""
         case "tcp":
-            return hosts == 1
+            return hosts >= 1
         case "c10d":
             return hosts == 1 and not where.path
         case _:
@@ -204,12 +217,26 @@ def _open_file(wish: _Wish) -> Store:
 
 def _open_tcp(wish: _Wish) -> Store:
     from holdfast.net.tcp import connect
+    from holdfast.store.candidates import Candidates
     from holdfast.store.client import RemoteStore
     from holdfast.store.messages import KEY_CONTEXT
 
-    address, prefix = wish.where.addresses[0], wish.where.path
-    key = choose_secret(address, wish.secret, wish.environment).key(KEY_CONTEXT)
-    store = RemoteStore(f"tcp://{address}", functools.partial(connect, address, key))
+    addresses, prefix = wish.where.addresses, wish.where.path
+    # An address that other hosts can reach needs a secret that was given, whichever it is.
+    far = next((one for one in addresses if not is_loopback(one.host)), addresses[0])
+    key = choose_secret(far, wish.secret, wish.environment).key(KEY_CONTEXT)
+    candidates = Candidates(addresses)
+
+    def dial(deadline: Deadline) -> Transport:
+        limit = deadline.sooner(TRY_WITHIN_S) if candidates.several else deadline
+        return connect(candidates.next(), key, limit)
+
+    store = RemoteStore(
+        f"tcp://{','.join(map(str, addresses))}",
+        dial,
+        several=len(addresses) > 1,
+        learn=lambda members: candidates.learn(members.members, members.leader),
+    )
     try:
         store.connect(wish.timeout)
     except BaseException:
@@ -256,7 +283,7 @@ class _Scheme(NamedTuple):
 _SCHEMES = {
     "memory": _Scheme("memory://", _open_memory),
     "file": _Scheme("file:///absolute/path", _open_file),
-    "tcp": _Scheme("tcp://host:port[/prefix]", _open_tcp),
+    "tcp": _Scheme("tcp://host:port,…[/prefix]", _open_tcp),
     "etcd": _Scheme("etcd://host:port,…[/prefix][?options]", _open_etcd),
     "etcd-v2": _Scheme("etcd-v2://host:port,…[/prefix][?options]", _open_etcd_v2),
     "c10d": _Scheme("c10d://host:port", _open_c10d),

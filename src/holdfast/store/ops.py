@@ -33,6 +33,7 @@ __all__ = [
     "CompareSet",
     "Count",
     "Delete",
+    "DeletePrefix",
     "Entry",
     "Get",
     "Guarded",
@@ -159,6 +160,13 @@ class Delete(Op[bool]):
 
 
 @dataclass(frozen=True, slots=True)
+class DeletePrefix(Op[int]):
+    """Remove all keys that begin with a prefix, at one moment; return the revision."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
 class Append(Op[int]):
     """Append to a value, absent meaning empty, and return its length. Keeps the key's lease."""
 
@@ -221,7 +229,7 @@ class LeaseRevoke(Op[bool]):
     lease: LeaseId
 
 
-KeyWrite: TypeAlias = Set | Add | CompareSet | Delete | Append | MultiSet
+KeyWrite: TypeAlias = Set | Add | CompareSet | Delete | DeletePrefix | Append | MultiSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +248,7 @@ AnyOp: TypeAlias = (
     | Add
     | CompareSet
     | Delete
+    | DeletePrefix
     | Append
     | MultiGet
     | MultiSet
@@ -251,7 +260,7 @@ AnyOp: TypeAlias = (
     | Guarded[object]
 )
 
-KEY_WRITES = (Set, Add, CompareSet, Delete, Append, MultiSet)
+KEY_WRITES = (Set, Add, CompareSet, Delete, DeletePrefix, Append, MultiSet)
 """The operations that change keys; these can be guarded."""
 
 WRITES = (*KEY_WRITES, LeaseGrant, LeaseKeep, LeaseRevoke, Guarded)

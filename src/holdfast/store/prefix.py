@@ -17,6 +17,7 @@ from holdfast.store.ops import (
     CompareSet,
     Count,
     Delete,
+    DeletePrefix,
     Entry,
     Get,
     Guarded,
@@ -82,7 +83,7 @@ class PrefixStore(View):
                 return replace(op, keys=self._all(op.keys))
             case MultiSet():
                 return replace(op, items=tuple((self._full(k), v) for k, v in op.items))
-            case Count() | ListPrefix():
+            case Count() | ListPrefix() | DeletePrefix():
                 return replace(op, prefix=self._full(op.prefix))
             case Guarded():
                 return replace(op, key=self._full(op.key), op=cast(KeyWrite, self._outward(op.op)))

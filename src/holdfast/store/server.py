@@ -1,7 +1,8 @@
 """The server of `tcp://` stores: one thread, thousands of clients, nothing parsed before trust.
 
 The shell around `service.py`: it authenticates connections, feeds the machine with frames and
-time, and performs its effects.
+time, and performs its effects. Once another process has asked to be a member of the store, the
+machine is `replica/machine.py`, around the same service; until then nothing of it is there.
 
 Guarantees
     SS-1  A byte of a peer reaches the codec only after the peer has proved itself.
@@ -12,20 +13,24 @@ Guarantees
     SS-4  A client gets its answers at the pace at which it reads them: while more than
           CONGESTED_BYTES wait for it, its further calls wait too, at most one read's worth of
           them here and the rest in the network. So what waits for it is bounded.
+    SS-5  A leader that is closed hands over before, within HAND_OVER_WITHIN_S, if it can.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
+import socket
+import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Self
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
 from holdfast.ids import CauseId, new_session_id
 from holdfast.net.address import Address
@@ -44,14 +49,23 @@ from holdfast.observe.events import (
 )
 from holdfast.observe.metrics import Metric, Metrics
 from holdfast.observe.sinks import LogSink, Sink
+from holdfast.store.effects import Hangup, SendFrame, ServiceStatus
 from holdfast.store.messages import KEY_CONTEXT
 from holdfast.store.ops import Set, check_key, check_value
-from holdfast.store.service import Hangup, SendFrame, Service, ServiceStatus
+from holdfast.store.replica.effects import MemberEffect, SendToMember, Tell
+from holdfast.store.replica.joining import MemberPeer, ask_to_join
+from holdfast.store.replica.links import MemberLinks
+from holdfast.store.replica.machine import Replica
+from holdfast.store.replica.messages import JoinReply, JoinRequest, is_members_word
+from holdfast.store.service import Service
 
 __all__ = ["HANDSHAKE_WITHIN_S", "UNAUTHENTICATED_MAX", "StoreServer"]
 
+_log = logging.getLogger("holdfast.store")
+
 HANDSHAKE_WITHIN_S = 5.0
 UNAUTHENTICATED_MAX = 1024
+HAND_OVER_WITHIN_S = 1.0
 CONGESTED_BYTES = 1024 * 1024
 
 
@@ -76,12 +90,18 @@ class StoreServer:
         self._sink = sink or LogSink()
         self._clock = clock
         self._reactor: Reactor | None = None
-        rng = random.SystemRandom()
+        self._rng = rng = random.SystemRandom()
         self._cause = CauseId(f"server-{rng.getrandbits(32):08x}")
-        self._service = Service(incarnation=new_session_id(rng))
+        service = Service(incarnation=new_session_id(rng))
         for key, value in (values or {}).items():
-            self._service.keyspace.apply(Set(check_key(key), check_value(value)), self._now())
-        self._service.keyspace.take_changes()  # no client watches yet
+            service.keyspace.apply(Set(check_key(key), check_value(value)), self._now())
+        service.keyspace.take_changes()  # no client watches yet
+        self._machine: Service | Replica = service
+        # Connections to other members, once there are some.
+        self._links: MemberLinks | None = None
+        self._joined, self._follows = threading.Event(), threading.Event()
+        self.on_dismissed: Callable[[str], None] = lambda why: None
+        """Called on the reactor's thread when this process is no member of its store any more."""
         self._metrics = Metrics()
         self._opened, self._refused = (
             self._metrics.counter(
@@ -104,24 +124,65 @@ class StoreServer:
         """Where clients find the store."""
         return f"tcp://{self.address}"
 
+    @property
+    def announced(self) -> Address:
+        """What others can connect to: "all addresses" is none."""
+        everywhere = self.address.host in {"0.0.0.0", "::"}
+        return self.address._replace(host=socket.gethostname()) if everywhere else self.address
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Where the members of the store are, as far as this one knows; one at least."""
+        machine = self._machine
+        return machine.addresses() if isinstance(machine, Replica) else (str(self.announced),)
+
     def start(self) -> None:
         """Bind and serve. UsageError if the address cannot be bound."""
+        self._run(self._bind())
+
+    def _bind(self) -> Reactor:
         reactor = Reactor("holdfast-store", self._clock)
         try:
             self.address = reactor.listen(self.address, self._admit)
         except HoldfastError:
             reactor.close()
             raise
+        return reactor
+
+    def _run(self, reactor: Reactor) -> None:
         self._reactor = reactor
         reactor.start()
         self._sink.emit(ServerStarted(cause=self._cause, at=self._now(), endpoint=self.endpoint))
 
+    def join(self, addresses: tuple[Address, ...], timeout: float | None) -> None:
+        """Start as one more member of the store that has members at these addresses.
+
+        Blocks until this member has the state of the store. StoreUnavailable at the deadline.
+        """
+        reactor = self._bind()
+        machine = self._replicate(founder=False)
+        request = JoinRequest(machine.member, str(self.announced))
+        self._run(reactor)
+        reactor.call_soon(self._perform)
+        deadline = Deadline.after(timeout, self._clock)
+        try:
+            ask_to_join(self, request, addresses, self._key, self._joined, deadline)
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
         """Stop serving and drop every connection. Idempotent."""
+        if self._reactor is not None and isinstance(self._machine, Replica):
+            self._follows.clear()
+            self._reactor.call_soon(self._hand_over)
+            self._follows.wait(HAND_OVER_WITHIN_S)
         reactor, self._reactor = self._reactor, None
         if reactor is None:
             return
         reactor.close()
+        if self._links is not None:
+            self._links.close()
         self._sink.emit(
             ServerStopped(
                 cause=self._cause, at=self._now(), endpoint=self.endpoint, reason="closed"
@@ -130,7 +191,7 @@ class StoreServer:
 
     def status(self) -> ServiceStatus:
         """Return a snapshot of the numbers; it may be a step behind."""
-        return self._service.status()
+        return self._machine.status()
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the numbers as metrics, for `observe.prometheus.render_prometheus`."""
@@ -164,9 +225,60 @@ class StoreServer:
             crowded_out.drop("made room for newer connections")
         return peer
 
+    def _replicate(self, *, founder: bool) -> Replica:
+        """Become a member of a replicated store; the service that is there goes on."""
+        machine = self._machine
+        if isinstance(machine, Replica):
+            return machine
+        member = new_session_id(self._rng)
+        now, announced = self._now(), str(self.announced)
+        self._machine = Replica(machine, member, announced, self._rng, now, founder=founder)
+        return self._machine
+
+    def _hand_over(self) -> None:
+        machine = self._machine
+        if not (isinstance(machine, Replica) and machine.hand_over()):
+            self._follows.set()
+        self._perform()
+
+    def admit(self, request: JoinRequest) -> JoinReply:
+        """Take the request of a process that wants to be a member."""
+        machine = self._replicate(founder=True)
+        self._perform()  # a founder leads from here on
+        reply = machine.admit(request.member, request.address, self._now())
+        self._perform()
+        return reply
+
+    def learn(self, reply: JoinReply) -> None:
+        """Take what members said to this process, which wants to join. From any thread."""
+        machine, reactor = self._machine, self._reactor
+        if isinstance(machine, Replica) and reactor is not None:
+            reactor.call_soon(lambda: machine.learn(reply))
+
+    def _send_to_member(self, effect: SendToMember) -> None:
+        reactor, machine = self._reactor, self._machine
+        if reactor is None or not effect.address or not isinstance(machine, Replica):
+            return
+        if self._links is None:
+
+            def lost(member: int) -> None:
+                machine.unreachable(member)
+                self._perform()
+
+            def dismissed(why: str) -> None:
+                machine.dismiss(why)
+                self._perform()
+                self.on_dismissed(why)
+
+            self._links = MemberLinks(
+                reactor, self._key, machine.member, self._clock, lost=lost, dismissed=dismissed
+            )
+        if not self._links.send(*effect):
+            machine.unreachable(effect.member)  # else it waits for what was dropped
+
     def _perform(self) -> None:
         """Do what the machine wants, and set its timer."""
-        effects = self._service.take_effects()
+        effects = self._machine.take_effects()
         if len(effects) == 1 and isinstance(effects[0], SendFrame):
             self._send(effects[0].connection, encode_frame(effects[0].payload))
         elif effects:
@@ -180,18 +292,31 @@ class StoreServer:
             for effect in effects:
                 if isinstance(effect, Hangup) and effect.connection in self._peers:
                     self._peers[effect.connection].connection.close(effect.reason)
+            if isinstance(self._machine, Replica):
+                self._perform_as_member(self._machine, effects)
         self._set_timer()
+
+    def _perform_as_member(self, machine: Replica, effects: Sequence[MemberEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, SendToMember):
+                self._send_to_member(effect)
+            elif isinstance(effect, Tell):
+                _log.info("store member %s: %s", self.announced, effect.text)
+        if machine.member in machine.configuration.members:
+            self._joined.set()
+        if not machine.leads:
+            self._follows.set()
 
     def _send(self, number: int, data: bytes) -> None:
         peer = self._peers.get(number)
         if peer is not None:
             peer.connection.send(data)
             if peer.connection.unsent() > CONGESTED_BYTES:
-                self._service.congest(number)
+                self._machine.congest(number)
 
     def _set_timer(self) -> None:
         reactor = self._reactor  # read once: close() takes it away from another thread
-        due = self._service.next_wake()
+        due = self._machine.next_wake()
         if due is None or due >= self._wake_at or reactor is None:
             return  # a timer that comes too early costs less than setting it anew each time
         if self._wake is not None:
@@ -201,7 +326,10 @@ class StoreServer:
 
     def _tick(self) -> None:
         self._wake_at = math.inf
-        self._service.tick(self._now())
+        now = self._now()
+        self._machine.tick(now)
+        if self._links is not None and isinstance(self._machine, Replica):
+            self._links.tick(now, self._machine.peers())
         self._perform()
 
 
@@ -218,11 +346,13 @@ class _Peer:
         # The step that it reached, if it fails to authenticate.
         self._step = Step.HANDSHAKE
         self._decoder = FrameDecoder()
+        # What the peer is if it is no client.
+        self._member: MemberPeer | None = None
         # Frames that wait until the peer has read its answers to the earlier ones.
         self._held: deque[bytes] = deque()
         connection.on_drained = self._drained
-        # Runs out unless the peer says its first word in time.
-        self._patience = self._start_timer()
+        # Fires unless the peer's first message comes in time.
+        self._handshake_timer = self._start_timer()
 
     def _start_timer(self) -> Timer | None:
         reactor = self._server._reactor
@@ -241,14 +371,22 @@ class _Peer:
     def _serve(self) -> None:
         """Handle the frames that are held, as far as the peer keeps up with its answers (SS-4)."""
         server, held, connection = self._server, self._held, self.connection
-        service = server._service
+        if self._handshake_timer is not None and held:
+            self._stop_timer()
+            if is_members_word(held[0]):
+                server._machine.disconnect(self.number, server._now(), by_peer=False)
+                self._member = MemberPeer(server, server._machine, connection)
+        if self._member is not None:
+            while held:
+                self._member.receive(held.popleft(), server._now())
+            server._perform()
+            return
+        machine = server._machine
         now = server._now()
         try:
             while held and connection.unsent() <= CONGESTED_BYTES:
-                service.receive(self.number, held.popleft(), now)
-                if self._patience is not None:
-                    self._calm()
-                if service.queued_bytes > CONGESTED_BYTES:
+                machine.receive(self.number, held.popleft(), now)
+                if machine.queued_bytes > CONGESTED_BYTES:
                     server._perform()
         finally:
             server._perform()  # what came before a violation counts, for the others too (SS-3)
@@ -258,13 +396,13 @@ class _Peer:
     def closed(self, reason: str) -> None:
         server = self._server
         server._peers.pop(self.number, None)
-        self._calm()
+        self._stop_timer()
         if self._handshake is not None:
             server._unauthenticated.forget(self)
             self._refuse(reason)
             return
         by_peer = self.connection.closed_by_peer
-        server._service.disconnect(self.number, server._now(), by_peer=by_peer)
+        server._machine.disconnect(self.number, server._now(), by_peer=by_peer)
         server._perform()
         server._sink.emit(
             ConnectionClosed(
@@ -290,7 +428,7 @@ class _Peer:
         server = self._server
         server._unauthenticated.forget(self)
         self._handshake = None
-        server._service.connect(self.number)
+        server._machine.connect(self.number)
         server._opened.add()
         server._sink.emit(
             ConnectionOpened(cause=self._cause(), at=server._now(), peer=self.connection.peer)
@@ -299,11 +437,11 @@ class _Peer:
         self.connection.send(answer)
         return handshake.leftover()
 
-    def _calm(self) -> None:
+    def _stop_timer(self) -> None:
         """Stop counting this peer's time."""
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+            self._handshake_timer = None
 
     def _refuse(self, reason: str) -> None:
         server = self._server
@@ -322,7 +460,7 @@ class _Peer:
         return CauseId(f"{self._server._cause}/{self.number}")
 
     def _drained(self) -> None:
-        self._server._service.relieve(self.number)
+        self._server._machine.relieve(self.number)
         self._server._perform()
         try:
             self._serve()

@@ -26,33 +26,34 @@ Guarantees
     SV-7  A lease that was granted with `linger` ends that long after its client's end closed the
           connection, unless the client comes back before; then it has its whole time again. It
           keeps its time if the client said that it lives (Parting), or this end closed it.
+    SV-8  What a write changes is told to waits and watches before the write is answered: those
+          have waited longer, and a write that has returned has been told.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import NamedTuple, TypeAlias, assert_never
+from typing import assert_never
 
 from holdfast.errors import Fenced, LeaseLost, PeerViolation, UsageError
 from holdfast.ids import LeaseId, SessionId
-from holdfast.net.frames import FRAME_BYTES_MAX
-from holdfast.store.clients import ClientConnection, ClientSession, OpenWatch, Parked
+from holdfast.store.clients import ClientConnection, ClientSession
+from holdfast.store.delivery import Delivery
+from holdfast.store.effects import Effect, Hangup, ServiceStatus
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.messages import (
     CALLS_MAX,
-    WATCHES_MAX,
     Call,
     CallFailure,
     Cancel,
     Changed,
+    FromClient,
+    FromServer,
     Hello,
     Parting,
     Ping,
     Pong,
-    Reply,
     WatchClose,
     WatchOpen,
-    WatchSnapshot,
     Welcome,
     Why,
     decode_from_client,
@@ -61,75 +62,31 @@ from holdfast.store.messages import (
 from holdfast.store.ops import (
     WRITES,
     AnyOp,
-    Change,
-    Entry,
-    Get,
     Lease,
     LeaseGrant,
     LeaseKeep,
-    ListPrefix,
     Wait,
 )
-from holdfast.store.pending import Pending
-from holdfast.store.wire import encode_result
 
-__all__ = ["LINGERING_MAX", "LINGER_S", "Effect", "Hangup", "SendFrame", "Service", "ServiceStatus"]
+__all__ = ["LINGERING_MAX", "LINGER_S", "Service"]
 
 LINGER_S = 120.0
 LINGERING_MAX = 16_384
 LINGERS_SWEPT = 64
-SNAPSHOT_BYTES = 1024 * 1024
+
 ANSWERS_BYTES_MAX = 64 * 1024 * 1024
 
 
-class SendFrame(NamedTuple):
-    """Send a frame to a connection."""
-
-    connection: int
-    payload: bytes
-
-
-class Hangup(NamedTuple):
-    """Close a connection."""
-
-    connection: int
-    reason: str
-
-
-Effect: TypeAlias = SendFrame | Hangup
-
-
-class ServiceStatus(NamedTuple):
-    """A snapshot for people and metrics."""
-
-    keys: int
-    revision: int
-    sessions: int
-    connections: int
-    waits: int
-    watches: int
-    calls: int
-
-
-_Index: TypeAlias = defaultdict[str, dict[OpenWatch, None]]
-
-
-class Service:
+class Service(Delivery):
     """The machine. Connections are named by numbers that the shell chooses."""
 
     def __init__(self, incarnation: int) -> None:
+        super().__init__()
         self.incarnation = incarnation
-        self.keyspace = Keyspace()
         self._sessions: dict[SessionId, ClientSession] = {}
         self._connections: dict[int, ClientConnection] = {}
         # When each session without a connection is forgotten, the soonest first.
         self._lingering: dict[SessionId, float] = {}
-        # Dicts used as sets, because the order of a set differs from run to run.
-        self._waits: defaultdict[str, dict[Parked, None]] = defaultdict(dict)
-        self._watches_of_key: _Index = defaultdict(dict)
-        self._watches_of_prefix: _Index = defaultdict(dict)
-        self._effects: list[Effect] = []
-        self.queued_bytes = 0  # how much the effects not taken yet would send
         self._calls = 0
 
     # What happens.
@@ -151,6 +108,12 @@ class Service:
             self._hello(conn, message, now)
             return
         session.resumable = True  # it speaks, so it has read a Welcome
+        self.handle(conn, session, message, now)
+
+    def handle(
+        self, conn: ClientConnection, session: ClientSession, message: FromClient, now: float
+    ) -> None:
+        """Take a message of a client that has said Hello."""
         match message:
             case Call():
                 self._call(session, message.number, message.ack, message.op, now)
@@ -174,15 +137,11 @@ class Service:
 
         Its session stays for LINGER_S.
         """
-        conn = self._connections.get(connection)
-        session = self._detach(connection)
-        if session is not None:
-            died = by_peer and conn is not None and not conn.parting
-            for lease, linger in session.lingers.items() if died else ():
-                self.keyspace.curtail(lease, now + linger)
-            self._lingering[session.id] = now + LINGER_S
-            if len(self._lingering) > LINGERING_MAX:
-                self._forget(next(iter(self._lingering)))
+        died = self.drop(connection, now, by_peer=by_peer)
+        if died is not None:
+            self.curtail(died, now)
+        if len(self._lingering) > LINGERING_MAX:
+            self._forget_old(now)
 
     def congest(self, connection: int) -> None:
         """Hear that a connection's peer does not keep up: merge its changes from now on."""
@@ -201,12 +160,8 @@ class Service:
 
     def tick(self, now: float) -> None:
         """Let time pass: end leases, forget sessions."""
-        self.keyspace.expire(now)
-        self._publish()
-        for session_id, at in list(self._lingering.items()):
-            if at > now:
-                break
-            self._forget(session_id)
+        self.expire(now)
+        self._forget_old(now)
 
     def next_wake(self) -> float | None:
         """Return when `tick` is due, or None if nothing is."""
@@ -238,23 +193,95 @@ class Service:
     # Sessions.
 
     def _hello(self, conn: ClientConnection, hello: Hello, now: float) -> None:
-        session = self._sessions.get(hello.session)
-        resumed = session is not None and session.resumable
-        if session is None:
-            # A client that has met this life had a session here, which is forgotten. Until it
-            # knows, by a Welcome that may get lost, every Welcome must tell it.
-            resumable = hello.incarnation != self.incarnation
-            session = ClientSession(hello.session, hello.floor, resumable)
-            self._sessions[hello.session] = session
-        elif session.id not in self._lingering:  # SV-3
+        resumed = self.open_session(hello, now)
+        self.attach(conn.id, hello.session)
+        self._send(conn.id, encode(Welcome(self.incarnation, resumed)))
+
+    def attach(self, connection: int, session_id: SessionId) -> None:
+        """Give a session this connection, instead of the one that it may have had (SV-3)."""
+        conn, session = self._connections[connection], self._sessions[session_id]
+        if session.connection:
             self._effects.append(Hangup(session.connection, "the client connected anew"))
             self._detach(session.connection)
-        self._lingering.pop(session.id, None)
-        session.connection = conn.id
+        self._lingering.pop(session_id, None)
+        session.connection = connection
         conn.session = session
-        self._settle(session, hello.floor)
-        self._revive(session, now)
-        self._send(conn.id, encode(Welcome(self.incarnation, resumed)))
+
+    def drop(self, connection: int, now: float, *, by_peer: bool) -> SessionId | None:
+        """End a connection; return the session if leases end because its client's end closed it."""
+        conn = self._connections.get(connection)
+        session = self._detach(connection)
+        if conn is None or session is None:
+            return None
+        session.connection = 0
+        self._lingering[session.id] = now + LINGER_S
+        return session.id if by_peer and not conn.parting and session.lingers else None
+
+    # For a member of a replicated store.
+
+    def connection(self, connection: int) -> ClientConnection | None:
+        """Return what is known of a connection, or None if it is over."""
+        return self._connections.get(connection)
+
+    def attached(self) -> list[int]:
+        """Return the connections that sessions have."""
+        return [s.connection for s in self._sessions.values() if s.connection]
+
+    def say(self, connection: int, message: FromServer) -> None:
+        """Send a message to a connection."""
+        self._send(connection, encode(message))
+
+    def hang_up(self, connection: int, reason: str, now: float) -> None:
+        """Close a connection, after all that was sent on it; its client may come back."""
+        self._effects.append(Hangup(connection, reason))
+        self.drop(connection, now, by_peer=False)
+
+    def hang_up_session(self, session_id: SessionId, reason: str, now: float) -> None:
+        """Close the connection of a session, if it has one."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.connection:
+            self.hang_up(session.connection, reason, now)
+
+    def linger(self, session_id: SessionId, until: float) -> None:
+        """Let a session be forgotten at this moment, unless its client comes back."""
+        self._lingering[session_id] = until
+
+    def linger_all(self, now: float) -> None:
+        """Give the clients that are away time to come back."""
+        away = (session.id for session in self._sessions.values() if not session.connection)
+        self._lingering = dict.fromkeys(away, now + LINGER_S)
+
+    def stop_lingering(self) -> None:
+        """Leave it to another member to forget sessions."""
+        self._lingering.clear()
+
+    def sessions(self) -> tuple[ClientSession, ...]:
+        """Return all sessions."""
+        return tuple(self._sessions.values())
+
+    def restore(
+        self, incarnation: int, sessions: tuple[ClientSession, ...], keyspace: Keyspace
+    ) -> None:
+        """Begin with another state instead of this one, in which no client is connected."""
+        self.incarnation = incarnation
+        self._sessions = {session.id: session for session in sessions}
+        self.keyspace = keyspace
+
+    def _forget_old(self, now: float) -> None:
+        for session_id in self.take_old_sessions(now):
+            self.forget(session_id)
+
+    def take_old_sessions(self, now: float) -> list[SessionId]:
+        """Return, once, the sessions that are to be forgotten now (SV-6)."""
+        surplus = len(self._lingering) - LINGERING_MAX
+        old = [
+            session_id
+            for place, (session_id, at) in enumerate(self._lingering.items())
+            if at <= now or place < surplus
+        ]
+        for session_id in old:
+            del self._lingering[session_id]
+        return old
 
     def _revive(self, session: ClientSession, now: float) -> None:
         """Keep the leases alive that would have ended with the lost connection (SV-7)."""
@@ -267,7 +294,7 @@ class Service:
         self._publish()
 
     def _detach(self, connection: int) -> ClientSession | None:
-        """End a connection, with its watches and parked waits; return whose it was."""
+        """End a connection, with its watches and parked waits; return the session it served."""
         conn = self._connections.pop(connection, None)
         if conn is None:
             return None  # taken over, or never introduced
@@ -278,10 +305,6 @@ class Service:
                 self._unpark(conn.session, number)
         return conn.session
 
-    def _forget(self, session_id: SessionId) -> None:
-        del self._lingering[session_id]
-        del self._sessions[session_id]
-
     def _settle(self, session: ClientSession, floor: int) -> None:
         """Forget what the client no longer asks for."""
         if floor <= session.floor:
@@ -290,33 +313,86 @@ class Service:
         for number in [n for n in session.answers if n < floor]:
             session.answers_bytes -= len(session.answers.pop(number))
 
+    # What a log repeats at every member of a replicated store: nothing here is about connections.
+
+    def open_session(self, hello: Hello, now: float) -> bool:
+        """Make the session of a client or find it, and say whether it was known."""
+        session = self._sessions.get(hello.session)
+        resumed = session is not None and session.resumable
+        if session is None:
+            # A client that has met this life had a session here, which is forgotten. Until it
+            # knows, by a Welcome that may get lost, every Welcome must tell it.
+            resumable = hello.incarnation != self.incarnation
+            session = ClientSession(hello.session, hello.floor, resumable)
+            self._sessions[hello.session] = session
+        self._settle(session, hello.floor)
+        self._revive(session, now)
+        return resumed
+
+    def write(self, session_id: SessionId, call: Call, now: float) -> None:
+        """Perform a write of a session, unless it was performed before (SV-1)."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.resumable = True
+            self._settle(session, call.ack)
+            if not self._answer_again(session, call.number):
+                self._calls += 1
+                self._finish(session, call.number, call.op, now)
+
+    def curtail(self, session_id: SessionId, now: float) -> None:
+        """Let the leases end that were granted with `linger`: their client has died (SV-7)."""
+        session = self._sessions.get(session_id)
+        for lease, linger in session.lingers.items() if session is not None else ():
+            self.keyspace.curtail(lease, now + linger)
+
+    def forget(self, session_id: SessionId) -> None:
+        """Forget a session that has no connection."""
+        self._sessions.pop(session_id, None)
+
+    def expire(self, now: float) -> None:
+        """End the leases whose time has come."""
+        self.keyspace.expire(now)
+        self._publish()
+
     # Calls.
 
     def _call(self, session: ClientSession, number: int, ack: int, op: AnyOp, now: float) -> None:
         self._settle(session, ack)
         write = isinstance(op, WRITES)
-        if write:  # SV-1
-            if number < session.floor:
-                return  # a late copy of a write that is settled
-            known = session.answers.get(number)
-            if known is not None:
-                self._send(session.connection, known)
+        if write:
+            if self._answer_again(session, number):
                 return
         elif number in session.parked:
             return  # a copy of a wait that still waits
+        self.check_room(session, write=write)
+        self._calls += 1
+        if not (isinstance(op, Wait) and self._park(session, number, op, now)):
+            self._finish(session, number, op, now)
+
+    def check_room(self, session: ClientSession, *, write: bool) -> None:
+        """Raise PeerViolation if a session has as many unsettled calls as it may (SV-6)."""
         if len(session.answers) + len(session.parked) >= CALLS_MAX:
             raise PeerViolation(f"more than {CALLS_MAX} unsettled calls")
         if write and session.answers_bytes >= ANSWERS_BYTES_MAX:
             raise PeerViolation(f"more than {ANSWERS_BYTES_MAX} bytes of unsettled answers")
-        self._calls += 1
-        if isinstance(op, Wait) and self._park(session, number, op, now):
-            return
+
+    def _answer_again(self, session: ClientSession, number: int) -> bool:
+        """Answer a write that was performed before, if the client still asks; else say False."""
+        if number < session.floor:
+            return True  # a late copy of a write that is settled
+        known = session.answers.get(number)
+        if known is None:
+            return False
+        self._send(session.connection, known)
+        return True
+
+    def _finish(self, session: ClientSession, number: int, op: AnyOp, now: float) -> None:
         answer = self._perform(session, number, op, now)
-        if write:
+        if isinstance(op, WRITES):
             session.answers[number] = answer
             session.answers_bytes += len(answer)
+        self._publish()  # SV-8
         self._send(session.connection, answer)
-        self._publish()
 
     def _perform(self, session: ClientSession, number: int, op: AnyOp, now: float) -> bytes:
         try:
@@ -337,129 +413,3 @@ class Service:
         if len(session.lingers) % LINGERS_SWEPT == 0:
             alive = self.keyspace.has_lease
             session.lingers = {each: s for each, s in session.lingers.items() if alive(each)}
-
-    def _reply(self, number: int, op: AnyOp, result: object) -> bytes:
-        size = _bytes_in(result)  # judged before it is copied: a key may be asked for many times
-        if size <= FRAME_BYTES_MAX:
-            answer = encode(Reply(number, encode_result(op, result)))
-            size = len(answer)
-            if size <= FRAME_BYTES_MAX:
-                return answer
-        text = f"the answer would take {size} bytes, at most {FRAME_BYTES_MAX} fit"
-        return encode(CallFailure(number, Why.USAGE, text))
-
-    # Waits.
-
-    def _park(self, session: ClientSession, number: int, op: Wait, now: float) -> bool:
-        self.keyspace.expire(now)
-        missing = set(self.keyspace.missing(op.keys))
-        if not missing:
-            return False
-        parked = Parked(session, number, op, missing)
-        session.parked[number] = parked
-        for key in op.keys:
-            self._waits[key][parked] = None
-        self._publish()  # of what expired
-        return True
-
-    def _unpark(self, session: ClientSession, number: int) -> Parked | None:
-        parked = session.parked.pop(number, None)
-        if parked is not None:
-            for key in parked.op.keys:
-                waiting = self._waits[key]
-                waiting.pop(parked, None)
-                if not waiting:
-                    del self._waits[key]
-        return parked
-
-    def _cancel(self, session: ClientSession, number: int) -> None:
-        parked = self._unpark(session, number)
-        if parked is not None:
-            missing = tuple(key for key in parked.op.keys if key in parked.missing)
-            # Without a text it is no longer than the call was, so it fits into a frame.
-            self._send(session.connection, encode(CallFailure(number, Why.CANCELLED, "", missing)))
-
-    # Watches.
-
-    def _open_watch(self, conn: ClientConnection, message: WatchOpen, now: float) -> None:
-        if message.watch in conn.watches:
-            raise PeerViolation(f"watch {message.watch} is open already")
-        if len(conn.watches) >= WATCHES_MAX:
-            raise PeerViolation(f"more than {WATCHES_MAX} watches")
-        key, prefix = message.key, message.prefix
-        watch = OpenWatch(conn, message.watch, key, prefix, Pending(key, prefix))
-        if prefix:
-            entries = self.keyspace.apply(ListPrefix(key), now)
-        else:
-            found = self.keyspace.apply(Get(key), now)
-            entries = () if found is None else (found,)
-        self._publish()  # what expired belongs to the others, not to this watch
-        conn.watches[watch.id] = watch
-        self._index(watch)[key][watch] = None
-        part, size = [], 0
-        for entry in entries:
-            part.append(entry)
-            size += len(entry.key) + len(entry.value)
-            if size > SNAPSHOT_BYTES:
-                snapshot = WatchSnapshot(watch.id, False, self.keyspace.revision, tuple(part))
-                self._send(conn.id, encode(snapshot))
-                part, size = [], 0
-        last = WatchSnapshot(watch.id, True, self.keyspace.revision, tuple(part))
-        self._send(conn.id, encode(last))
-
-    def _close_watch(self, conn: ClientConnection, watch_id: int) -> None:
-        watch = conn.watches.pop(watch_id, None)
-        if watch is not None:
-            index = self._index(watch)
-            index[watch.key].pop(watch, None)
-            if not index[watch.key]:
-                del index[watch.key]
-
-    def _index(self, watch: OpenWatch) -> _Index:
-        return self._watches_of_prefix if watch.prefix else self._watches_of_key
-
-    # Changes.
-
-    def _publish(self) -> None:
-        """Tell waits and watches what changed."""
-        for change in self.keyspace.take_changes():
-            if change.key in self._waits:
-                self._tell_waits(change)
-            if change.key in self._watches_of_key:
-                self._tell_watches(self._watches_of_key[change.key], change)
-            for prefix, watches in self._watches_of_prefix.items():
-                if change.key.startswith(prefix):
-                    self._tell_watches(watches, change)
-
-    def _tell_waits(self, change: Change) -> None:
-        for parked in list(self._waits[change.key]):
-            if change.value is None:
-                parked.missing.add(change.key)
-                continue
-            parked.missing.discard(change.key)
-            entries = None if parked.missing else self.keyspace.ready(parked.op.keys)
-            if entries is not None:  # None: gone again by a change that is told next
-                self._unpark(parked.session, parked.number)
-                answer = self._reply(parked.number, parked.op, entries)
-                self._send(parked.session.connection, answer)
-
-    def _tell_watches(self, watches: dict[OpenWatch, None], change: Change) -> None:
-        payloads: dict[int, bytes] = {}  # clients tend to use the same few watch numbers
-        for watch in watches:
-            if watch.connection.congested:
-                watch.pending.offer((change,))  # SV-5
-                continue
-            payload = payloads.get(watch.id)
-            if payload is None:
-                payload = payloads[watch.id] = encode(Changed(watch.id, change))
-            self._send(watch.connection.id, payload)
-
-    def _send(self, connection: int, payload: bytes) -> None:
-        self._effects.append(SendFrame(connection, payload))
-        self.queued_bytes += len(payload)
-
-
-def _bytes_in(result: object) -> int:
-    """Return how many bytes the values of a result take, at least."""
-    entries = result if type(result) is tuple else (result,)
-    return sum(len(entry.value) for entry in entries if isinstance(entry, Entry))

@@ -8,7 +8,8 @@ Theory. A session has a random id and numbers its calls. A call is kept until it
 answer, by its caller giving up, or by the loss of the store. When a connection is lost, the next
 one begins with Hello; after Welcome every unsettled call is sent again, and the server performs
 none of them twice. If the server has another incarnation, the store that we knew is gone, and
-with it the session: every call fails, now and later.
+with it the session: every call fails, now and later. A replicated store has several members, of
+which one leads: a member that does not lead names the leader, and the session goes on there.
 
 Guarantees
     SE-1  A call is settled exactly once.
@@ -18,6 +19,9 @@ Guarantees
           newest one, whatever happens to connections (K3). What a call reads while the watch is
           open is part of that: no later change is missing.
     SE-5  A lost session stays lost, and says why.
+    SE-6  A session that was given several endpoints begins only at a store with several members,
+          and one that knows several members is not lost because another store has come up at the
+          address of one of them.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from holdfast.errors import (
     PeerViolation,
     StoreUnavailable,
     TimeoutExpired,
+    Unavailable,
     UsageError,
 )
 from holdfast.ids import SessionId
@@ -41,12 +46,12 @@ from holdfast.net.frames import FRAME_BYTES_MAX
 from holdfast.store.messages import (
     CALLS_MAX,
     WATCHES_MAX,
-    Call,
     CallFailure,
     Cancel,
     Changed,
     FromClient,
     Hello,
+    Members,
     Parting,
     Ping,
     Pong,
@@ -58,6 +63,7 @@ from holdfast.store.messages import (
     Why,
     decode_from_server,
     encode,
+    encode_call,
 )
 from holdfast.store.ops import WRITES, Change, Op
 from holdfast.store.pending import Pending
@@ -118,9 +124,13 @@ class WatchState:
 class Session:
     """The machine. Not thread-safe: its shell holds a lock."""
 
-    def __init__(self, session_id: SessionId, endpoint: str) -> None:
+    def __init__(self, session_id: SessionId, endpoint: str, *, several: bool = False) -> None:
         self._id = session_id
         self._endpoint = endpoint
+        self._several = several
+        self.members: Members | None = None
+        """Where the members of a replicated store are, as far as was told."""
+        self._told = False  # on this connection
         self._phase = _Phase.APART
         self._incarnation = 0
         self._next_number = 1
@@ -198,6 +208,7 @@ class Session:
     def connected(self, now: float) -> None:
         """Hear of a new, authenticated connection."""
         self._phase = _Phase.GREETING
+        self._told = False
         self._output.clear()
         self._heard_at = self._asked_at = now
         self._say(Hello(self._id, self._incarnation, self._floor()))
@@ -209,10 +220,10 @@ class Session:
         self._output.clear()
 
     def receive(self, payload: bytes, now: float) -> None:
-        """Take one frame. PeerViolation means: drop the connection."""
+        """Take one frame. PeerViolation or Unavailable means: drop the connection."""
         self._heard_at, self._asked_at = now, None
         message = decode_from_server(payload)
-        if self._phase is _Phase.GREETING and not isinstance(message, Welcome):
+        if self._phase is _Phase.GREETING and not isinstance(message, (Welcome, Members)):
             raise PeerViolation("the first message must be Welcome")
         match message:
             case Reply(number, result):
@@ -229,6 +240,8 @@ class Session:
                 self._welcomed(message)
             case Pong():
                 pass
+            case Members():
+                self._learned(message)
             case _:
                 assert_never(message)
 
@@ -262,6 +275,11 @@ class Session:
         for call in calls:
             self._fail(call, self._unavailable(call, reason))
 
+    @property
+    def quiet(self) -> bool:
+        """Say whether there is nothing to send."""
+        return not self._output
+
     def take_output(self) -> list[bytes]:
         """Return the frames to send, in order, and forget them."""
         output, self._output = self._output, []
@@ -281,8 +299,7 @@ class Session:
         self._output.append(encode(message))
 
     def _send_call(self, call: PendingCall[Any]) -> None:
-        op: Any = call.op
-        payload = encode(Call(call.number, self._floor(), op))
+        payload = encode_call(call.number, self._floor(), call.op)
         if len(payload) > FRAME_BYTES_MAX:
             size = f"{len(payload)} bytes, at most {FRAME_BYTES_MAX} fit into one call"
             self._settle(call.number)
@@ -295,8 +312,12 @@ class Session:
         if self._phase is not _Phase.GREETING:
             raise PeerViolation("Welcome was not asked for")
         if self._incarnation not in (0, welcome.incarnation):
+            if self._several or self.members is not None:  # SE-6
+                raise Unavailable("another store has come up there", address=self._endpoint)
             self.lose(f"the store at {self._endpoint} was restarted: its keys are gone")
             return
+        if self._several and not self._told:
+            raise Unavailable("the store there has one member", address=self._endpoint)
         if self._incarnation and not welcome.resumed:
             self._session_forgotten()
         self._incarnation = welcome.incarnation
@@ -307,6 +328,13 @@ class Session:
             self._say(WatchOpen(watch.id, watch.prefix, watch.key))
         for call in list(self._calls.values()):
             self._send_call(call)
+
+    def _learned(self, members: Members) -> None:
+        self.members = members
+        self._told = True
+        if not members.here:
+            where = f"the leader is {members.leader}" if members.leader else "no leader is known"
+            raise Unavailable(f"the member does not lead: {where}", address=self._endpoint)
 
     def _session_forgotten(self) -> None:
         """Fail the writes whose fate the server no longer knows (SE-2); reads go out again."""

@@ -38,6 +38,7 @@ from holdfast.store.ops import (
     CompareSet,
     Count,
     Delete,
+    DeletePrefix,
     Entry,
     Get,
     Lease,
@@ -248,6 +249,13 @@ class Store(ABC):
         """Remove a key and say whether it was there."""
         return self._run(Delete(check_key(key)), timeout)
 
+    def delete_prefix(self, prefix: str, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> int:
+        """Remove all keys that begin with `prefix`, which must not be empty; return the revision.
+
+        At one moment, except in etcd's v2 API and in torch's store: there key by key.
+        """
+        return self._run(DeletePrefix(check_key(prefix, "prefix")), timeout)
+
     # Leases.
 
     def grant_lease(
@@ -276,7 +284,7 @@ class Store(ABC):
     # Lifetime.
 
     def close(self) -> None:
-        """Let go of the store's resources here. Idempotent; later calls raise UsageError."""
+        """Release the store's resources here. Idempotent; later calls raise UsageError."""
         self._close()
 
     def __enter__(self) -> Self:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeVar, assert_never
 
 from holdfast.errors import PeerViolation, UsageError
@@ -22,6 +23,8 @@ from holdfast.store import ops
 from holdfast.store.ops import AnyOp, Entry, Lease, Op, Swap
 
 __all__ = [
+    "KNOWN_BYTES_MAX",
+    "KNOWN_MAX",
     "Reader",
     "decode_op",
     "decode_result",
@@ -42,6 +45,9 @@ _I64 = struct.Struct(">q")
 _F64 = struct.Struct(">d")
 _NONE = 0xFFFFFFFF
 _ENTRY_BYTES_MIN = 14
+
+KNOWN_MAX = 1024
+KNOWN_BYTES_MAX = 256
 
 
 class Reader:
@@ -144,6 +150,11 @@ class Reader:
 
     def maybe_entry(self) -> Entry | None:
         return self.entry() if self.flag() else None
+
+    @property
+    def left(self) -> int:
+        """How many bytes are not read yet."""
+        return len(self._data) - self._at
 
     def rest(self) -> bytes:
         """Read everything that is left."""
@@ -316,6 +327,13 @@ _ROWS: dict[type[Any], _Row] = {
         bytes,
         Reader.rest,
     ),
+    ops.DeletePrefix: (
+        16,
+        lambda op: put_text(op.prefix),
+        lambda r: ops.DeletePrefix(r.text()),
+        _U64.pack,
+        Reader.u64,
+    ),
 }
 _ENCODE = {kind: (_U8.pack(row[0]), row[1]) for kind, row in _ROWS.items()}
 _DECODE = {row[0]: row[2] for row in _ROWS.values()}
@@ -329,7 +347,21 @@ def encode_op(op: Op[object]) -> bytes:
 
 
 def decode_op(data: bytes, at: int = 0) -> AnyOp:
-    """Decode the operation that fills `data` from `at` on, and check it against the limits."""
+    """Decode the operation that fills `data` from `at` on, and check it against the limits.
+
+    Of short ones, which clients repeat, the last KNOWN_MAX are remembered by their bytes.
+    """
+    if len(data) - at <= KNOWN_BYTES_MAX:
+        return _decode_short(data[at:])
+    return _decode(data, at)
+
+
+@lru_cache(KNOWN_MAX)
+def _decode_short(data: bytes) -> AnyOp:
+    return _decode(data, 0)
+
+
+def _decode(data: bytes, at: int) -> AnyOp:
     reader = Reader(data, at)
     code = reader.u8()
     read = _DECODE.get(code)
@@ -388,6 +420,8 @@ def _check(op: AnyOp) -> None:
                 ops.check_value(value)
         case ops.Count() | ops.ListPrefix():
             ops.check_prefix(op.prefix)
+        case ops.DeletePrefix():
+            ops.check_key(op.prefix, "prefix")
         case ops.LeaseGrant():
             ops.check_ttl(op.ttl)
             ops.check_linger(op.linger)

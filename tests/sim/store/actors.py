@@ -12,9 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, StoreUnavailable
+from holdfast.errors import (
+    Fenced,
+    HoldfastError,
+    LeaseLost,
+    PeerViolation,
+    StoreUnavailable,
+    Unavailable,
+)
 from holdfast.errors import TimeoutExpired as Expired
 from holdfast.ids import LeaseId, new_session_id
+from holdfast.store.effects import Hangup, SendFrame
 from holdfast.store.messages import Welcome, decode_from_server
 from holdfast.store.ops import (
     WRITES,
@@ -29,7 +37,7 @@ from holdfast.store.ops import (
     Set,
     Wait,
 )
-from holdfast.store.service import Hangup, SendFrame, Service
+from holdfast.store.service import Service
 from holdfast.store.session import PendingCall, Session, WatchState
 from holdfast.testing.checkers import UNKNOWN, Call
 from holdfast.testing.network import Host, Link, Simulation, Timer
@@ -337,6 +345,9 @@ class ClientProgram:
             self._journal.fail(f"{self.name}: the server broke the protocol: {error}")
             self._disconnect("violation")
             return
+        except Unavailable as error:
+            self._disconnect(str(error))
+            return
         if self.session.ready:
             self._tries = 0
         self._settle()
@@ -360,9 +371,13 @@ class ClientProgram:
         self._settle()
         self.host.call_later(_TICK_S, self._tick)
 
+    def target(self) -> str:
+        """Return the host to connect to."""
+        return SERVER
+
     def _dial(self) -> None:
         if self._link is None and self.session.lost is None:
-            self._link = self.host.connect(SERVER)
+            self._link = self.host.connect(self.target())
             self.host.call_later(_DIAL_WITHIN_S, self._check_dial, self._link)
 
     def _check_dial(self, link: Link) -> None:
@@ -403,7 +418,7 @@ class ClientProgram:
         running.then(result)
 
     def _failed(self, running: Running, error: HoldfastError) -> None:
-        """Note the failure; what is said not to have happened must not be seen by anybody."""
+        """Note the failure; what is said not to have happened must not be seen."""
         journal = self._journal
         match error:
             case LeaseLost() | Fenced():

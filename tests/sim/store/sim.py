@@ -24,7 +24,7 @@ import sys
 import traceback
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdfast.store.ops import Change, Entry, ListPrefix, MultiGet, Set, Wait
@@ -50,7 +50,7 @@ from holdfast.testing.faultplan import (
     draw_rates,
 )
 from holdfast.testing.network import Host, Network, Simulation
-from tests.sim.seeds import Report, Tally, command, run_many
+from tests.sim.seeds import Report, SeededRuns
 from tests.sim.store.actors import (
     LEASED,
     SERVER,
@@ -61,7 +61,17 @@ from tests.sim.store.actors import (
 )
 from tests.sim.store.users import PAIR, Behaviour, start_users
 
-__all__ = ["Report", "StorePlan", "Tally", "draw_plan", "main", "run_seed", "run_seeds"]
+__all__ = [
+    "Report",
+    "StorePlan",
+    "draw_plan",
+    "entries_of",
+    "expiries",
+    "judge_pair",
+    "main",
+    "run_seed",
+    "run_seeds",
+]
 
 _MODULE = "tests.sim.store"
 _LEAST = {"completed": 40}
@@ -197,14 +207,14 @@ def _judge(journal: Journal, plan: StorePlan) -> None:
         seen.setdefault(client.incarnation, []).extend(record.changes)
     for incarnation, calls in journal.calls.items():
         for call in calls:
-            seen.setdefault(incarnation, []).extend(_entries(call))
+            seen.setdefault(incarnation, []).extend(entries_of(call))
         for key, part in split_by_key(calls).items():
             if key.startswith(LEASED):
-                part.extend(_expiries(key, part, journal, incarnation))
+                part.extend(expiries(key, part, journal, incarnation))
             if text := check_key(part):
                 journal.fail(f"K1: key {key!r}: {text}")
         for call in calls:
-            _judge_pair(call, journal)
+            judge_pair(call, journal)
     for observations in seen.values():
         if text := check_revisions(observations):
             journal.fail(f"K1: {text}")
@@ -239,7 +249,7 @@ def _judge_end(client: ClientProgram, journal: Journal) -> None:
         journal.fail(f"{client.name} is not connected, though all has been calm for {CALM_S} s")
 
 
-def _entries(call: Call) -> Iterable[Entry]:
+def entries_of(call: Call) -> Iterable[Entry]:
     """Return the entries that a call read."""
     result = call.result
     if isinstance(result, Entry):
@@ -249,7 +259,7 @@ def _entries(call: Call) -> Iterable[Entry]:
     return ()
 
 
-def _expiries(key: str, part: list[Call], journal: Journal, incarnation: int) -> list[Call]:
+def expiries(key: str, part: list[Call], journal: Journal, incarnation: int) -> list[Call]:
     """Return, for each lease that the key hung on, its end, from the first moment it may come."""
     found = []
     for lease in dict.fromkeys(call.op.lease for call in part if isinstance(call.op, Set)):
@@ -261,7 +271,7 @@ def _expiries(key: str, part: list[Call], journal: Journal, incarnation: int) ->
     return found
 
 
-def _judge_pair(call: Call, journal: Journal) -> None:
+def judge_pair(call: Call, journal: Journal) -> None:
     """Check that what is written together is read together."""
     if (
         isinstance(call.op, (MultiGet, Wait))
@@ -276,14 +286,5 @@ def _judge_pair(call: Call, journal: Journal) -> None:
 
 # Many seeds.
 
-
-def run_seeds(
-    seeds: Iterable[int], *, processes: int = 1, show: Callable[[str], object] = lambda text: None
-) -> Tally:
-    """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
-    return run_many(run_seed, _LEAST, seeds, processes, show)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run seeds from the command line; 0 if no promise was broken and the runs count."""
-    return command("store simulation", _MODULE, run_seed, _LEAST, argv)
+_RUNS = SeededRuns("store simulation", _MODULE, run_seed, _LEAST)
+run_seeds, main = _RUNS.run_seeds, _RUNS.main

@@ -72,7 +72,7 @@ def test_calls_and_their_results_are_written_down_in_order() -> None:
     assert world.server.entries() == (Entry("n", b"2", 1),)
 
 
-def test_a_call_that_nobody_answers_ends_at_its_deadline_as_unknown() -> None:
+def test_a_call_without_an_answer_ends_at_its_deadline_as_unknown() -> None:
     world = World(Partition(1.0, 9.0, "a", SERVER))
     world.sim.run(2.0)
     world.call("a", Add("n", 1), timeout=3.0)

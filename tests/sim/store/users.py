@@ -125,7 +125,7 @@ class _Worker(_User):
         self.pause(self._until / 2 if lost else self.rng.uniform(0.0, self.behaviour.think_s))
 
     def _value(self) -> bytes:
-        """Make a value that nobody else writes."""
+        """Make a value that no other user writes."""
         self._number += 1
         return f"{self._name}-{self._number}".encode()
 

@@ -35,7 +35,7 @@ def proxy(etcd_server: LocalEtcdServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def unused() -> Iterator[Address]:
-    """An address that nobody listens on, and that nobody else can get."""
+    """An address without a listener, which no other process can get."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield Address("127.0.0.1", sock.getsockname()[1])

@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.ids import SessionId
 from holdfast.net.frames import FRAME_BYTES_MAX
+from holdfast.store.effects import Hangup, SendFrame
 from holdfast.store.messages import (
     Call,
     FromClient,
@@ -16,7 +17,7 @@ from holdfast.store.messages import (
     encode,
 )
 from holdfast.store.ops import AnyOp
-from holdfast.store.service import Hangup, SendFrame, Service
+from holdfast.store.service import Service
 from holdfast.store.wire import decode_result
 
 LIFE = 77

@@ -21,9 +21,10 @@ from holdfast.net.address import Address, parse_address
 from holdfast.net.secret import Secret
 from holdfast.net.transport import Transport
 from holdfast.store.client import RemoteStore
+from holdfast.store.effects import SendFrame
 from holdfast.store.messages import KEY_CONTEXT, FromClient, encode
 from holdfast.store.server import StoreServer
-from holdfast.store.service import SendFrame, Service
+from holdfast.store.service import Service
 from tests.unit.net import inproc
 
 SECRET = Secret(b"a secret that every test knows")
@@ -163,7 +164,7 @@ class Proxy:
         self._do(self._close_all)
 
     def refuse(self, refusing: bool) -> None:
-        """Cut, and hang up on every new connection, until told otherwise."""
+        """Cut, and close every new connection, until told otherwise."""
         self._refusing = refusing
         if refusing:
             self.cut()

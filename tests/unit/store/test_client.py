@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import Deadline
 from holdfast.errors import (
     Refused,
     Step,
@@ -40,6 +40,7 @@ from tests.unit.store.tcp_parts import (
     python,
     server_process,
 )
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -66,13 +67,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = Deadline.after(LONG_S)
-    while not condition():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.001)
-
-
 # Many threads.
 
 
@@ -92,7 +86,7 @@ def test_many_threads_share_one_client(store: RemoteStore, pool: ThreadPoolExecu
         assert [one.result(LONG_S) for one in waiting] == [[b"!"]] * 3
 
 
-def test_who_waits_is_not_forgotten_when_the_driver_leaves(
+def test_a_waiting_thread_is_not_forgotten_when_the_driver_leaves(
     store: RemoteStore, server: StoreServer, pool: ThreadPoolExecutor
 ) -> None:
     with new_client(server.address) as other:
@@ -290,7 +284,7 @@ def test_cl2_a_server_that_is_gone_is_lost_for_good(
             store.watch("k")
 
 
-def test_cl2_time_in_which_nobody_tried_does_not_count(
+def test_cl2_time_without_an_attempt_does_not_count(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with new_client(proxy.address) as store:

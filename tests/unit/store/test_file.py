@@ -35,8 +35,8 @@ from holdfast.store.file import FileStore
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.ops import AnyOp, Change
 from holdfast.testing.clock import ManualClock
-from tests.patience import with_more_time
 from tests.unit.store.test_keyspace import OPS
+from tests.waiting import with_more_time
 
 TIMEOUT_S = 30.0
 
@@ -120,7 +120,7 @@ def test_a_file_that_others_may_write_is_refused(path: Path) -> None:
         store.get("k")
 
 
-def test_a_file_of_somebody_else_is_refused(path: Path) -> None:
+def test_a_file_of_another_user_is_refused(path: Path) -> None:
     if os.geteuid() == 0:
         with FileStore(path) as store:
             store.get("k")
@@ -193,12 +193,12 @@ def test_an_unfinished_record_is_cut_off_at_every_byte(path: Path, tmp_path: Pat
         whole = path.read_bytes()
     with FileStore(path) as reader:
         for end in range(begin, len(whole)):
-            # What a writer killed within its write leaves, to one who opens the file then...
+            # What a writer killed within its write leaves, to a process that opens the file then...
             path.write_bytes(whole[:end])
             with FileStore(path) as store:
                 assert store.multi_get(["before", "last"]) == [b"1", None]
                 assert path.stat().st_size == begin
-                # ... and to one who knew the file before.
+                # ... and to one that knew the file before.
                 path.write_bytes(whole[:end])
                 assert store.add("n") == 1
                 assert store.multi_get(["before", "last"]) == [b"1", None]
@@ -327,7 +327,7 @@ def test_watches_survive_compactions_that_they_slept_through(path: Path) -> None
 
 
 @pytest.mark.usefixtures("small_logs")
-def test_a_compaction_that_fails_harms_nobody(path: Path) -> None:
+def test_a_compaction_that_fails_harms_nothing(path: Path) -> None:
     fresh = Path(f"{path}.new")
     with FileStore(path) as store:
         store.get("k")

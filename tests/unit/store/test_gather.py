@@ -1,4 +1,4 @@
-"""Barrier and all-gather: everybody meets, at O(1) operations each, or the missing are named."""
+"""Barrier and all-gather: all ranks meet, at O(1) operations each, or the missing are named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.store.gather import all_gather, barrier
 from holdfast.store.memory import MemoryStore
 from holdfast.store.ops import Add, ListPrefix, Op
 from holdfast.store.store import Store, Watch
-from tests.patience import with_more_time
+from tests.waiting import with_more_time
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,7 +47,7 @@ def everybody(world_size: int, part: Callable[[int], T]) -> list[T]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 11])
-def test_all_gather_gives_everybody_all_values_in_order_of_ranks(world_size: int) -> None:
+def test_all_gather_gives_each_rank_all_values_in_order_of_ranks(world_size: int) -> None:
     with MemoryStore() as store:
         found = everybody(
             world_size, lambda rank: all_gather(store, "g", rank, world_size, b"<%d>" % rank)
@@ -55,7 +55,7 @@ def test_all_gather_gives_everybody_all_values_in_order_of_ranks(world_size: int
     assert found == [[b"<%d>" % rank for rank in range(world_size)]] * world_size
 
 
-def test_nobody_passes_a_barrier_before_all_have_come() -> None:
+def test_no_rank_passes_a_barrier_before_all_have_come() -> None:
     with MemoryStore() as store, ThreadPoolExecutor() as pool:
         waiting = [pool.submit(barrier, store, "b", rank, 3) for rank in (0, 2)]
         store.wait(["b/rank/0", "b/rank/2"], timeout=30)
@@ -107,7 +107,7 @@ def test_a_timeout_names_one_rank_in_the_singular_and_not_thousands() -> None:
 
 
 class SilentStore(CountingStore):
-    """Answers everything but the listing of who is there."""
+    """Answers everything but the listing of ranks."""
 
     def _perform(self, op: Op[R], deadline: Deadline) -> R:
         if isinstance(op, ListPrefix):
@@ -116,7 +116,7 @@ class SilentStore(CountingStore):
 
 
 def test_a_store_that_falls_silent_is_a_timeout_too() -> None:
-    with MemoryStore() as memory, pytest.raises(TimeoutExpired, match="did not say who"):
+    with MemoryStore() as memory, pytest.raises(TimeoutExpired, match="did not say which"):
         barrier(SilentStore(memory), "b", 0, 2, timeout=0.01)
 
 
@@ -129,7 +129,7 @@ class DyingStore(CountingStore):
         return super()._perform(op, deadline)
 
 
-def test_a_rank_that_died_after_its_arrival_holds_up_nobody_for_ever() -> None:
+def test_a_rank_that_died_after_its_arrival_blocks_no_rank_for_ever() -> None:
     with MemoryStore() as store:
         with pytest.raises(KeyboardInterrupt):
             all_gather(DyingStore(store), "g", 1, 2, b"last words")

@@ -24,6 +24,7 @@ from holdfast.store.ops import (
     CompareSet,
     Count,
     Delete,
+    DeletePrefix,
     Entry,
     Get,
     Guarded,
@@ -60,6 +61,16 @@ def test_to_nothing_swapped_is_deleted_and_nothing_is_written_of_nothing(
     assert keyspace.apply(CompareSet("k", b"1", None), 0) == Swap(True, None, 0)
     assert not keyspace.apply(Delete("k"), 0)
     assert keyspace.apply(MultiSet(()), 0) == keyspace.revision == 2
+
+
+def test_keys_under_a_prefix_go_at_one_revision() -> None:
+    keyspace = Keyspace()
+    keyspace.apply(MultiSet(tuple((key, b"") for key in ("a/2", "a", "a/1", "b"))), 0)
+    keyspace.take_changes()
+    assert keyspace.apply(DeletePrefix("a/"), 0) == 2
+    assert keyspace.take_changes() == [Change("a/1", None, 2), Change("a/2", None, 2)]
+    assert keyspace.apply(DeletePrefix("a/"), 0) == 2  # nothing was there
+    assert keyspace.take_changes() == []
 
 
 def test_a_wait_is_applied_only_when_its_keys_are_there(keyspace: Keyspace) -> None:
@@ -355,7 +366,7 @@ def test_what_was_never_published_is_told_again() -> None:
     ahead, file = filled(), filled()
     ahead.apply(Delete("plain"), 1.0)  # not written, say because the disk was full
     assert file.changes_since(ahead) == [Change("plain", b"1", 1)]
-    file.apply(Delete("plain"), 1.0)  # then by somebody else
+    file.apply(Delete("plain"), 1.0)  # then by another client
     assert file.changes_since(ahead) == [Change("plain", None, 3)]
 
 
@@ -371,6 +382,7 @@ KEY_WRITES: st.SearchStrategy[KeyWrite] = st.one_of(
     st.builds(Add, KEYS, st.sampled_from([1, 0, -7, INT_MAX, INT_MIN])),
     st.builds(CompareSet, KEYS, MAYBE, MAYBE, LEASES),
     st.builds(Delete, KEYS),
+    st.builds(DeletePrefix, st.sampled_from(["a", "a/", "c"])),
     st.builds(Append, KEYS, VALUES),
     st.builds(MultiSet, st.dictionaries(KEYS, VALUES).map(lambda d: tuple(d.items())), LEASES),
 )
@@ -426,6 +438,12 @@ class Model:
         self.revision += 1
         return True
 
+    def delete_all(self, keys: list[str]) -> int:
+        self.revision += bool(keys)
+        for key in keys:
+            del self.keys[key]
+        return self.revision
+
     def apply(self, op: AnyOp, now: float) -> Any:  # as many cases as operations
         self.expire(now)
         match op:
@@ -463,6 +481,8 @@ class Model:
                 return Swap(True, desired, self.write({key: desired}, lease))
             case Delete(key):
                 return self.delete(key)
+            case DeletePrefix(prefix):
+                return self.delete_all([key for key in self.keys if key.startswith(prefix)])
             case Count(prefix):
                 return len([key for key in self.keys if key.startswith(prefix)])
             case ListPrefix(prefix):

@@ -19,7 +19,7 @@ from holdfast.testing.clock import ManualClock
 
 R = TypeVar("R")
 TTL_S = 0.3
-UNHURRIED_S = 3.0  # nobody waits so long for his turn
+UNHURRIED_S = 3.0  # no thread waits so long for its turn
 TIMEOUT_S = 30.0
 
 

@@ -1,4 +1,4 @@
-"""Who holds the lock of a file."""
+"""Which process holds the lock of a file."""
 
 from __future__ import annotations
 

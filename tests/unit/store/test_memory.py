@@ -10,7 +10,7 @@ from holdfast.errors import TimeoutExpired, UsageError
 from holdfast.store.memory import MemoryStore
 from holdfast.store.ops import Change
 from holdfast.testing.clock import ManualClock
-from tests.patience import with_more_time
+from tests.waiting import with_more_time
 
 
 def test_leases_run_on_the_stores_clock() -> None:

@@ -21,6 +21,7 @@ from holdfast.store.messages import (
     FromClient,
     FromServer,
     Hello,
+    Members,
     Parting,
     Ping,
     Pong,
@@ -62,6 +63,7 @@ SERVERS: dict[type[FromServer], st.SearchStrategy[Any]] = {
     WatchSnapshot: st.builds(WatchSnapshot, U32, st.booleans(), U64, MANY_ENTRIES),
     Changed: st.builds(Changed, U32, CHANGES),
     Pong: st.builds(Pong),
+    Members: st.builds(Members, st.booleans(), KEYS | st.just(""), MANY_KEYS),
 }
 Decode = Callable[[bytes], object]
 ALL: dict[Any, tuple[Decode, st.SearchStrategy[Any]]] = {
@@ -124,7 +126,7 @@ def test_random_bytes_raise_nothing_else(decode: Decode, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("decode", DECODERS)
-@pytest.mark.parametrize("kind", [0, 8, 15, 16, 23, 255])
+@pytest.mark.parametrize("kind", [0, 8, 15, 16, 24, 255])
 def test_unknown_kinds_are_refused(decode: Decode, kind: int) -> None:
     with pytest.raises(PeerViolation, match=f"message kind {kind} is unknown"):
         decode(bytes((kind,)) + bytes(40))

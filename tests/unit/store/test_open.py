@@ -27,7 +27,7 @@ SCHEMES = "memory, file, tcp, etcd, etcd-v2, c10d"
 
 @pytest.fixture
 def user(tmp_path: Path) -> Environment:
-    """Somebody who has never used holdfast."""
+    """A user who has never used holdfast."""
     return Environment(state_dir=tmp_path / "state")
 
 
@@ -44,18 +44,18 @@ BAD_TO_OPEN = [
         f"endpoint '://': scheme '' is unknown; known are {SCHEMES}",
     ),
     ("x://h:1", f"endpoint 'x://h:1': scheme 'x' is unknown; known are {SCHEMES}"),
-    ("tcp://", "endpoint 'tcp://': write tcp://host:port[/prefix]"),
-    ("tcp:///x", "endpoint 'tcp:///x': write tcp://host:port[/prefix]"),
+    ("tcp://", "endpoint 'tcp://': write tcp://host:port,…[/prefix]"),
+    ("tcp:///x", "endpoint 'tcp:///x': write tcp://host:port,…[/prefix]"),
     ("tcp://h", "address 'h': a port is missing; write host:port"),
     ("tcp://h:", "address 'h:': port '' must be a number from 0 to 65535"),
     ("tcp://h:x", "address 'h:x': port 'x' must be a number from 0 to 65535"),
     ("tcp://h:65536", "address 'h:65536': port '65536' must be a number from 0 to 65535"),
     ("tcp://h:-1", "address 'h:-1': port '-1' must be a number from 0 to 65535"),
     ("tcp://127.0.0.1:0", "endpoint 'tcp://127.0.0.1:0': port 0 is for serving, not for opening"),
-    ("tcp://a:1,b:2", "endpoint 'tcp://a:1,b:2': write tcp://host:port[/prefix]"),
+    ("tcp://a:1,b:2?x=1", "endpoint 'tcp://a:1,b:2?x=1': write tcp://host:port,…[/prefix]"),
     (
         "tcp://127.0.0.1:1?retry=1",
-        "endpoint 'tcp://127.0.0.1:1?retry=1': write tcp://host:port[/prefix]",
+        "endpoint 'tcp://127.0.0.1:1?retry=1': write tcp://host:port,…[/prefix]",
     ),
     (
         "tcp://127.0.0.1:1?retry",
@@ -103,7 +103,7 @@ BAD_TO_OPEN = [
     ),
     (
         "etcd-v2://h:1?protocol=https&key=k",
-        "key 'k': of no use without cert, the certificate it belongs to",
+        "key 'k': needs cert, the certificate that it belongs to",
     ),
     ("etcd://h:1,", "address '': a port is missing; write host:port"),
     ("etcd://h:1,h:0", "endpoint 'etcd://h:1,h:0': port 0 is for serving, not for opening"),
@@ -250,7 +250,7 @@ def test_the_process_s_environment_is_the_default(monkeypatch: pytest.MonkeyPatc
 
 def test_a_server_that_is_not_there(user: Environment) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(StoreUnavailable) as caught:
             open_store(endpoint, timeout=0.1, environment=user)

@@ -1,17 +1,17 @@
-"""The server's shell: one thread for everyone, and nobody can harm the others."""
+"""The server's shell: one thread for all clients, and none can harm the others."""
 
 from __future__ import annotations
 
 import resource
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import Deadline
 from holdfast.errors import LeaseLost, Refused, Step, Unavailable, UsageError
 from holdfast.ids import SessionId
 from holdfast.net import tcp
@@ -40,10 +40,11 @@ from holdfast.store.messages import (
     decode_from_server,
     encode,
 )
+from holdfast.store.open import open_store
 from holdfast.store.ops import VALUE_BYTES_MAX, Get, Set
+from holdfast.store.replica.machine import Replica
 from holdfast.store.server import CONGESTED_BYTES, StoreServer
 from holdfast.testing.clock import ManualClock
-from tests.patience import with_more_time
 from tests.unit.store.tcp_parts import (
     ANY_PORT,
     LONG_S,
@@ -54,6 +55,7 @@ from tests.unit.store.tcp_parts import (
     read_frames,
     say,
 )
+from tests.waiting import until, with_more_time
 
 IDLE_CLIENTS = 1000
 
@@ -62,14 +64,6 @@ IDLE_CLIENTS = 1000
 def server() -> Iterator[StoreServer]:
     with new_server() as made:
         yield made
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until the server's thread has come so far."""
-    deadline = Deadline.after(LONG_S)
-    while not condition():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.001)
 
 
 @pytest.fixture
@@ -103,7 +97,7 @@ def test_a_thousand_idle_clients_cost_one_thread(server: StoreServer) -> None:
     until(lambda: server.status().connections == 0)
 
 
-def test_a_slow_watcher_gets_merged_changes_and_harms_nobody(server: StoreServer) -> None:
+def test_a_slow_watcher_gets_merged_changes_and_delays_no_other(server: StoreServer) -> None:
     value = bytes(CONGESTED_BYTES // 4)
     with new_client(server.address) as writer, new_client(server.address) as quick:
         slow = dial(server.address)
@@ -170,7 +164,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("greeted", [False, True])
 @pytest.mark.parametrize("broken", BROKEN)
-def test_ss3_who_breaks_the_protocol_loses_only_its_connection(
+def test_ss3_a_client_that_breaks_the_protocol_loses_only_its_connection(
     server: StoreServer, broken: str, greeted: bool
 ) -> None:
     with new_client(server.address) as other, other.watch("k") as watch:
@@ -187,7 +181,7 @@ def test_ss3_who_breaks_the_protocol_loses_only_its_connection(
 def test_ss3_what_came_before_a_violation_counts(
     server: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.session.SILENCE_S", 1e6)  # nobody else stirs the server
+    monkeypatch.setattr("holdfast.store.session.SILENCE_S", 1e6)  # no other client wakes the server
     monkeypatch.setattr(server_module, "CONGESTED_BYTES", 16 * VALUE_BYTES_MAX)
     with new_client(server.address) as other, other.watch("k") as watch:
         other.set("large", bytes(VALUE_BYTES_MAX))
@@ -245,7 +239,7 @@ def test_leases_end_by_the_servers_clock_alone() -> None:
             store.keep_lease(lease)
 
 
-def test_a_lease_ends_though_nobody_says_a_word(server: StoreServer) -> None:
+def test_a_lease_ends_though_no_client_sends_anything(server: StoreServer) -> None:
     with new_client(server.address) as store, store.watch("k") as watch:
         store.set("k", b"v", lease=store.grant_lease(3600.0))
         assert watch.next(LONG_S).value == b"v"
@@ -259,7 +253,7 @@ def test_a_lease_ends_though_nobody_says_a_word(server: StoreServer) -> None:
         assert change.key == "k"
 
 
-# Strangers.
+# Unauthenticated connections.
 
 
 def test_ss1_a_wrong_secret_is_refused_at_its_step() -> None:
@@ -294,13 +288,15 @@ def test_ss2_a_silent_peer_is_dropped(proved: bool, monkeypatch: pytest.MonkeyPa
             else:
                 with socket.create_connection(server.address) as stranger:
                     assert stranger.recv(1) == b""
-            assert speaker.add("n") == 1  # who has said its first word may be silent
+            assert speaker.add("n") == 1  # a client that has sent its first message may be silent
             assert speaker._transport is first
 
     with_more_time(be_silent)
 
 
-def test_ss2_the_oldest_stranger_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ss2_the_oldest_unauthenticated_connection_is_evicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server_module, "UNAUTHENTICATED_MAX", 2)
     with new_server() as server, ExitStack() as stack:
         strangers = [
@@ -394,3 +390,26 @@ def test_two_versions_apart_are_told_so(server: StoreServer) -> None:
         old.sendall(b"HFST\x63\x00" + bytes(32))
         assert old.recv(4096).startswith(b"HFST")
         assert old.recv(4096) == b""
+
+
+def test_ss5_a_leader_that_is_closed_hands_over() -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(new_server())
+        others = [new_server() for _ in range(2)]
+        for server in others:
+            stack.callback(server.close)
+            server.join((first.address,), LONG_S)
+        with open_store(f"tcp://{','.join(first.members)}", secret=SECRET) as store:
+            store.set("k", b"v")
+            first.close()
+            machine = first._machine
+            assert isinstance(machine, Replica)
+            assert not machine.leads  # another member stood for election, because it was told to
+            assert store.get("k") == b"v"
+
+
+def test_a_server_on_all_addresses_is_announced_by_the_machine_s_name() -> None:
+    here = socket.gethostname()
+    for host in ("0.0.0.0", "::"):
+        assert StoreServer(Address(host, 7), SECRET).announced == (here, 7)
+    assert StoreServer(Address("10.0.0.1", 7), SECRET).announced == ("10.0.0.1", 7)

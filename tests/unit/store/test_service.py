@@ -7,6 +7,7 @@ import pytest
 from holdfast.errors import PeerViolation
 from holdfast.ids import LeaseId, SessionId
 from holdfast.net.frames import FRAME_BYTES_MAX
+from holdfast.store import delivery
 from holdfast.store import service as service_module
 from holdfast.store.messages import (
     CALLS_MAX,
@@ -180,7 +181,7 @@ def test_sv3_a_newer_connection_takes_over(clients: Clients) -> None:
     assert clients.hung_up == [1]
     status = clients.service.status()
     assert (status.sessions, status.connections, status.watches, status.waits) == (1, 1, 0, 0)
-    assert clients.say(1, Call(5, 1, Set("k", b"old"))) == []  # nobody listens to it any more
+    assert clients.say(1, Call(5, 1, Set("k", b"old"))) == []  # no client listens to it any more
     clients.call(2, 2, Set("k", b"v"))
     assert clients.take(1) == []
 
@@ -218,24 +219,34 @@ def test_sv4_a_wait_whose_keys_are_there_is_answered_at_once(clients: Clients) -
 def test_sv4_one_key_named_twice(clients: Clients) -> None:
     assert clients.say(1, Call(1, 1, Wait(("a", "a")))) == []
     answers = clients.say(1, Call(2, 1, Set("a", b"")))
-    assert [answer.number for answer in answers if isinstance(answer, Reply)] == [2, 1]
+    assert [answer.number for answer in answers if isinstance(answer, Reply)] == [1, 2]
+
+
+def test_sv8_waits_and_watches_are_told_before_the_write_is_answered(clients: Clients) -> None:
+    for number in (2, 3):
+        clients.join(number, session=number)
+    clients.say(2, Call(1, 1, Wait(("k",))))
+    clients.say(3, WatchOpen(1, False, "k"))
+    clients.service.receive(1, encode(Call(1, 1, Set("k", b""))), clients.now)
+    effects = clients.service.take_effects()
+    assert [effect.connection for effect in effects] == [2, 3, 1]
 
 
 def test_sv4_a_copy_of_a_parked_wait_changes_nothing(clients: Clients) -> None:
     clients.say(1, Call(1, 1, Wait(("k",))), Call(1, 1, Wait(("k",))))
     assert clients.service.status().waits == 1
     answers = clients.say(1, Call(2, 1, Set("k", b"")))
-    assert [answer.number for answer in answers if isinstance(answer, Reply)] == [2, 1]
+    assert [answer.number for answer in answers if isinstance(answer, Reply)] == [1, 2]
 
 
-def test_sv4_a_key_that_comes_and_goes_at_one_moment_wakes_nobody(clients: Clients) -> None:
+def test_sv4_a_key_that_comes_and_goes_at_one_moment_wakes_no_waiter(clients: Clients) -> None:
     lease = clients.call(1, 1, LeaseGrant(5.0))
     clients.say(1, Call(2, 1, Wait(("k",))))
     clients.service.keyspace.apply(Set("k", b"", lease.id), 1.0)
     clients.tick(5.0)  # sees the key's birth and its end together
     assert clients.take(1) == []
     answers = clients.say(1, Call(3, 1, Set("k", b"")))
-    assert [answer.number for answer in answers if isinstance(answer, Reply)] == [3, 2]
+    assert [answer.number for answer in answers if isinstance(answer, Reply)] == [2, 3]
 
 
 def test_sv4_expiry_while_parking_counts(clients: Clients) -> None:
@@ -311,7 +322,7 @@ def test_an_answer_too_large_for_a_frame_is_not_even_made(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients.call(1, 1, Set("k", bytes(1024 * 1024)))
-    monkeypatch.setattr(service_module, "encode_result", None)  # would copy it
+    monkeypatch.setattr(delivery, "encode_result", None)  # would copy it
     (failure,) = clients.say(1, Call(2, 2, MultiGet(("k",) * 65_536)))
     assert isinstance(failure, CallFailure)
     assert failure.why is Why.USAGE
@@ -364,7 +375,7 @@ def test_sv5_a_prefix_watch_gets_what_lies_under_it(clients: Clients) -> None:
 def test_sv5_a_large_state_comes_in_parts(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "SNAPSHOT_BYTES", 10)
+    monkeypatch.setattr(delivery, "SNAPSHOT_BYTES", 10)
     clients.call(1, 1, MultiSet(tuple((f"k{n}", b"12345") for n in range(5))))
     parts = clients.say(1, WatchOpen(1, True, "k"))
     assert [part.last for part in parts if isinstance(part, WatchSnapshot)] == [False, False, True]
@@ -423,8 +434,8 @@ def test_sv5_two_watchers_of_a_key_with_different_numbers(clients: Clients) -> N
     clients.say(1, WatchOpen(1, False, "k"))
     clients.say(2, WatchOpen(5, False, "k"))
     assert clients.say(1, Call(1, 1, Set("k", b""))) == [
-        Reply(1, b"\0\0\0\0\0\0\0\1"),
         Changed(1, Change("k", b"", 1)),
+        Reply(1, b"\0\0\0\0\0\0\0\1"),
     ]
     assert clients.take(2) == [Changed(5, Change("k", b"", 1))]
     clients.leave(1)
@@ -551,7 +562,7 @@ def test_sv4_waiters_of_one_key_end_one_by_one(clients: Clients) -> None:
     clients.say(2, Call(1, 1, Wait(("k",))))
     clients.leave(2)
     answers = clients.say(1, Call(2, 1, Set("k", b"")))
-    assert [answer.number for answer in answers if isinstance(answer, Reply)] == [2, 1]
+    assert [answer.number for answer in answers if isinstance(answer, Reply)] == [1, 2]
 
 
 def test_sv5_watchers_with_the_same_number_get_the_same_change(clients: Clients) -> None:
@@ -635,7 +646,7 @@ def test_sv7_a_client_that_comes_back_too_late_finds_it_lost(
 ) -> None:
     clients.leave(1)
     clients.now = 2.0
-    clients.join(3, life=LIFE)  # nobody ticked since
+    clients.join(3, life=LIFE)  # no tick came since
     assert clients.take(2) == [Changed(1, Change("k", None, 2))]
     (failure,) = clients.say(3, Call(3, 1, LeaseKeep(lease.id)))
     assert isinstance(failure, CallFailure)

@@ -12,10 +12,12 @@ from holdfast.errors import (
     PeerViolation,
     StoreUnavailable,
     TimeoutExpired,
+    Unavailable,
     UsageError,
 )
 from holdfast.ids import LeaseId, SessionId
 from holdfast.net.frames import FRAME_BYTES_MAX
+from holdfast.store.effects import SendFrame
 from holdfast.store.messages import (
     CALLS_MAX,
     WATCHES_MAX,
@@ -26,6 +28,7 @@ from holdfast.store.messages import (
     FromClient,
     FromServer,
     Hello,
+    Members,
     Parting,
     Ping,
     Pong,
@@ -51,7 +54,7 @@ from holdfast.store.ops import (
     Set,
     Wait,
 )
-from holdfast.store.service import LINGER_S, SendFrame, Service
+from holdfast.store.service import LINGER_S, Service
 from holdfast.store.session import SILENCE_S, PendingCall, Session, WatchState, missing_keys
 
 ME = SessionId(5)
@@ -103,10 +106,13 @@ def test_calls_wait_for_the_welcome() -> None:
     session = Session(ME, "tcp://there")
     assert not session.met
     call, watch = session.begin(Add("n", 1)), session.open_watch("k", False)
+    assert session.quiet
     assert session.take_output() == []
     session.connected(0.0)
     assert not session.ready
+    assert not session.quiet
     assert output(session) == [Hello(ME, 0, 1)]
+    assert session.quiet
     hear(session, Welcome(LIFE, resumed=False))
     assert session.ready
     assert session.met
@@ -590,3 +596,46 @@ def test_together_a_lease_of_a_write_that_was_sent_again_is_one_lease() -> None:
     wire.talk()
     assert call.outcome().id == 1
     assert len(wire.service.keyspace.dump().leases) == 1
+
+
+THREE = ("a:1", "b:1", "c:1")
+
+
+def test_a_member_that_does_not_lead_names_the_leader() -> None:
+    session = Session(ME, "tcp://a:1,b:1", several=True)
+    for leader, text in (("b:1", "the leader is b:1"), ("", "no leader is known")):
+        session.connected(0.0)
+        with pytest.raises(Unavailable, match=text):
+            hear(session, Members(False, leader, THREE))
+        assert session.members == Members(False, leader, THREE)
+        session.disconnected()
+    session.connected(0.0)
+    hear(session, Members(True, "b:1", THREE), Welcome(LIFE, resumed=False))
+    assert session.ready
+    with pytest.raises(Unavailable, match="does not lead"):
+        hear(session, Members(False, "c:1", THREE))  # it steps down
+
+
+def test_se6_a_session_with_several_endpoints_begins_at_a_store_with_several_members() -> None:
+    session = Session(ME, "tcp://a:1,b:1", several=True)
+    session.connected(0.0)
+    with pytest.raises(Unavailable, match="has one member"):
+        hear(session, Welcome(LIFE, resumed=False))
+    assert not session.met
+
+
+def test_se6_another_store_at_the_address_of_a_member_does_not_lose_the_session() -> None:
+    session = Session(ME, "tcp://a:1")
+    session.connected(0.0)
+    hear(session, Members(True, "a:1", THREE), Welcome(LIFE, resumed=False))
+    call = session.begin(Add("n", 1))
+    session.disconnected()
+    session.connected(0.0)
+    with pytest.raises(Unavailable, match="another store"):
+        hear(session, Welcome(LIFE + 1, resumed=False))
+    assert session.lost is None
+    session.disconnected()
+    session.connected(0.0)
+    hear(session, Members(True, "b:1", THREE), Welcome(LIFE, resumed=True))
+    assert not call.done
+    assert isinstance(output(session)[-1], Call)

@@ -87,6 +87,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], object, object, object]]
     ),
     ("append", ("k", b"v"), {}, ops.Append("k", b"v"), 6, 6),
     ("delete", ("k",), {}, ops.Delete("k"), True, True),
+    ("delete_prefix", ("k/",), {}, ops.DeletePrefix("k/"), 7, 7),
     ("grant_lease", (2,), {}, ops.LeaseGrant(2.0), LEASE, LEASE),
     ("keep_lease", (LEASE,), {}, ops.LeaseKeep(LEASE.id), 2.5, 2.5),
     ("revoke_lease", (LEASE,), {}, ops.LeaseRevoke(LEASE.id), True, True),

@@ -66,7 +66,7 @@ def test_a_watch_that_was_closed_is_forgotten(view_of: Callable[[Store], View]) 
 
 
 class SlowToOpen(Store):
-    """A store during whose opening of a watch somebody closes the view."""
+    """A store during whose opening of a watch the view is closed."""
 
     endpoint = "slow://"
 

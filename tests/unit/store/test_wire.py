@@ -14,7 +14,13 @@ from holdfast.errors import PeerViolation
 from holdfast.ids import LeaseId
 from holdfast.store import ops
 from holdfast.store.ops import KEY_BYTES_MAX, KEYS_PER_CALL_MAX, VALUE_BYTES_MAX, AnyOp
-from holdfast.store.wire import decode_op, decode_result, encode_op, encode_result
+from holdfast.store.wire import (
+    KNOWN_BYTES_MAX,
+    decode_op,
+    decode_result,
+    encode_op,
+    encode_result,
+)
 from tests.unit.store.wire_examples import (
     ANY_OP,
     ANY_OP_AND_RESULT,
@@ -101,8 +107,23 @@ def _refused(data: bytes, match: str) -> None:
 
 def test_unknown_codes_are_refused() -> None:
     _refused(b"\x00", "operation 0 is unknown")
-    _refused(b"\x10", "operation 16 is unknown")
+    _refused(b"\x11", "operation 17 is unknown")
     _refused(b"\xff", "operation 255 is unknown")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_operation_reads_alike_the_second_time_whether_it_is_remembered_or_not(
+    more: int,
+) -> None:
+    op = ops.Set("k", b"v" * (KNOWN_BYTES_MAX - 16 + more), None)
+    data = encode_op(op)
+    assert len(data) == KNOWN_BYTES_MAX + more
+    first, second = decode_op(data), decode_op(data)
+    assert first == second == op
+    assert (first is second) == (more == 0)
+    for _ in range(2):
+        with pytest.raises(PeerViolation):
+            decode_op(data[:-1])
 
 
 def test_text_must_be_utf8() -> None:
@@ -120,7 +141,7 @@ def test_what_goes_on_after_its_end_is_refused() -> None:
 
 
 OUT_OF_BOUNDS: list[AnyOp] = [
-    *(kind("") for kind in (ops.Get, ops.Delete)),
+    *(kind("") for kind in (ops.Get, ops.Delete, ops.DeletePrefix)),
     ops.Add("", 1),
     ops.Get("k" * (KEY_BYTES_MAX + 1)),
     ops.Get("é" * (KEY_BYTES_MAX // 2) + "k"),

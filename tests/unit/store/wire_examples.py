@@ -35,6 +35,7 @@ OPS_AND_RESULTS: dict[type[AnyOp], st.SearchStrategy[tuple[Any, Any]]] = {
         st.builds(Swap, st.booleans(), st.none() | VALUES, U64),
     ),
     ops.Delete: st.tuples(st.builds(ops.Delete, KEYS), st.booleans()),
+    ops.DeletePrefix: st.tuples(st.builds(ops.DeletePrefix, KEYS), U64),
     ops.Append: st.tuples(st.builds(ops.Append, KEYS, VALUES), U64),
     ops.MultiGet: st.tuples(
         st.builds(ops.MultiGet, MANY_KEYS), st.lists(st.none() | ENTRIES, max_size=3).map(tuple)

@@ -59,6 +59,7 @@ from holdfast.store.ops import (
     CompareSet,
     Count,
     Delete,
+    DeletePrefix,
     Entry,
     Get,
     Guarded,
@@ -131,6 +132,10 @@ class C10dStore(Store):
                 return self._compare_set(op, deadline)
             case Delete(key):
                 return self._write(c10d.Delete(_raw(key)), read_i64, deadline) > 0
+            case DeletePrefix(prefix):
+                for key in self._list(prefix, deadline):
+                    self._write(c10d.Delete(_raw(key)), read_i64, deadline)
+                return 0
             case Append(key, value):
                 return self._append(_raw(key), value, deadline)
             case Count(prefix):

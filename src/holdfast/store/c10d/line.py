@@ -84,7 +84,7 @@ class Line:
     def send(self, data: bytes, deadline: Deadline) -> None:
         """Send all of it. What the server says unasked is a PeerViolation."""
         if len(self._stream):
-            raise PeerViolation("c10d: the server sent what nobody asked for")
+            raise PeerViolation("c10d: the server sent an unsolicited reply")
         self._arm(deadline)
         try:
             self._socket.sendall(data)
@@ -175,8 +175,8 @@ class ConnectionPool:
 
         Raises StoreUnavailable or TimeoutExpired; their `maybe_applied` is right for a write.
         """
-        patience = deadline.remaining()
-        if not lane.lock.acquire(timeout=-1 if patience is None else patience):
+        wait_s = deadline.remaining()
+        if not lane.lock.acquire(timeout=-1 if wait_s is None else wait_s):
             raise TimeoutExpired(f"{self._endpoint}: busy with other calls until the deadline")
         try:
             tries = 1 if write else READ_TRIES

@@ -39,9 +39,9 @@ from holdfast.observe.events import (
     ServerStopped,
 )
 from holdfast.observe.sinks import LogSink, Sink
-from holdfast.store.c10d.messages import Validate
+from holdfast.store.c10d.messages import Request, Validate
 from holdfast.store.c10d.space import DEFAULT_MAX_BYTES, C10dSpace
-from holdfast.store.c10d.wire import RequestParser
+from holdfast.store.c10d.wire import KnownRequests, RequestParser
 
 __all__ = ["HANDSHAKE_WITHIN_S", "UNAUTHENTICATED_MAX", "VOUCH_WITHIN_S", "C10dServer", "Vouch"]
 
@@ -76,7 +76,7 @@ class C10dServer:
         if vouch is None and not is_loopback(address.host):
             raise UsageError(
                 f"c10d server on {address}: torch's store protocol has no authentication; "
-                "bind a loopback address, or say who vouches for other hosts (vouch=…)"
+                "bind a loopback address, or give vouch=…, which admits other hosts"
             )
         self.address = address
         """Where it listens; after `start()` with the real port."""
@@ -88,6 +88,7 @@ class C10dServer:
         self._reactor: Reactor | None = None
         # Below: touched by the reactor's thread only.
         self._space = C10dSpace(max_bytes)
+        self._known: KnownRequests = {}
         self._clients: dict[int, _ClientConnection] = {}
         # Those that have not sent the magic number yet.
         self._unauthenticated = UnauthenticatedConnections[_ClientConnection](
@@ -193,7 +194,7 @@ class _ClientConnection:
         self._reactor = reactor
         self._asked = self._admitted = False
         self._early = b""  # what came before it was admitted
-        self._parser = RequestParser()
+        self._parser = RequestParser(server._known)
         self._held = 0
         self._over = False
 
@@ -217,7 +218,7 @@ class _ClientConnection:
         self._reactor.call_soon(lambda: self._judged(why))
 
     def _not_vouched_for(self) -> None:
-        self._judged(f"nobody vouched for it within {VOUCH_WITHIN_S:g} s")
+        self._judged(f"no agent vouched for it within {VOUCH_WITHIN_S:g} s")
 
     def _judged(self, why: str) -> None:
         """Admit it and serve what it has sent, or close it and say why."""
@@ -236,21 +237,30 @@ class _ClientConnection:
             self._connection.close(str(violation))
 
     def _serve(self, data: bytes) -> None:
+        parser = self._parser
         try:
-            self._parser.feed(data)
+            known = parser.recognize(data)
+            if known is not None:
+                self._handle(known)
+                return
+            parser.feed(data)
             # Sending may end this connection, if its peer does not read.
-            while not self._over and (request := self._parser.next()) is not None:
+            while not self._over and (request := parser.next()) is not None:
                 if isinstance(request, Validate):
                     self._validated()
-                for number, reply in self._server._space.handle(self.number, request):
-                    client = self._server._clients.get(number)
-                    if client is not None:
-                        client._connection.send(reply)
-            if not self._over and self._parser.held != self._held:
-                self._count(self._parser.held)
+                self._handle(request)
+            if not self._over and parser.held != self._held:
+                self._count(parser.held)
         except PeerViolation as violation:
             self._end(str(violation))  # now; the connection may live until its output is sent
             raise
+
+    def _handle(self, request: Request) -> None:
+        clients = self._server._clients
+        for number, reply in self._server._space.handle(self.number, request):
+            client = clients.get(number)
+            if client is not None:
+                client._connection.send(reply)
 
     def closed(self, reason: str) -> None:
         self._end(reason)

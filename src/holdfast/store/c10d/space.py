@@ -73,6 +73,7 @@ Reply: TypeAlias = tuple[int, bytes]
 
 _DECIMAL = re.compile(rb"[ \t\n\v\f\r]*([+-]?)0*([0-9]*)")
 _DIGITS_MAX = 19
+_I64_MIN, _I64_MAX = -(1 << 63), (1 << 63) - 1
 
 
 def parse_decimal(value: bytes | bytearray) -> int:
@@ -94,7 +95,7 @@ def parse_decimal(value: bytes | bytearray) -> int:
 
 def _wrapped(number: int) -> int:
     """Bring a sum back into 64 bits, as the hardware does."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+    return (number - _I64_MIN) % (1 << 64) + _I64_MIN
 
 
 @dataclass(slots=True)
@@ -137,7 +138,8 @@ class C10dSpace:
             case Add(key, amount):
                 total = self._count(key, amount)
                 self._put(key, b"%d" % total)
-                return [(conn, encode_i64(total)), *self._wake(key)]
+                reply = (conn, encode_i64(total))
+                return [reply, *self._wake(key)] if key in self._waiters else [reply]
             case Wait(keys):
                 return self._wait(conn, keys)
             case Check(keys):
@@ -205,7 +207,8 @@ class C10dSpace:
 
     def _wait(self, conn: int, keys: Iterable[bytes]) -> list[Reply]:
         self._check_no_wait(conn)
-        missing = {key for key in keys if not self._is_there(key)}
+        values, queues = self._values, self._queues
+        missing = {key for key in keys if key not in values and key not in queues}
         if not missing:
             return [(conn, READY)]
         self._begin_wait(conn, missing)
@@ -291,7 +294,8 @@ class C10dSpace:
 
     def _count(self, key: bytes, amount: int) -> int:
         stored = self._values.get(key)
-        return _wrapped(amount + (0 if stored is None else parse_decimal(stored)))
+        total = amount if stored is None else amount + parse_decimal(stored)
+        return total if _I64_MIN <= total <= _I64_MAX else _wrapped(total)
 
     def _growth(self, key: bytes, value: bytes) -> int:
         stored = self._values.get(key)
@@ -301,8 +305,9 @@ class C10dSpace:
 
     def _put(self, key: bytes, value: bytes) -> None:
         growth = self._growth(key, value)
-        self._check_room(growth)
-        self._used += growth
+        if growth:
+            self._check_room(growth)
+            self._used += growth
         self._values[key] = value
 
     def _check_room(self, growth: int) -> None:

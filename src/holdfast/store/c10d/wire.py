@@ -13,6 +13,9 @@ Guarantees
     CW-2  What a parser keeps of one request is at most `MESSAGE_BYTES_MAX`, and one read.
     CW-3  The requests that come out do not depend on how the bytes were cut.
     CW-4  Once a parser has found a violation it yields nothing more.
+    CW-5  Short requests that were read once are remembered by their bytes, at most KNOWN_MAX of at
+          most KNOWN_BYTES_MAX each: all ranks of a job send the same ones, and the second time no
+          field is read. This changes nothing in what comes out.
 """
 
 from __future__ import annotations
@@ -48,12 +51,15 @@ __all__ = [
     "CANCELLED",
     "KEYS_MAX",
     "KEY_BYTES_MAX",
+    "KNOWN_BYTES_MAX",
+    "KNOWN_MAX",
     "MAGIC",
     "MESSAGE_BYTES_MAX",
     "READY",
     "VALUE_BYTES_MAX",
     "FieldStream",
     "Fields",
+    "KnownRequests",
     "RequestParser",
     "encode_bytes",
     "encode_i64",
@@ -75,12 +81,17 @@ KEYS_MAX = 131_072
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """What one request or one reply may hold in all; torch itself knows no such limit."""
 
+KNOWN_MAX = 1024
+KNOWN_BYTES_MAX = 256
+
 READY = b"\x00"
 CANCELLED = b"\x01"
 
 R = TypeVar("R")
 Fields: TypeAlias = Generator[int, bytes, R]
 """Yields how many bytes it needs, is sent exactly these, and returns what it read."""
+KnownRequests: TypeAlias = dict[bytes, Request]
+"""Requests that were read before, by their bytes; the parsers of a server share them."""
 
 
 # Fields.
@@ -171,11 +182,14 @@ class FieldStream:
 class RequestParser:
     """What one client sends, as requests. Feed it bytes, then call `next` until it gives None."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownRequests | None = None) -> None:
         self._stream = FieldStream()
         self._claimed = 0
         self._validated = False
         self._failure: PeerViolation | None = None
+        self._known: KnownRequests = {} if known is None else known
+        self._between = False  # no byte of a request is held, and the client is validated
+        self._fed: bytes | None = None  # what was fed since then, if it may be one request
         self._begin()
 
     def _begin(self) -> None:
@@ -193,12 +207,21 @@ class RequestParser:
         """About how many bytes are kept for the request that is not complete yet."""
         return max(0, self._claimed - self._need) + len(self._stream)
 
+    def recognize(self, data: bytes) -> Request | None:
+        """Return the request that these bytes are, if it is known (CW-5).
+
+        None if it is not, or if another request is not complete yet: then feed the bytes.
+        """
+        return self._known.get(data) if self._between else None
+
     def feed(self, data: bytes) -> None:
         """Take bytes as they came."""
+        self._fed = data if self._between and len(data) <= KNOWN_BYTES_MAX else None
+        self._between = False
         self._stream.feed(data)
 
     def close(self) -> None:
-        """Let go of a half request now; the generator and this object hold each other."""
+        """Release half a request now; the generator and this object hold each other."""
         self._fields.close()
         self._stream = FieldStream()
 
@@ -212,11 +235,20 @@ class RequestParser:
         except StopIteration as stop:
             request: Request = stop.value
             self._begin()
+            self._completed(request)
             return request
         except PeerViolation as violation:
             self._failure = violation
             raise
         return None
+
+    def _completed(self, request: Request) -> None:
+        fed, self._fed = self._fed, None
+        self._between = not len(self._stream)
+        if self._between and fed is not None:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[fed] = request
 
     # The grammar.
 

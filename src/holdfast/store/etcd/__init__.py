@@ -6,6 +6,6 @@ Layout, in reading order
     followers.py     what watches and waits have in common, by either API
     v3/              the store on the v3 API
     v2/              the store on the v2 keys API
+    guard.py         a script: ends a local etcd when its owner dies
     local_server.py  a real etcd, started and stopped from here
-    guard.py         a script: ends that etcd when its owner dies
 """

@@ -29,7 +29,7 @@ REREAD_S = 5.0
 
 _RECONNECT_S = 0.25
 _READS_AT_ONCE = 64
-_PATIENCE_S, _PATIENCE_MAX_S = 1.0, 64.0
+_READ_S, _READ_MAX_S = 1.0, 64.0
 
 Snapshot = Callable[[Deadline], tuple[int, list[Entry]]]
 """Reads everything that is watched: the revision of the store, and the entries."""
@@ -91,7 +91,7 @@ class EtcdWatch(Watch):
         self._known: dict[str, int] = {}
         self._floor = 0  # everything up to this revision has been told
         self._reread_at = 0.0
-        self._patience_s = _PATIENCE_S
+        self._read_s = _READ_S
 
     def start(self, deadline: Deadline) -> None:
         """Read what exists and begin to follow; raise as the store's operations do."""
@@ -108,8 +108,8 @@ class EtcdWatch(Watch):
 
     def _next(self, deadline: Deadline) -> Change:
         remaining = deadline.remaining()
-        patience = threading.TIMEOUT_MAX if remaining is None else remaining
-        if not self._reading.acquire(timeout=min(patience, threading.TIMEOUT_MAX)):
+        wait_s = threading.TIMEOUT_MAX if remaining is None else remaining
+        if not self._reading.acquire(timeout=min(wait_s, threading.TIMEOUT_MAX)):
             raise self._too_late("another thread reads it")
         try:
             return self._await_change(deadline)
@@ -174,13 +174,13 @@ class EtcdWatch(Watch):
             deadline = self._soon()
         try:
             # In short turns, between which a watch that was closed is noticed.
-            revision, entries = self._snapshot(deadline.sooner(self._patience_s))
+            revision, entries = self._snapshot(deadline.sooner(self._read_s))
         except TimeoutExpired as error:  # there may be much to read, or a slow way
-            self._patience_s = min(2 * self._patience_s, _PATIENCE_MAX_S)
+            self._read_s = min(2 * self._read_s, _READ_MAX_S)
             raise Lost(str(error)) from None
         except Unavailable as error:
             raise Lost(str(error)) from None
-        self._patience_s = _PATIENCE_S
+        self._read_s = _READ_S
         if self._merge(revision, entries) or not self._source.is_open:
             # Anew in any case: a source that missed something is not trusted.
             self._source.open(self._floor + 1, deadline)

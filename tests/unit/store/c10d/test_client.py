@@ -25,8 +25,8 @@ from holdfast.store.c10d.server import C10dServer
 from holdfast.store.c10d.space import C10dSpace
 from holdfast.store.c10d.wire import RequestParser
 from holdfast.store.ops import Entry, Lease, Swap
-from tests.patience import with_more_time
 from tests.unit.store.c10d.peers import LOOPBACK, WITHIN_S, Peer, ScriptedServer
+from tests.waiting import with_more_time
 
 MIN, MAX = -(1 << 63), (1 << 63) - 1
 
@@ -44,7 +44,7 @@ def store(store_server: C10dServer) -> Iterator[C10dStore]:
 
 
 class Server:
-    """A server that answers as a space does, but wakes nobody; `change` may say something else.
+    """A server that answers as a space does, but wakes no client; `change` may say something else.
 
     `change` gets each request and the bytes of the right answer, and returns those that are sent;
     None hangs up.
@@ -293,7 +293,7 @@ def test_a_wait_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
             assert server.asked.count(c10d.Wait((b"/k",))) > 2
 
         with_more_time(wait_in_vain, 0.5)
-        # This server wakes nobody; the next renewal finds the key.
+        # This server wakes no client; the next renewal finds the key.
         waiter = threading.Thread(target=lambda: found.extend(store.wait(["k"])))
         found: list[bytes] = []
         waiter.start()
@@ -504,7 +504,7 @@ def test_an_over_long_answer_is_a_violation() -> None:
             store.get("k")
 
 
-def test_cl1_a_silent_server_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cl1_a_silent_server_hangs_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c10d_line, "HANDSHAKE_WITHIN_S", 0.05)
 
     def serve(sock: socket.socket) -> None:

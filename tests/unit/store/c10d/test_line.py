@@ -34,7 +34,7 @@ def soon() -> Deadline:
 
 
 def shake_hands(sock: socket.socket) -> None:
-    """Do the server's part, and insist on one segment as torch's server does."""
+    """Do the server's part, and require one segment as torch's server does."""
     greeting = sock.recv(100)
     assert len(greeting) == 10, greeting
     assert greeting.startswith(HELLO)
@@ -128,7 +128,7 @@ def test_unasked_bytes_are_a_violation() -> None:
     with ScriptedServer(serve) as server:
         line = Line.open(server.address, soon())
         assert ping(line) == 1
-        with pytest.raises(PeerViolation, match="nobody asked"):
+        with pytest.raises(PeerViolation, match="unsolicited"):
             line.send(PING, soon())
         line.close()
 

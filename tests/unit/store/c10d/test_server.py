@@ -148,7 +148,7 @@ def test_an_address_in_use_is_a_usage_error(store_server: C10dServer) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
-def test_other_hosts_need_somebody_who_vouches_for_them(host: str) -> None:
+def test_other_hosts_need_a_callback_that_vouches_for_them(host: str) -> None:
     with pytest.raises(UsageError, match=r"no authentication.*vouch="):
         C10dServer(Address(host, 0))
 
@@ -161,11 +161,11 @@ def test_exactly_the_given_address_is_bound() -> None:
             socket.create_connection(("127.0.0.1", port), WITHIN_S)
 
 
-# Who is admitted.
+# Which connections are admitted.
 
 
 class Neighbour:
-    """Another host, where somebody vouches for connections or does not: this one, in disguise."""
+    """Another host, whose agent vouches for connections or does not: this host, in fact."""
 
     def __init__(self) -> None:
         self.asked: queue.SimpleQueue[tuple[Ends, Answer]] = queue.SimpleQueue()
@@ -208,7 +208,7 @@ def test_cd2_another_user_of_this_host_is_refused(
     said = encode_request(c10d.Validate()) + encode_request(c10d.Set(b"key", b"planted"))
     command = [sys.executable, "-S", "-c", connect, str(store_server.address.port), said.hex()]
     assert subprocess.run(command, timeout=WITHIN_S, check=False).returncode == 0
-    assert "it is user 54321's, not user 0's" in str(sink.next(ConnectionRefused))
+    assert "it belongs to user 54321, not to 0" in str(sink.next(ConnectionRefused))
     with Peer(store_server.address) as peer:
         peer.say(c10d.Check((b"key",)))
         assert peer.read(1) == b"\x01"  # it is not there
@@ -225,7 +225,7 @@ def test_cd1_a_peer_that_is_gone_when_it_is_judged_is_not_heard(
 
 
 @pytest.mark.parametrize("error", [OSError(107, "not connected"), Unavailable("not told")])
-def test_cd4_where_the_kernel_does_not_tell_nobody_is_admitted(
+def test_cd4_where_the_kernel_does_not_tell_no_connection_is_admitted(
     store_server: C10dServer, sink: QueueSink, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(ends: Ends) -> str | None:
@@ -238,7 +238,7 @@ def test_cd4_where_the_kernel_does_not_tell_nobody_is_admitted(
     assert str(error) in str(sink.next(ConnectionRefused))
 
 
-def test_cd4_a_connection_over_loopback_whose_other_end_nobody_has_is_refused(
+def test_cd4_a_loopback_connection_without_an_owner_is_refused(
     store_server: C10dServer, sink: QueueSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(c10d_server, "judge_owner", lambda ends: None)
@@ -282,7 +282,7 @@ def test_cd3_a_connection_is_refused_at_the_deadline(
     with Peer(exposed.address, hello=False) as peer:
         peer.say(c10d.Validate(), c10d.Ping(1))
         assert peer.rest() == b""
-    assert "nobody vouched for it within 0.3 s" in str(sink.next(ConnectionRefused))
+    assert "no agent vouched for it within 0.3 s" in str(sink.next(ConnectionRefused))
     _, answer = neighbour.asked.get(timeout=WITHIN_S)
     answer("")  # too late, and harmless
     with Peer(exposed.address, hello=False) as peer:
@@ -345,7 +345,7 @@ def test_requests_before_a_violation_are_answered(store_server: C10dServer) -> N
 
 
 @pytest.mark.parametrize("data", [b"", HELLO[:4]])
-def test_a_silent_stranger_is_dropped_and_a_silent_client_is_not(
+def test_a_silent_unauthenticated_connection_is_dropped_and_a_silent_client_is_not(
     monkeypatch: pytest.MonkeyPatch, data: bytes, sink: QueueSink
 ) -> None:
     monkeypatch.setattr(c10d_server, "HANDSHAKE_WITHIN_S", 0.5)
@@ -362,7 +362,9 @@ def test_a_silent_stranger_is_dropped_and_a_silent_client_is_not(
         client.sync()  # though it has been silent for longer
 
 
-def test_too_many_strangers_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_unauthenticated_connections_evict_the_oldest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(c10d_server, "UNAUTHENTICATED_MAX", 2)
     with C10dServer(LOOPBACK) as store_server, Peer(store_server.address) as client:
         strangers = [Peer(store_server.address, hello=False) for _ in range(3)]
@@ -378,7 +380,7 @@ def test_too_many_strangers_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch)
 # Slow and greedy peers.
 
 
-def test_half_requests_hold_up_nobody(store_server: C10dServer) -> None:
+def test_half_requests_delay_no_other_client(store_server: C10dServer) -> None:
     halves = [Peer(store_server.address) for _ in range(20)]
     for number, half in enumerate(halves):
         request = encode_request(c10d.Set(b"/half", b"%d" % number))
@@ -418,7 +420,7 @@ def half_read(store_server: C10dServer, size: int) -> None:
             peer.sync()
 
 
-def test_a_full_store_closes_only_who_wants_more() -> None:
+def test_a_full_store_disconnects_only_a_client_that_writes_more() -> None:
     with (
         C10dServer(LOOPBACK, max_bytes=2 * ITEM_BYTES + 200) as store_server,
         Peer(store_server.address) as peer,
@@ -471,7 +473,7 @@ def noise(rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_thousands_of_noisy_sessions_harm_nobody(sink: QueueSink) -> None:
+def test_thousands_of_noisy_sessions_harm_no_other_client(sink: QueueSink) -> None:
     rng = random.Random(20_260_101)
     with (
         C10dServer(LOOPBACK, max_bytes=MIB, sink=sink) as store_server,
@@ -485,7 +487,7 @@ def test_thousands_of_noisy_sessions_harm_nobody(sink: QueueSink) -> None:
                     noisy.socket.sendall(noise(rng))
                     noisy.socket.shutdown(socket.SHUT_WR)
                 except OSError:
-                    pass  # hung up on already
+                    pass  # disconnected already
                 noisy.rest()
             if number % 40 == 0:
                 assert peer.get(b"/steady") == b"%08d" % (number // 40)

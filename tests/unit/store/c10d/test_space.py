@@ -194,7 +194,7 @@ def test_a_write_wakes_every_waiter_after_its_own_reply(talk: Talk) -> None:
     ]
 
 
-def test_what_stores_nothing_wakes_nobody(talk: Talk) -> None:
+def test_an_operation_that_stores_nothing_wakes_no_waiter(talk: Talk) -> None:
     talk(1, c10d.Wait((b"k",)))
     assert talk(2, c10d.CompareSet(b"k", b"old", b"new")) == [(2, encode_bytes(b"old"))]
     assert talk(2, c10d.Delete(b"k")) == [(2, encode_i64(0))]
@@ -283,7 +283,7 @@ def test_queues_and_keys_of_one_name_are_apart(talk: Talk) -> None:
     assert talk.value(b"n") == b"stored"
 
 
-def test_a_push_wakes_who_has_waited_longest_and_nobody_else(talk: Talk) -> None:
+def test_a_push_wakes_only_the_client_that_has_waited_longest(talk: Talk) -> None:
     talk(1, c10d.Wait((b"q",)))
     talk(2, c10d.Wait((b"q",)))
     assert talk(3, c10d.QueuePush(b"q", b"x")) == [(1, READY)]
@@ -304,12 +304,12 @@ def test_a_barrier_releases_all_at_the_last_arrival(talk: Talk) -> None:
     assert talk(1, c10d.Barrier(b"b", 3)) == [(1, READY)]
 
 
-def test_a_barrier_of_nobody_passes(talk: Talk) -> None:
+def test_a_barrier_of_zero_ranks_passes(talk: Talk) -> None:
     assert talk(1, c10d.Barrier(b"b", 0)) == [(1, READY)]
     assert talk(1, c10d.Barrier(b"c", -5)) == [(1, READY)]
 
 
-def test_who_gave_up_stays_counted(talk: Talk) -> None:
+def test_a_client_that_gave_up_stays_counted(talk: Talk) -> None:
     talk(1, c10d.Barrier(b"b", 2))
     talk(1, c10d.CancelWait())
     assert talk(2, c10d.Barrier(b"b", 2)) == [(2, READY)]
@@ -343,7 +343,7 @@ def test_a_plain_wait_and_a_plain_write_meet_a_barrier(talk: Talk) -> None:
         c10d.Barrier(b"new", 2),
     ],
 )
-def test_cs4_a_full_store_closes_whoever_wants_more(request_: c10d.Request) -> None:
+def test_cs4_a_full_store_disconnects_a_client_that_writes_more(request_: c10d.Request) -> None:
     talk = Talk(101 + ITEM_BYTES)
     talk(1, c10d.Set(b"k", b"v" * 100))
     with pytest.raises(PeerViolation, match="full"):

@@ -17,10 +17,13 @@ from holdfast.store.c10d import messages as c10d
 from holdfast.store.c10d.wire import (
     KEY_BYTES_MAX,
     KEYS_MAX,
+    KNOWN_BYTES_MAX,
+    KNOWN_MAX,
     MESSAGE_BYTES_MAX,
     VALUE_BYTES_MAX,
     Fields,
     FieldStream,
+    KnownRequests,
     RequestParser,
     encode_bytes,
     encode_i64,
@@ -114,6 +117,82 @@ def test_cw3_what_is_written_reads_back_however_it_is_cut(
     cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(12)))
     pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
     assert parse(pieces) == [c10d.Validate(), *sent]
+
+
+# Requests that were read before.
+
+
+def parse_as_a_server(
+    pieces: Iterable[bytes], parser: RequestParser
+) -> tuple[list[c10d.Request], int]:
+    """Return the requests, and how many of them were recognized."""
+    found, recognized = [], 0
+    for piece in pieces:
+        known = parser.recognize(piece)
+        if known is not None:
+            recognized += 1
+            found.append(known)
+        else:
+            found += parse([piece], parser)
+    return found, recognized
+
+
+@given(st.lists(requests, max_size=6), st.randoms(use_true_random=False))
+def test_cw5_recognizing_requests_changes_nothing_however_they_are_cut(
+    sent: list[c10d.Request], rng: random.Random
+) -> None:
+    known: KnownRequests = {}
+    for _ in range(4):
+        ends = [len(HELLO)]
+        for request in sent:
+            ends.append(ends[-1] + len(encode_request(request)))
+        data = HELLO + b"".join(map(encode_request, sent))
+        cuts = sorted({*ends[:-1], *(rng.randrange(len(data)) for _ in range(rng.randrange(3)))})
+        pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+        found, _ = parse_as_a_server(filter(None, pieces), RequestParser(known))
+        assert found == [c10d.Validate(), *sent]
+
+
+def test_cw5_a_request_is_recognized_the_second_time_on_any_connection() -> None:
+    known: KnownRequests = {}
+    data = encode_request(c10d.Add(b"k", 1))
+    wanted: list[c10d.Request] = [c10d.Validate(), c10d.Add(b"k", 1)]
+    assert parse_as_a_server([HELLO, data], RequestParser(known)) == (wanted, 0)
+    assert parse_as_a_server([HELLO, data], RequestParser(known)) == (wanted, 1)
+
+
+def test_cw5_nothing_is_recognized_before_the_handshake_within_a_request_or_after_a_violation() -> (
+    None
+):
+    data = encode_request(c10d.Ping(7))
+    known: KnownRequests = {data: c10d.Ping(7)}
+    parser = RequestParser(known)
+    assert parser.recognize(data) is None
+    parse([HELLO], parser)
+    assert parser.recognize(data) == c10d.Ping(7)
+    parse([b"\x0d"], parser)
+    assert parser.recognize(data) is None
+    parse([b"1234"], parser)
+    assert parser.recognize(data) == c10d.Ping(7)
+    with pytest.raises(PeerViolation):
+        parse([HELLO], parser)
+    assert parser.recognize(data) is None
+
+
+def test_cw5_what_is_remembered_is_bounded() -> None:
+    known: KnownRequests = {}
+    parser = RequestParser(known)
+    parse([HELLO], parser)
+    at_limit, over = (
+        encode_request(c10d.Set(b"", b"v" * (KNOWN_BYTES_MAX - 17 + more))) for more in (0, 1)
+    )
+    parse([at_limit, over], parser)
+    assert list(known) == [at_limit]
+    for number in range(1, KNOWN_MAX):
+        parse([encode_request(c10d.Ping(number))], parser)
+    assert len(known) == KNOWN_MAX
+    parse([encode_request(c10d.Ping(KNOWN_MAX))], parser)
+    assert list(known.values()) == [c10d.Ping(KNOWN_MAX)]
 
 
 # Violations.
@@ -212,7 +291,7 @@ def test_cw2_a_value_that_comes_byte_by_byte_is_kept_once() -> None:
     assert parse([b"v"], parser) == [c10d.Set(b"k", b"v" * size)]
 
 
-def test_a_half_request_is_let_go_at_close() -> None:
+def test_half_a_request_is_released_at_close() -> None:
     parser = validated()
     parse([b"\x0b" + u64(9) + encode_bytes(b"k") + encode_bytes(b"v" * 1000)], parser)
     assert parser.held > 1000

@@ -1,4 +1,4 @@
-"""Waits read first and follow then; closing wakes everybody who follows."""
+"""Waits read first and follow then; closing wakes every thread that follows."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_at_the_deadline_the_missing_keys_are_named(client: EtcdClient) -> None:
     assert caught.value.waiting_for == ("k",)
 
 
-def test_closing_wakes_who_waits(client: EtcdClient) -> None:
+def test_closing_wakes_a_waiting_thread(client: EtcdClient) -> None:
     source = FakeSource()
     followers = Followers(client)
     with ThreadPoolExecutor(1) as pool:

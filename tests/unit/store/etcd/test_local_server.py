@@ -18,7 +18,7 @@ from holdfast.net.address import parse_endpoint
 from holdfast.store.etcd import local_server as module
 from holdfast.store.etcd.local_server import LocalEtcdServer, find_binary
 from holdfast.store.etcd.v3.store import EtcdStore
-from tests.patience import with_more_time
+from tests.waiting import with_more_time
 
 TIMEOUT_S = 60.0
 
@@ -34,7 +34,7 @@ def script(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no variable name an etcd, as whoever runs these tests with another one does."""
+    """Let no variable name an etcd, as in a run of these tests with another one."""
     for name in ("HOLDFAST_ETCD_BINARY", "TORCHELASTIC_ETCD_BINARY_PATH"):
         monkeypatch.delenv(name, raising=False)
 

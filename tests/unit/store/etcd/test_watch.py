@@ -149,7 +149,7 @@ def test_a_broken_source_leads_to_reading_again(setup: Setup) -> None:
     assert setup.rest() == [Change("gone", b"again", 7)]
 
 
-def test_somebody_who_polls_with_no_time_comes_to_a_new_source(setup: Setup) -> None:
+def test_polling_without_time_gets_a_new_source(setup: Setup) -> None:
     setup.start()
     setup.source.batches = [Lost("broken")]
     setup.space.put("k", b"v", 3)
@@ -182,7 +182,7 @@ def test_while_the_store_is_away_it_waits_without_storming_it(setup: Setup) -> N
 
 
 def test_reading_again_gets_more_time_when_it_takes_more(setup: Setup) -> None:
-    """In turns, so that who closes the watch need not wait for a reading that never ends."""
+    """In turns, so that closing the watch need not wait for a reading that never ends."""
     setup.start()
     given: list[float] = []
 

@@ -1,9 +1,9 @@
-"""The way to an etcd cluster: several addresses, lanes to borrow, retries within a deadline.
+"""Requests to an etcd cluster: several addresses, a pool of lanes, retries within a deadline.
 
-A caller borrows a `Lane`, a connection of its own, and does the I/O on its own thread; there are
-as many lanes as there were callers at once. When a member fails the lane moves to the next one.
-After each round of failures the caller pauses, longer each time and by chance a little more or
-less, so that a cluster that is away is not stormed and no processor is burnt.
+A caller takes a `Lane`, a connection of its own, from the pool, and does the I/O on its own thread;
+there are as many lanes as there were callers at once. When a member fails the lane moves to the
+next one. After each round of failures the caller backs off, exponentially and with jitter: this
+spares the cluster when it comes back, and the processor here.
 """
 
 from __future__ import annotations

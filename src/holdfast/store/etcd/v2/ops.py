@@ -35,6 +35,7 @@ from holdfast.store.ops import (
     CompareSet,
     Count,
     Delete,
+    DeletePrefix,
     Get,
     Guarded,
     Lease,
@@ -90,6 +91,12 @@ class Task:
                 return self._compare_set(op)
             case Delete(key):
                 return self._delete(key)
+            case DeletePrefix(prefix):
+                index, nodes = self.read_all()
+                for node in nodes:
+                    if node.key.startswith(prefix):
+                        self._delete(node.key)
+                return index
             case Add(key, amount):
                 return int(self._update(key, lambda old: b"%d" % added(key, old, amount)))
             case Append(key, more):

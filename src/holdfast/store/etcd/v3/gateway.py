@@ -98,9 +98,9 @@ def put_op(key: bytes, value: bytes, lease: int | None) -> Message:
     return {"request_put": {"key": text(key), "value": text(value), "lease": str(lease or 0)}}
 
 
-def delete_op(key: bytes) -> Message:
-    """Delete a key."""
-    return {"request_delete_range": {"key": text(key)}}
+def delete_op(key: bytes, end: bytes = b"") -> Message:
+    """Delete a key, or a range if there is an `end`."""
+    return {"request_delete_range": {"key": text(key), "range_end": text(end)}}
 
 
 def compare(key: bytes, target: str, value: int | bytes, result: str = "EQUAL") -> Message:

@@ -47,6 +47,7 @@ from holdfast.store.ops import (
     CompareSet,
     Count,
     Delete,
+    DeletePrefix,
     Entry,
     Get,
     Guarded,
@@ -78,6 +79,7 @@ _QuickOp: TypeAlias = (
     | Add
     | CompareSet
     | Delete
+    | DeletePrefix
     | Append
     | MultiGet
     | MultiSet
@@ -143,6 +145,10 @@ class EtcdStore(Store):
                 return self._compare_set(op, guard, lane, deadline)
             case Delete(key):
                 return self._delete(key, guard, lane, deadline)
+            case DeletePrefix(prefix):
+                remove = delete_op(*self._under(prefix))
+                removal = Write(f"delete_prefix {prefix!r:.80}", [], [remove], guard=guard)
+                return self._writer.write(lane, removal, deadline).revision
             case Add(key, amount):
                 total = self._update(
                     key, lambda old: b"%d" % added(key, old, amount), "add", guard, lane, deadline

@@ -131,7 +131,7 @@ def test_a_cluster_that_is_away_costs_few_attempts(unused: Address) -> None:
     client.close()
 
 
-def test_closing_wakes_who_pauses_and_who_reads() -> None:
+def test_closing_wakes_threads_that_back_off_and_that_read() -> None:
     with answering(b"", hang=True) as address, ThreadPoolExecutor() as pool:
         client = client_of(address)
         pausing = pool.submit(client.pause, 3600.0, Deadline(None))

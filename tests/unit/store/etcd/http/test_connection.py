@@ -243,7 +243,7 @@ def deaf(sock: ssl.SSLSocket) -> None:
         pass
 
 
-def test_by_tls_whoever_reads_is_woken(certificates: Certificates) -> None:
+def test_by_tls_a_reading_thread_is_woken(certificates: Certificates) -> None:
     with (
         serving(by_tls(server_context(certificates), deaf)) as there,
         ThreadPoolExecutor() as pool,

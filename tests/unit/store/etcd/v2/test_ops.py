@@ -42,7 +42,7 @@ def nodes(store: EtcdV2Store) -> list[str]:
 
 
 def end_lease(store: EtcdV2Store, lease: Lease) -> None:
-    """End a lease as its time does: nobody removes the keys."""
+    """End a lease as its time does: the keys are not removed."""
     with store._client.lane() as lane:
         request = remove(store._layout.lease(lease.id))
         ask(store._client, lane, request, Deadline.after(TIMEOUT_S), "test")

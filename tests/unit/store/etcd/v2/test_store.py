@@ -41,7 +41,7 @@ def test_a_server_without_the_v2_api_is_said_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_nobody_there_is_said_with_the_step_and_the_address(unused: Address) -> None:
+def test_an_absent_server_is_reported_with_the_step_and_the_address(unused: Address) -> None:
     with EtcdV2Store([unused]) as store:
         with pytest.raises(StoreUnavailable, match=f"cannot connect to {unused}") as caught:
             store.set("k", b"v", timeout=1.0)
@@ -116,7 +116,7 @@ def test_a_long_key_is_listed_watched_and_waited_for(store: EtcdV2Store) -> None
         assert watch.next(TIMEOUT_S)[:2] == (key, None)
 
 
-def test_closing_wakes_everybody_when_the_cluster_is_gone() -> None:
+def test_closing_wakes_all_threads_when_the_cluster_is_gone() -> None:
     with LocalEtcdServer() as server:
         store = EtcdV2Store(server.addresses)
         store.set("k", b"v")

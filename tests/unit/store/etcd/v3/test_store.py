@@ -32,7 +32,7 @@ def store(etcd_server: LocalEtcdServer, prefix: str) -> Iterator[EtcdStore]:
 
 @pytest.fixture(scope="module")
 def foreign() -> Iterator[LocalEtcdServer]:
-    """An etcd with the settings of everybody."""
+    """An etcd with the usual settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_module, "_SETTINGS", ("--log-level=warn",))
         with LocalEtcdServer() as server:
@@ -160,7 +160,7 @@ def test_one_member_that_answers_is_enough(
                 assert watch.next(TIMEOUT_S).value == b"%d" % (seed + 1)
 
 
-def test_nobody_there_is_said_with_the_step_and_the_address(unused: Address) -> None:
+def test_an_absent_server_is_reported_with_the_step_and_the_address(unused: Address) -> None:
     with EtcdStore([unused]) as store:
         with pytest.raises(StoreUnavailable, match=f"cannot connect to {unused}") as caught:
             store.get("k", timeout=1.0)

@@ -19,8 +19,8 @@ from holdfast.store.fenced import FencedStore
 from holdfast.store.ops import Swap
 from holdfast.store.store import Store
 from holdfast.testing.clock import ManualClock
-from tests.patience import with_more_time
 from tests.unit.store.etcd.proxy import Fate, Proxy
+from tests.waiting import with_more_time
 
 TXN = "/v3/kv/txn"
 TIMEOUT_S = 30.0
