@@ -24,7 +24,15 @@ from holdfast.rendezvous.effects import (
     TimedOut,
 )
 from holdfast.rendezvous.machine import NodeMachine
-from holdfast.rendezvous.model import Announcement, Failures, Keys, Phase, Progress, RoundRecord
+from holdfast.rendezvous.model import (
+    Announcement,
+    Failures,
+    Keys,
+    Page,
+    Phase,
+    Progress,
+    RoundRecord,
+)
 from holdfast.store import ops
 from holdfast.store.keyspace import Keyspace
 from holdfast.testing.transcript import Command
@@ -190,7 +198,7 @@ class RendezvousStory:
             return
         outcome = self._apply(node, op)
         text = describe(op, outcome)
-        if text and text != node.said:  # what is tried in vain again and again is told once
+        if text and text != node.said:  # an operation that fails again and again is told once
             self._say(node, text)
         node.said = text
         if dies == (step_of(op), "after"):
@@ -246,8 +254,7 @@ class RendezvousStory:
         match notice:
             case RoundReady(record, rank):
                 node.record = record
-                size = len(record.members)
-                self._say(node, f"is told: round {record.number}, rank {rank} of {size}")
+                self._say(node, f"is told: round {record.number}, rank {rank} of {record.size}")
             case RoundOver(number, reason):
                 self._say(node, f"is told: RoundOver {number}: {reason}")
             case Explained(progress):
@@ -276,6 +283,8 @@ def step_of(op: ops.AnyOp) -> str:
             return "be elected"
         case ops.ListPrefix():
             return "list"
+        case ops.MultiSet():
+            return "write the roll"
         case ops.CompareSet(KEYS.round):
             return "publish"
         case ops.Set(KEYS.progress):
@@ -298,9 +307,11 @@ def describe(op: ops.AnyOp, outcome: object) -> str:
             return "is elected" if ok else "is not elected"
         case ops.CompareSet(KEYS.round, _, bytes() as desired), ops.Swap(ok):
             record = RoundRecord.decode(desired)
-            names = " ".join(member.node for member in record.members)
             late = "" if ok else ", too late"
-            return f"publishes round {record.number} {record.status} [{names}]{late}"
+            return f"publishes round {record.number} {record.status}{late}"
+        case ops.MultiSet(((_, page), *_)), _:
+            names = " ".join(member.node for member in Page.decode(page).members)
+            return f"writes the roll [{names}]"
         case ops.CompareSet(KEYS.failures, _, bytes() as desired), _:
             return f"counts failure {Failures.decode(desired).count}"
         case ops.CompareSet(_, _, bytes() as desired), _:
@@ -309,6 +320,8 @@ def describe(op: ops.AnyOp, outcome: object) -> str:
                 return f"announces that it has {said.phase} round {said.round}"
             why = f", because {said.why}" if said.why else ""
             return f"announces that it is {said.phase}, after round {said.round}{why}"
+        case ops.ListPrefix(prefix), _ if prefix != KEYS.root:
+            return "reads the roll"
         case ops.ListPrefix(), tuple() as entries:
             nodes = [entry.key for entry in entries if entry.key.startswith(KEYS.nodes)]
             return f"lists the nodes: {' '.join(key.removeprefix(KEYS.nodes) for key in nodes)}"

@@ -2,7 +2,8 @@
 
     c10d      the built-in store at host:port. The host is named (`is_host`), or else it is the
               node that can bind the address: it is this machine's and free, or it is not. Host
-              names are never compared.
+              names are never compared. Several addresses, host:port,…, are those of the members
+              of a replicated store (`holdfast store serve --join`): no node hosts it.
     static    fixed ranks, and a master that is given: host:port is passed on as it is; the agent
               serves torch's store there, not the rendezvous. Several nodes meet at a store of the
               node with rank 0, one port higher (or at `store_port`).
@@ -82,6 +83,8 @@ def _create_c10d(parameters: RendezvousParameters) -> Rendezvous:
     if kind != "tcp":
         raise UsageError(f"rendezvous store_type {kind!r:.40}: must be tcp or file")
     is_host = parameters.flag("is_host")
+    if "," in parameters.endpoint:
+        return _create_at_members(parameters, is_host)
     alone = parameters.max_nodes == 1 and is_host is None
     nowhere = "localhost:0" if alone else "localhost"
     address = parse_address(parameters.endpoint or nowhere, C10D_PORT)
@@ -95,6 +98,32 @@ def _create_c10d(parameters: RendezvousParameters) -> Rendezvous:
         if alone and address.port == 0 and is_loopback(address.host):
             return _MeetingStore(MemoryStore(), None)
         return _built_in(parameters, address, is_host, undo)
+
+    return _take_part(parameters, meet)
+
+
+def _create_at_members(parameters: RendezvousParameters, is_host: bool | None) -> Rendezvous:
+    """Meet at a store that several members keep, none of which is this node."""
+    from holdfast.net.secret import read_secret_file
+    from holdfast.store.open import open_store, parse_store_endpoint
+
+    endpoint, given = parameters.endpoint, parameters.secret_file
+    addresses = [parse_address(part.strip(), C10D_PORT) for part in endpoint.split(",")]
+    url = str(parse_store_endpoint(f"tcp://{','.join(map(str, addresses))}"))
+    if is_host:
+        raise UsageError(
+            f"rendezvous endpoint {endpoint!r:.200}: no node hosts a store with several members; "
+            "is_host must not be true"
+        )
+    secret = None if given is None else read_secret_file(given)
+
+    def connect(limit: Deadline) -> Store:
+        return open_store(url, secret=secret, timeout=limit.remaining())
+
+    def meet(undo: ExitStack) -> _MeetingStore:
+        store = undo.enter_context(_retry(connect, parameters))
+        _check_run(store, endpoint, parameters)
+        return _MeetingStore(store, addresses[0])
 
     return _take_part(parameters, meet)
 
@@ -174,7 +203,7 @@ def _built_in(
         except UsageError as error:
             if is_host or address.port == 0:
                 raise UsageError(
-                    f"rendezvous endpoint {address}: to be hosted here: {error}"
+                    f"rendezvous endpoint {address}: cannot be hosted here: {error}"
                 ) from None
             not_here = f"not hosted here: {error}"
             _log.info("run %s: the store is %s", run, not_here)
@@ -195,13 +224,13 @@ def _built_in(
             text = f"{error} ({not_here})"
             raise StoreUnavailable(text, step=error.step, address=error.address) from None
 
-    store = undo.enter_context(_insist(connect, parameters))
+    store = undo.enter_context(_retry(connect, parameters))
     if server is None:
-        _check_run(store, address, parameters)
+        _check_run(store, str(address), parameters)
     return _MeetingStore(store, address, server)
 
 
-def _check_run(store: Store, address: Address, parameters: RendezvousParameters) -> None:
+def _check_run(store: Store, address: str, parameters: RendezvousParameters) -> None:
     """Refuse a store that a node of another run hosts.
 
     A store that no node hosts serves any run, and outlives it: several nodes need an id of their
@@ -233,7 +262,7 @@ def _warn_if_unreachable(address: Address) -> None:
         return
     if all(is_loopback(one) for one in found):
         _log.warning(
-            "the store at %s is hosted here, but the name means %s on this machine: "
+            "the store at %s is hosted here, but its name is %s on this machine: "
             "other hosts cannot reach it",
             address,
             found[0],
@@ -271,23 +300,23 @@ def _opened(
     store = undo.enter_context(open_store(url))
     key = Keys(parameters.run).round
     try:
-        _insist(lambda limit: store.get(key, timeout=limit.remaining()), parameters)
+        _retry(lambda limit: store.get(key, timeout=limit.remaining()), parameters)
     except StoreUnavailable as error:
         text = f"rendezvous endpoint {parameters.endpoint!r:.200} ({parameters.backend}): {error}"
         raise StoreUnavailable(text, step=error.step, address=error.address) from None
     return _MeetingStore(store, towards)
 
 
-def _insist(
+def _retry(
     attempt: Callable[[Deadline], _T],
     parameters: RendezvousParameters,
     clock: Clock = SYSTEM_CLOCK,
 ) -> _T:
-    """Try for as long as a node waits for the store, and say now and then what is in the way."""
+    """Retry for as long as a node waits for the store; log now and then why it fails."""
     deadline = Deadline.after(parameters.join_s, clock)
-    patience_s = TELL_AFTER_S
-    while (deadline.remaining() or 0.0) > 2 * patience_s:
-        limit = deadline.sooner(patience_s)
+    try_s = TELL_AFTER_S
+    while (deadline.remaining() or 0.0) > 2 * try_s:
+        limit = deadline.sooner(try_s)
         try:
             return attempt(limit)
         except (StoreUnavailable, TimeoutExpired) as error:
@@ -299,7 +328,7 @@ def _insist(
                 error,
                 deadline.remaining(),
             )
-        patience_s *= 2  # a slow way gets through in the end
+        try_s *= 2  # a slow network succeeds in the end
     return attempt(deadline)
 
 

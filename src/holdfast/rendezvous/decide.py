@@ -6,7 +6,7 @@ Rule 2: this file reads no clock, socket or environment; `now` is given.
 One node, the leader, calls `decide` over what it sees whenever something changes, and publishes
 the record that comes out. The others take the record as it is.
 
-    FORMING n ──(enough nodes, and the last call is over)──▶ COMPLETE n
+    FORMING n ──(enough nodes, and the last call is over, or not needed)──▶ COMPLETE n
     COMPLETE n ──(a member is gone, or asks for a new round; all have finished and left)
                  ──▶ FORMING n+1
     any ──(a node closes the run)──▶ CLOSED
@@ -22,6 +22,9 @@ Guarantees
     RV-8  A member that has finished may leave, and the round goes on; if it dies before, it is
           over. A node that has left is not waited for.
     RV-9  Once a member has finished, the round lets no node in: it is ending.
+    RV-10 The last call is for newcomers, at the start and when the run grows. Once every member of
+          the last round that lives has asked again, and the nodes are no more than that round had,
+          the next one is complete without it.
 """
 
 from __future__ import annotations
@@ -32,7 +35,15 @@ from typing import assert_never
 from holdfast.errors import UsageError
 from holdfast.ids import NodeId
 from holdfast.records import dataclass
-from holdfast.rendezvous.model import Announcement, Phase, Progress, RoundRecord, Status, clipped
+from holdfast.rendezvous.model import (
+    Announcement,
+    Member,
+    Phase,
+    Progress,
+    RoundRecord,
+    Status,
+    clipped,
+)
 from holdfast.rendezvous.ranks import RankPolicy, choose, sticky_ranks
 from holdfast.store.ops import TTL_MAX_S
 
@@ -94,14 +105,16 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the leader sees: the record, the nodes in order of arrival, and since when.
+    """What the leader sees: the record, its members, the nodes in order of arrival, since when.
 
+    `members` are those of the record's roll: of the complete round, or of the one before it.
     `forming_since` is when the leader first saw this round being formed, `enough_since` when it
     first had its minimum; both on the leader's own clock. `failures` had been counted when the
     round began to be formed: there are no more until it is complete (ND-4).
     """
 
     record: RoundRecord
+    members: Sequence[Member]
     nodes: Mapping[NodeId, Announcement]
     forming_since: float
     enough_since: float | None
@@ -110,11 +123,16 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to publish (None: nothing), what to tell, why, and when to look again (RV-6)."""
+    """What to publish (None: nothing), what to tell, why, and when to look again (RV-6).
+
+    `members` are those of a round that is to be complete, in the order of their ranks. The record
+    names no roll yet: the leader names it when it writes the members down (RM-3).
+    """
 
     record: RoundRecord | None
     progress: Progress
     wake_at: float | None
+    members: tuple[Member, ...] = ()
 
     @property
     def reason(self) -> str:
@@ -136,7 +154,7 @@ def decide(seen: Situation, rules: Rules, now: float, rank: RankPolicy = sticky_
 
 
 def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decision:
-    previous = [member.node for member in seen.record.members]
+    previous = [member.node for member in seen.members]
     # Alive and still in the last round: they will come, so going without them would only mean
     # one more round a moment later (RV-5). So are those whose wish is older than that round: it
     # was granted, and if they have died since, counting on them would be that round as well.
@@ -150,12 +168,13 @@ def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decisi
         (asking if asks else coming).append(node)
     ready, odd = _placeable(choose(asking, previous, len(asking)), rules.max_nodes)
     late = tuple(node.host for node in coming)
-    gone = tuple(each.host for each in seen.record.members if each.node not in seen.nodes)
+    gone = tuple(each.host for each in seen.members if each.node not in seen.nodes)
     missing = late + gone
     have = len(ready)
-    patience = seen.forming_since + rules.grace_s
+    wait_until = seen.forming_since + rules.grace_s
     # A newcomer that is quick does not take the place of a member that ends its work.
-    kept = now < patience and not {node.node for node in coming}.isdisjoint(previous)
+    awaited = not {node.node for node in coming}.isdisjoint(previous)
+    kept = now < wait_until and awaited
     if have >= rules.max_nodes and not kept:
         return _complete(seen, rules, ready, previous, rank, "all places are taken")
     if have < rules.min_nodes:
@@ -163,10 +182,14 @@ def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decisi
         reason = f"have {have} of {rules.min_nodes}: waiting for {short} more{_names(missing)}"
         left_s = seen.forming_since + rules.join_s - now
         return _same(seen, have, 0, missing, reason + odd, left_s=left_s)
-    if coming and now < patience:
+    if coming and now < wait_until:
         reason = f"have {have}, enough: waiting for {len(coming)} to come back{_names(late)}"
-        left_s = patience - now
-        return _same(seen, have, 0, missing, reason + odd, wake_at=patience, left_s=left_s)
+        left_s = wait_until - now
+        return _same(seen, have, 0, missing, reason + odd, wake_at=wait_until, left_s=left_s)
+    returned = any(node.node in heard for node in ready)
+    if returned and have <= len(previous) and not awaited:
+        why = f"all living members of round {seen.record.number - 1} are back"
+        return _complete(seen, rules, ready, previous, rank, why)
     last_call = (now if seen.enough_since is None else seen.enough_since) + rules.last_call_s
     if now < last_call:
         reason = f"have {have}, enough: last call for up to {rules.max_nodes}"
@@ -178,7 +201,7 @@ def _form(seen: Situation, rules: Rules, now: float, rank: RankPolicy) -> Decisi
 def _judge(seen: Situation, rules: Rules) -> Decision:
     record = seen.record
     gone, asking, done = [], [], []
-    for member in record.members:
+    for member in seen.members:
         node = seen.nodes.get(member.node)
         if node is None:
             gone.append(f"{member.host} is gone")
@@ -186,15 +209,17 @@ def _judge(seen: Situation, rules: Rules) -> Decision:
             asking.append(f"{node.host}: {node.why}" if node.why else f"{node.host} asks for it")
         elif node.phase in (Phase.FINISHED, Phase.LEFT):
             done.append(node.phase)
-    if done.count(Phase.LEFT) == len(record.members):
+    if done.count(Phase.LEFT) == len(seen.members):
         gone.append("all have finished and left")
     if gone or asking:
         why = "; ".join([*gone, *asking][:NAMES_MAX])
         reason = clipped(f"round {record.number} is over: {why}")
-        forming = RoundRecord(record.number + 1, Status.FORMING, record.members, reason)
+        forming = RoundRecord(
+            record.number + 1, Status.FORMING, reason, size=record.size, roll=record.roll
+        )
         ready = sum(1 for node in seen.nodes.values() if node.phase is Phase.WAITING)
         return Decision(forming, Progress(record.number + 1, ready, 0, (), None, reason), None)
-    members = {member.node for member in record.members}
+    members = {member.node for member in seen.members}
     inside = [node for node in seen.nodes.values() if node.node in members]
     # A node of an earlier round that has not asked may be dead: it counts when it asks (RV-5).
     others = [node for node in seen.nodes.values() if node.node not in members]
@@ -221,8 +246,16 @@ def _complete(
     number = seen.record.number
     members = tuple(node.member() for node in ranked)
     reason = f"round {number} is complete with {len(members)}: {why}"
-    record = RoundRecord(number, Status.COMPLETE, members, reason, seen.failures)
-    return Decision(record, Progress(number, len(members), 0, (), None, reason), None)
+    record = RoundRecord(
+        number,
+        Status.COMPLETE,
+        reason,
+        size=len(members),
+        address=members[0].address,
+        port=members[0].port,
+        failures=seen.failures,
+    )
+    return Decision(record, Progress(number, len(members), 0, (), None, reason), None, members)
 
 
 def _same(
@@ -242,7 +275,7 @@ def _same(
 
 
 def _placeable(nodes: Sequence[Announcement], limit: int) -> tuple[list[Announcement], str]:
-    """Return the nodes that can have the rank they insist on, and what to say of the others."""
+    """Return the nodes that can have the rank they require, and what to say of the others."""
     holders: dict[int, str] = {}
     fit, odd = [], []
     for node in nodes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -26,13 +26,22 @@ from holdfast.errors import (
 )
 from holdfast.ids import RunId
 from holdfast.net.address import Address
+from holdfast.observe.recorder import Recording
 from holdfast.observe.sinks import Sink
 from holdfast.records import dataclass
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import Closed, Counted, LeaseHeld, RoundReady
+from holdfast.rendezvous.inputs import (
+    CloseRun,
+    FinishRound,
+    LeaveRun,
+    ReportFailure,
+    WithdrawWish,
+)
 from holdfast.rendezvous.machine import NodeMachine
 from holdfast.rendezvous.model import Announcement, Failures, Keys, Member, Progress
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
+from holdfast.rendezvous.roll_reader import Roll
 from holdfast.rendezvous.session import NodeSession
 from holdfast.store.fenced import FencedStore
 from holdfast.store.memory import MemoryStore
@@ -59,7 +68,9 @@ class Round:
     board: Store
     master_address: str
     master_port: int
-    members: tuple[Member, ...]
+    members: Sequence[Member]
+    """The members by rank. From a store they are read by pages when they are asked for: that may
+    block, and fail as `Store.get` does."""
     reason: str
     failures: int = 0
     """How many failures of the job had been counted when the round came to be."""
@@ -119,6 +130,13 @@ class Rendezvous(ABC):
 
     def progress(self) -> Progress | None:
         """Return what the run waits for, as last heard: for people. None if it cannot be told."""
+        return None
+
+    def recording(self) -> Recording | None:
+        """Return the last steps of the machine that decides for this node; None if there is none.
+
+        A report of the job's failure has them, and `holdfast replay` runs them again.
+        """
         return None
 
     @abstractmethod
@@ -258,8 +276,8 @@ class StoreRendezvous(Rendezvous):
             if heard and timed_out is not None:
                 raise RendezvousTimedOut(f"run {self.run_id}: {timed_out.reason}")
             # The caller's own deadline. A round that comes after all is left by withdrawing.
-            session.request(self._node.withdraw)
-        seen = session.progress.reason if session.progress else "no word from a leader"
+            session.request(WithdrawWish())
+        seen = session.progress.reason if session.progress else "no leader has reported yet"
         raise RendezvousTimedOut(f"run {self.run_id}: no round within {timeout:g} s: {seen}")
 
     def over(self) -> str | None:
@@ -287,6 +305,9 @@ class StoreRendezvous(Rendezvous):
     def progress(self) -> Progress | None:
         return self._session.progress
 
+    def recording(self) -> Recording | None:
+        return self._session.recording()
+
     def count_failure(self, *, timeout: float | None = 30.0) -> Failures:
         session = self._session
         deadline = Deadline.after(check_timeout(timeout), self._clock)
@@ -294,17 +315,17 @@ class StoreRendezvous(Rendezvous):
         wall = self._clock.wall()
         number: int | None = None  # of the round, once the machine has heard of its failure
 
-        def count(now: float) -> None:
+        def before() -> None:
             nonlocal number
             with session.told:
                 session.counted = None
-            number = self._node.count_failure(now, wall)
+            number = self._node.round
 
         def answer() -> Counted | None:
             counted = session.counted
             return counted if counted is not None and counted.number == number else None
 
-        session.request(count)
+        session.request(ReportFailure(wall), before)
         session.wait(lambda: answer() is not None or self._ended(), deadline)
         if (counted := answer()) is not None:
             return counted.failures
@@ -313,7 +334,7 @@ class StoreRendezvous(Rendezvous):
 
     def finish(self) -> None:
         self._check_in()
-        self._session.request(self._node.finish)
+        self._session.request(FinishRound())
 
     def closed(self) -> str | None:
         return self._session.closed.reason if self._session.closed is not None else None
@@ -327,7 +348,7 @@ class StoreRendezvous(Rendezvous):
         self._check_in()
         _sentence("reason", reason)
         wall = self._clock.wall()
-        session.request(lambda now: self._node.close(reason, bool(failed), now, wall))
+        session.request(CloseRun(reason, bool(failed), wall))
         deadline = Deadline.after(self._close_s, self._clock)
         if not session.wait(lambda: session.closed is not None or self._ended(), deadline):
             raise RendezvousTimedOut(f"run {self.run_id}: it could not be closed in time")
@@ -350,7 +371,7 @@ class StoreRendezvous(Rendezvous):
     def _leave(self, deadline: Deadline) -> bool:
         session = self._session
         try:
-            session.request(self._node.leave)
+            session.request(LeaveRun())
             left = session.wait(lambda: session.left or session.lost is not None, deadline)
             if left and session.stop():
                 session.release(deadline)
@@ -387,20 +408,19 @@ class StoreRendezvous(Rendezvous):
 
     def _round(self, ready: RoundReady) -> Round:
         record = ready.record
-        first = record.members[0]
-        master = self._master or Address(first.address, first.port)
+        master = self._master or Address(record.address, record.port)
         prefix = self._keys.of_round(record.number)
         fenced = FencedStore(self._store, self._keys.round, record.encode())
         return Round(
             number=record.number,
             rank=ready.rank,
-            world_size=len(record.members),
+            world_size=record.size,
             store=PrefixStore(fenced, prefix),
             board=PrefixStore(self._store, self._keys.board),
             endpoint=None if isinstance(self._store, MemoryStore) else self._store.endpoint,
             master_address=master.host,
             master_port=master.port,
-            members=record.members,
+            members=Roll(self._store, self._keys, record),
             reason=record.reason,
             failures=record.failures,
         )

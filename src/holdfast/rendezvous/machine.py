@@ -22,6 +22,8 @@ Guarantees
     ND-6  Every wish ends: in a round, in a timeout with its reason, in the end of the run, or in
           the loss of the store.
     ND-7  A node that was told of other numbers of nodes than the leader ends at once, and says so.
+    ND-8  A node without a lease takes none in a closed run, and leaves it without the store: the
+          store's host may be gone, since it waits only for the nodes that are announced.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from dataclasses import replace
 
 from holdfast.errors import Fenced, HoldfastError, LeaseLost, PeerViolation, UsageError
 from holdfast.ids import NodeId
+from holdfast.rendezvous.account import Account
 from holdfast.rendezvous.control import Control
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import (
@@ -48,7 +51,6 @@ from holdfast.rendezvous.effects import (
     TimedOut,
     disagreement,
 )
-from holdfast.rendezvous.holding import Holding
 from holdfast.rendezvous.leadership import Leadership
 from holdfast.rendezvous.model import (
     Announcement,
@@ -60,6 +62,8 @@ from holdfast.rendezvous.model import (
     RoundRecord,
     Status,
 )
+from holdfast.rendezvous.own_lease import OwnLease
+from holdfast.rendezvous.own_rank import OwnRank
 from holdfast.rendezvous.presence import Presence
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
 from holdfast.rendezvous.trouble import Trouble, borne_s
@@ -67,6 +71,7 @@ from holdfast.store.ops import (
     AnyOp,
     Change,
     CompareSet,
+    DeletePrefix,
     Entry,
     Get,
     Guarded,
@@ -75,6 +80,7 @@ from holdfast.store.ops import (
     LeaseKeep,
     LeaseRevoke,
     ListPrefix,
+    MultiSet,
     Set,
     Swap,
 )
@@ -101,15 +107,15 @@ class NodeMachine:
         self._me = replace(me, nodes=rules.nodes)
         self._active = False
         self._presence = Presence(keys.node(me.node))
-        self._holding = Holding(rules.keep_alive_s)
+        self._own_rank = OwnRank(keys, me.node)
+        self._lease = OwnLease(rules.keep_alive_s)
         self._leaving = False
         self._stopped = False
         self._join_by: float | None = None
         # The round that it works in, as published; and whether its end has been told.
         self._round_raw: bytes | None = None
         self._over_told = False
-        # The round whose failure is to be counted, and when it happened by the wall clock.
-        self._report: tuple[int, float] | None = None
+        self._account = Account(keys)
         self._closing: Closed | None = None
         self._control = Control()
         self._looked = False  # for a leader, at least once
@@ -132,7 +138,7 @@ class NodeMachine:
             self._tell_closed(self._record)
             return
         self._active = True
-        self._effects += self._holding.asked()
+        self._effects += self._lease.asked()
         self._me = replace(self._me, phase=Phase.WAITING, why=why[:200], wish=self._me.wish + 1)
         self._round_raw = None
         if self._record is None:
@@ -156,14 +162,13 @@ class NodeMachine:
             self._me = replace(self._me, phase=Phase.FINISHED)
         self._pump(now)
 
-    def count_failure(self, now: float, wall: float) -> int:
-        """Count a failure of the round that this node works in (ND-4), and return its number.
+    def count_failure(self, now: float, wall: float) -> None:
+        """Count a failure of the round that this node works in (ND-4); `wall` is since 1970.
 
-        `Counted` with this number is the answer; `wall` is since 1970.
+        `Counted` with the number of that round is the answer.
         """
-        self._report = (self._me.round, wall)
+        self._account.report(self.round, wall)
         self._pump(now)
-        return self._me.round
 
     def close(self, reason: str, failed: bool, now: float, wall: float = 0.0) -> None:
         """End the run for all nodes; `failed` says whether the job has, `wall` is since 1970."""
@@ -225,9 +230,9 @@ class NodeMachine:
         """Let time pass."""
         self._pump(now)
 
-    def patience(self, now: float) -> float:
+    def op_limit_s(self, now: float) -> float:
         """Return how long the operation that is wanted may take: nothing else is done meanwhile."""
-        limit = min(self._trouble.patience(now), self._holding.room_s(self._busy, now))
+        limit = min(self._trouble.op_limit_s(now), self._lease.room_s(self._busy, now))
         return limit if self._join_by is None else min(limit, max(0.1, self._join_by - now))
 
     def next_wake(self) -> float | None:
@@ -237,8 +242,8 @@ class NodeMachine:
         moments = [] if self._join_by is None else [self._join_by]
         if (retry_at := self._trouble.retry_at) is not None:
             return min([retry_at, *moments])  # nothing else is done before that
-        if self._holding.lease is not None:
-            moments.append(self._holding.keep_at)
+        if self._lease.lease is not None:
+            moments.append(self._lease.keep_at)
         leading = self._leadership.next_wake() if self._leadership is not None else None
         if leading is not None:
             moments.append(leading)
@@ -255,14 +260,14 @@ class NodeMachine:
         return self._me.node
 
     @property
-    def progress(self) -> Progress | None:
-        """What the leader last said, or decided if it is this node."""
-        return self._explained
+    def reason(self) -> str:
+        """What the run waits for: as the leader last said, or decided if it is this node."""
+        return self._explained.reason if self._explained is not None else ""
 
     @property
-    def record(self) -> RoundRecord | None:
-        """The round as last published."""
-        return self._record
+    def round(self) -> int:
+        """The last round that this node was in; 0 for none."""
+        return self._me.round
 
     @property
     def leading(self) -> bool:
@@ -289,55 +294,49 @@ class NodeMachine:
             self._trouble.over()  # what failed is needed no more
 
     def _next_op(self, now: float) -> AnyOp | None:
-        lease = self._holding.lease
+        lease = self._lease.lease
         if lease is None:
             if self._leaving:
                 self._stop(Left())
-                return None
-            return LeaseGrant(self._rules.lease_s, self._rules.linger_s)
+            needless = self._leaving or (self._record and self._record.status is Status.CLOSED)
+            return None if needless else LeaseGrant(self._rules.lease_s, self._rules.linger_s)
         if self._closing is not None and (op := self._close_op(self._closing)) is not None:
             return op
         announce = self._presence.next_op(self._me if self._active else None, lease.id)
         if self._leaving:
-            last = announce if self._me.phase is Phase.LEFT else None
-            return last or LeaseRevoke(lease.id)
-        if now >= self._holding.keep_at:
+            return (self._me.phase is Phase.LEFT and announce) or LeaseRevoke(lease.id)
+        if now >= self._lease.keep_at:
             return LeaseKeep(lease.id)
-        return announce or self._count_op() or self._lead_op(lease, now)
+        place = self._own_rank.next_op(self._record, self._me.round) if self._waits() else None
+        return place or announce or self._count_op() or self._lead_op(lease, now)
 
     def _close_op(self, wish: Closed) -> AnyOp | None:
         if self._record is not None and self._record.status is Status.CLOSED:
             self._closing = None
             return None
         number = self._record.number if self._record else 1
-        closed = RoundRecord(number, Status.CLOSED, (), wish.reason, 0, wish.failed, wish.ended_at)
+        failed, at = wish.failed, wish.ended_at
+        closed = RoundRecord(number, Status.CLOSED, wish.reason, failed=failed, ended_at=at)
         return CompareSet(self._keys.round, self._control.value(self._keys.round), closed.encode())
 
     def _count_op(self) -> AnyOp | None:
-        if self._report is None:
-            return None
-        number, wall = self._report
-        if self._round_raw is None or number != self._me.round:
-            return Get(self._keys.failures)  # nothing to count: say how many there are
         raw = self._control.value(self._keys.failures)
-        known = Failures() if raw is None else Failures.decode(raw)
-        if known.round >= number:
-            self._report = None
-            self._tell(Counted(number, known))
+        wanted = self._account.next_op(self._me.round, self._round_raw, raw)
+        if isinstance(wanted, Counted):
+            self._tell(wanted)
             return None
-        op = CompareSet(self._keys.failures, raw, known.plus(number, wall).encode())
-        return Guarded(self._keys.round, self._round_raw, op)
+        return wanted
 
     def _lead_op(self, lease: Lease, now: float) -> AnyOp | None:
         leadership, value = self._leadership, self._control.value
         if leadership is None:
             if self._looked and value(self._keys.leader) is not None:
                 return None
-            return CompareSet(self._keys.leader, None, self._leader_value(), lease.id)
+            return CompareSet(self._keys.leader, None, self._leader().encode(), lease.id)
         return leadership.next_op(self._record, value(self._keys.round), lease.id, now)
 
-    def _leader_value(self) -> bytes:
-        return Leader(self._me.node, self._term, self._nodes).encode()
+    def _leader(self) -> Leader:
+        return Leader(self._me.node, self._term, self._nodes)
 
     # What came of an operation.
 
@@ -345,9 +344,9 @@ class NodeMachine:
         inner = op.op if isinstance(op, Guarded) else op
         match inner, result:
             case LeaseGrant(), Lease():
-                self._effects += self._holding.granted(result, self._busy_at, now)
+                self._effects += self._lease.granted(result, self._busy_at, now)
             case LeaseKeep(), _:
-                self._effects += self._holding.renewed(self._busy_at, now)
+                self._effects += self._lease.renewed(self._busy_at, now)
             case LeaseRevoke(), _ if self._leaving:
                 self._stop(Left())
             case LeaseRevoke(), _:
@@ -359,23 +358,25 @@ class NodeMachine:
             case CompareSet(key), Swap():
                 self._looked = self._looked or key == self._keys.leader
                 self._control_changed(key, result.value, result.revision, now)
+            case MultiSet() | ListPrefix() | DeletePrefix(), _:
+                if self._leadership is not None:
+                    for entry in self._leadership.performed(inner, result, self._record):
+                        self._control_changed(*entry, now)
+            case Get(key), Entry() | None if key != self._keys.failures:
+                if self._own_rank.answered(key, result, self._record) and self._waits():
+                    self._take_place()
             case Get(), _:
                 known = Failures.decode(result.value) if isinstance(result, Entry) else Failures()
                 if self._leadership is not None:
                     self._leadership.read_failures(known.count)
-                # A leader reads them too: that is no answer to a report that is still to count.
-                if (report := self._report) is not None and isinstance(self._count_op(), Get):
-                    self._report = None
-                    self._tell(Counted(report[0], known))
-            case ListPrefix(), tuple():
-                if self._leadership is not None:
-                    self._leadership.see_all(result)
+                counted = self._account.read(known, self._me.round, self._round_raw)
+                self._effects += [] if counted is None else [counted]
             case _:
                 raise UsageError(f"{result!r:.80} is no result of {op!r:.80}")
 
     def _begin_anew(self, why: str) -> None:
         """Take another lease, since the last one is gone with all that it held (ND-3)."""
-        self._holding.lost(in_round=self._me.phase is not Phase.WAITING)
+        self._lease.lost(in_round=self._me.phase is not Phase.WAITING)
         self._presence.lost()
         self._step_down()
         self._over(why)
@@ -405,31 +406,31 @@ class NodeMachine:
             elif key == self._keys.failures and value is not None:
                 Failures.decode(value)
         except PeerViolation as error:
-            self._stop(StoreLost(f"key {key!r} holds something that is not ours: {error}"))
+            self._stop(StoreLost(f"key {key!r} holds a foreign value: {error}"))
 
     def _leader_changed(self, value: bytes | None, revision: int) -> None:
         if value is not None and (theirs := Leader.decode(value).nodes) not in ("", self._nodes):
             self._stop(StoreLost(disagreement(self._nodes, theirs), usage=True))
             return
-        elected = value == self._leader_value()
-        if elected == self.leading:
-            return
-        if elected:  # perhaps without an answer that said so
-            self._lead(revision)
-        else:
+        elected = value == self._leader().encode()  # perhaps without an answer that said so
+        if elected and not self.leading:
+            me = self._leader()
+            self._leadership = Leadership(revision, me, self._keys, self._rules, self._rank)
+            self._effects.append(Follow(self._keys.root))
+        elif self.leading and not elected:
             self._step_down()
 
     def _record_changed(self, record: RoundRecord, now: float) -> None:
         self._record = record
         if self._leadership is not None:
-            self._leadership.decision = None
+            self._leadership.record_changed(record)
         if record.status is Status.CLOSED:
             self._join_by = None
             # Closed first: a node that hears only that its round is over asks for another.
             self._tell_closed(record)
             self._over(record.reason)
             return
-        if self._active and self._me.phase is Phase.WAITING:
+        if self._waits():
             self._wait_or_work(record, now)
         elif record.number > self._me.round:
             self._over(record.reason)
@@ -440,21 +441,28 @@ class NodeMachine:
         late = self._closing is None and not 0 < self._presence.came <= revision
         self._tell(Closed(record.reason, record.failed, record.ended_at, late))
 
+    def _waits(self) -> bool:
+        return self._active and self._me.phase is Phase.WAITING
+
     def _wait_or_work(self, record: RoundRecord, now: float) -> None:
-        rank = record.rank_of(self._me.node)
-        if rank is not None and record.number > self._me.round:
-            self._me = replace(self._me, phase=Phase.WORKING, round=record.number, why="")
-            self._round_raw = self._control.value(self._keys.round)
-            self._over_told = False
-            self._join_by = None
-            self._tell(RoundReady(record, rank))
-            return
         # A spare beside a complete round waits for as long as that lasts.
         forming = record.status is Status.FORMING
         self._join_by = now + self._rules.join_s if forming else None
-        if forming and any(member.node == self._me.node for member in record.members):
+        self._take_place()
+
+    def _take_place(self) -> None:
+        """Work in a round that names this node, once its place is known."""
+        record, rank = self._record, self._own_rank.rank(self._record)
+        if record is None or rank is None:
+            return
+        if record.status is Status.FORMING:
             # We were in the last round, even if we have never heard of it: this wish is newer.
             self._me = replace(self._me, round=max(self._me.round, record.number - 1))
+        elif record.number > self._me.round:
+            self._me = replace(self._me, phase=Phase.WORKING, round=record.number, why="")
+            self._round_raw = self._control.value(self._keys.round)
+            self._over_told = False
+            self._tell(RoundReady(record, rank))
 
     def _over(self, reason: str) -> None:
         if self._active and self._me.phase is not Phase.WAITING and not self._over_told:
@@ -471,24 +479,17 @@ class NodeMachine:
             return
         self._join_by = None
         self._active = False
-        seen = self._explained.reason if self._explained else "no word from a leader"
+        seen = self._explained.reason if self._explained else "no leader has reported yet"
         self._tell(TimedOut(f"no round within {self._rules.join_s:g} s: {seen}"))
 
     # Leading.
 
-    def _lead(self, revision: int) -> None:
-        proof = self._leader_value()
-        self._leadership = Leadership(revision, proof, self._keys, self._rules, self._rank)
-        self._effects.append(Follow(self._keys.root))
-
     def _step_down(self) -> None:
-        if self._leadership is not None:
+        if self._leadership is not None and not self._leaving:  # its host may be gone by now
             self._effects.append(Follow(self._keys.control))
         self._leadership = None
         self._looked = False
         self._term += 1
-
-    # The end.
 
     def _tell(self, notice: Notice) -> None:
         self._effects.append(notice)

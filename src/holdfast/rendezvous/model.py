@@ -8,6 +8,26 @@ All below `rdzv/<run id>/`:
     ctl/progress   a `Progress`: what the leader waits for, for people and for newcomers
     ctl/failures   a `Failures`: the job's failures so far
 
+The members of a round are below `roll/<run id>/<roll>/`, where `RoundRecord.roll` names the roll:
+
+    page/<number>  a `Page`: at most PAGE_MEMBERS members, in the order of their ranks
+    place/<id>     a `MemberRank`: the rank of one member
+
+Guarantees
+    RM-1  What a node reads to learn its place does not grow with the number of nodes: the record,
+          and one `MemberRank`. The list of members is there by pages, for nodes that ask for it.
+    RM-2  A leader writes the whole roll, a page and its places at a time, before the record that
+          names it. Each of these writes is guarded by its leadership, as the record is.
+    RM-3  A roll has one list for ever: its name says the round, the leadership and which attempt
+          of that leadership it is. A leader that changes its mind begins another roll. So a roll
+          that was not finished, or whose leader died before the record, is named by no record, and
+          no node reads it.
+    RM-4  The record of the next round names the roll of the last one until that round is complete.
+          So any later leader knows the last round's members and their ranks.
+    RM-5  While round n runs, its leader removes what rounds up to n-2 have left: their rolls, their
+          stores, what was said of them on the board. Three operations for each round; a leader
+          that is new does so for the last SWEEP_MAX of them.
+
 Any node may read anything at any time, so a value is judged whole: a wrong version, a missing or
 extra field, a wrong type or an absurd size is a PeerViolation, never adopted in part.
 """
@@ -31,6 +51,8 @@ __all__ = [
     "Keys",
     "Leader",
     "Member",
+    "MemberRank",
+    "Page",
     "Phase",
     "Progress",
     "RoundRecord",
@@ -38,10 +60,13 @@ __all__ = [
     "clipped",
 ]
 
-VERSION = 1
+VERSION = 2
 VALUE_BYTES_MAX = 4 * 1024 * 1024
 TEXT_MAX = 500
 TIMES_MAX = 100
+SWEEP_MAX = 8
+PAGE_MEMBERS = 100
+"""How many members a page has. With its places that is one write: etcd takes 128 keys in one."""
 
 
 class Phase(StrEnum):
@@ -70,6 +95,7 @@ class Keys:
     def __init__(self, run: RunId) -> None:
         self.root = f"rdzv/{run}/"
         self._rounds = f"round/{run}/"
+        self.rolls = f"roll/{run}/"
         self.board = f"board/{run}/"
         self.control = self.root + "ctl/"
         self.nodes = self.root + "node/"
@@ -85,6 +111,22 @@ class Keys:
     def of_round(self, number: int) -> str:
         """Return the prefix of what the members of one round share; not below `root`."""
         return f"{self._rounds}{number}/"
+
+    def traces(self, number: int) -> tuple[str, str, str]:
+        """Return the prefixes of all that a round leaves."""
+        return (f"{self.rolls}{number}/", self.of_round(number), f"{self.board}{number}/")
+
+    def pages(self, roll: str) -> str:
+        """Return the prefix of a roll's pages; not below `root`."""
+        return f"{self.rolls}{roll}/page/"
+
+    def page(self, roll: str, number: int) -> str:
+        """Return the key of a page; the keys of a roll's pages sort as their numbers do."""
+        return f"{self.pages(roll)}{number:06}"
+
+    def place(self, roll: str, node: NodeId) -> str:
+        """Return the key of a member's place."""
+        return f"{self.rolls}{roll}/place/{node}"
 
 
 class _Value:
@@ -102,14 +144,14 @@ class _Value:
         """Read a value; PeerViolation says what is wrong with it."""
         plain = _load(data, cls.__name__)
         version = plain.pop("v", None)
-        if type(version) is not int or version != VERSION:  # true would pass for 1
+        if type(version) is not int or version != VERSION:  # 2.0 would pass for 2
             raise PeerViolation(f"{cls.__name__}: version {VERSION} was expected")
         return _build(cls, plain)
 
 
 @dataclass(frozen=True, slots=True)
 class Member(_Value):
-    """A node in a round. Its rank is its place in `RoundRecord.members`."""
+    """A node in a round."""
 
     node: NodeId
     host: str
@@ -121,7 +163,7 @@ class Member(_Value):
 class Announcement(_Value):
     """What a node says of itself.
 
-    `round` is the last round that it was in, 0 for none; `slot` the rank that it insists on, or
+    `round` is the last round that it was in, 0 for none; `slot` the rank that it requires, or
     None; `why` says what made it ask for a new round; `wish` counts how often it has asked; `nodes`
     is how many nodes it was told to expect: MIN:MAX, or "" for any number.
     """
@@ -158,25 +200,37 @@ class Leader(_Value):
 class RoundRecord(_Value):
     """The current round.
 
-    COMPLETE: `members` are in it, in rank order, and `failures` of the job had been counted before.
-    FORMING: `number` is the next round, `members` were in the one before. CLOSED: there will be no
-    more, `failed` says whether that is a failure of the job, and `ended_at` when that was (seconds
-    since 1970). `reason` says why it came to this.
+    COMPLETE: `roll` names the list of its `size` members, the first of which is at `address` and
+    `port`, and `failures` of the job had been counted before. FORMING: `number` is the next round,
+    `size` and `roll` are of the one before; "" if there was none. CLOSED: there will be no more,
+    `failed` says whether that is a failure of the job, and `ended_at` when that was (seconds since
+    1970). `reason` says why it came to this.
     """
 
     number: int
     status: Status
-    members: tuple[Member, ...]
     reason: str
+    size: int = 0
+    roll: str = ""
+    address: str = ""
+    port: int = 0
     failures: int = 0
     failed: bool = False
     ended_at: float = 0.0
 
-    def rank_of(self, node: NodeId) -> int | None:
-        """Return the rank of a node in a complete round, or None if it is not in it."""
-        if self.status is not Status.COMPLETE:
-            return None
-        return next((rank for rank, m in enumerate(self.members) if m.node == node), None)
+
+@dataclass(frozen=True, slots=True)
+class Page(_Value):
+    """Members of a round whose ranks follow one another."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRank(_Value):
+    """The rank of a member."""
+
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +310,7 @@ def _build(kind: type[T], plain: dict[str, Any]) -> T:
 def _wrong(kind: type, name: str, value: object) -> PeerViolation:
     # A list may be nested as deep as the stack allows, or be megabytes long: it is not shown.
     shown = type(value).__name__ if isinstance(value, (list, dict)) else f"{value!r:.60}"
-    return PeerViolation(f"{kind.__name__}.{name}: {shown} is out of place")
+    return PeerViolation(f"{kind.__name__}.{name}: {shown} is not allowed")
 
 
 def _text(kind: type, name: str, value: object) -> str:
@@ -302,12 +356,10 @@ def _status(kind: type, name: str, value: object) -> Status:
 
 
 def _members(kind: type, name: str, value: object) -> tuple[Member, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+    fits = isinstance(value, list) and len(value) <= PAGE_MEMBERS
+    if not fits or not all(isinstance(item, dict) for item in value):  # type: ignore[attr-defined]
         raise _wrong(kind, name, value)
-    members = tuple(_build(Member, item) for item in value)
-    if len({member.node for member in members}) != len(members):
-        raise _wrong(kind, name, value)
-    return members
+    return tuple(_build(Member, item) for item in value)  # type: ignore[attr-defined]
 
 
 def _texts(kind: type, name: str, value: object) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Rule of places: a node that was in the round before comes first, then the one that has waited
 longest. Rule of ranks: a node that stays keeps its rank; the free ranks go to the newcomers in the
-natural order of their host names (node2 before node10). Where nodes insist on a rank, they get it.
+natural order of their host names (node2 before node10). A node that requires a rank gets it.
 """
 
 from __future__ import annotations

@@ -17,10 +17,12 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import HoldfastError, StoreBusy, StoreFull, UsageError
 from holdfast.ids import CauseId, RunId
 from holdfast.observe.events import Event, RoundAwaited, RoundEnded, RoundFormed, RunEnded
+from holdfast.observe.recorder import Recorder, Recording
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.rendezvous.effects import (
     Closed,
     Counted,
+    Effect,
     Explained,
     Follow,
     LeaseHeld,
@@ -31,6 +33,16 @@ from holdfast.rendezvous.effects import (
     RoundReady,
     StoreLost,
     TimedOut,
+)
+from holdfast.rendezvous.inputs import (
+    NODE,
+    AskRound,
+    KeysChanged,
+    NodeBegins,
+    NodeInput,
+    NodeTick,
+    OpDone,
+    OpFailed,
 )
 from holdfast.rendezvous.machine import NodeMachine
 from holdfast.rendezvous.model import Progress
@@ -45,7 +57,7 @@ SIGNALS_EVERY_S = 1.0
 
 _log = logging.getLogger("holdfast.rendezvous")
 
-_Request = Callable[[float], object]
+_Request = tuple[NodeInput, Callable[[], None]]
 
 
 class NodeSession:
@@ -64,6 +76,8 @@ class NodeSession:
     ) -> None:
         self._run_id = run
         self._node = node
+        self._recorder = Recorder(NODE, node)
+        self._wanted: list[Effect] = []
         self._sink = sink or LogSink()
         self._cause = CauseId(f"{run}/{node.id}")
         self._store = store
@@ -98,9 +112,13 @@ class NodeSession:
         """Start the thread; it takes part in the run from now on."""
         start_thread(self._thread)
 
-    def request(self, act: _Request) -> None:
-        """Let the machine's thread do something with the machine, at `now`."""
-        self._events.put(act)
+    def request(self, event: NodeInput, before: Callable[[], None] = lambda: None) -> None:
+        """Give the machine an input, on its thread; `before` is called there just before."""
+        self._events.put((event, before))
+
+    def recording(self) -> Recording:
+        """Return the machine's last steps."""
+        return self._recorder.recording()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call a listener after each notice, on any thread and without a lock of ours."""
@@ -110,12 +128,11 @@ class NodeSession:
     def ask(self, why: str, wish: object) -> None:
         """Ask for a round; what is told while `self.wish is wish` is the answer."""
 
-        def ask(now: float) -> None:
+        def before() -> None:
             with self.told:
                 self.wish, self.ready, self.timed_out = wish, None, None
-            self._node.ask(why, now)
 
-        self.request(ask)
+        self.request(AskRound(why), before)
 
     def wait(self, done: Callable[[], bool], deadline: Deadline) -> bool:
         """Wait until `done()` about what has been told; False at the deadline."""
@@ -149,7 +166,7 @@ class NodeSession:
 
     def _run(self) -> None:
         try:
-            self._node.start(self._now())
+            self._step(NodeBegins())
             while not self._is_over():
                 self._perform()
                 self._take_events()
@@ -166,9 +183,13 @@ class NodeSession:
     def _now(self) -> float:
         return self._clock.monotonic()
 
+    def _step(self, event: NodeInput) -> None:
+        self._wanted += self._recorder.step(event, self._now())
+
     def _perform(self) -> None:
         """Do what the machine wants until it wants nothing more for now."""
-        while effects := self._node.take_effects():
+        while effects := self._wanted:
+            self._wanted = []
             # The operation last: what comes meanwhile is newer than all that is told here.
             for effect in sorted(effects, key=lambda effect: isinstance(effect, Perform)):
                 match effect:
@@ -181,7 +202,7 @@ class NodeSession:
 
     def _perform_op(self, op: AnyOp) -> None:
         timeout = self._heartbeat_s if isinstance(op, LeaseKeep) else self._op_timeout_s
-        timeout = min(timeout, self._node.patience(self._now()))
+        timeout = min(timeout, self._node.op_limit_s(self._now()))
         try:
             result = self._store._perform(op, Deadline.after(timeout, self._clock))
         except HoldfastError as error:
@@ -190,43 +211,51 @@ class NodeSession:
                 self._held_up = True
                 _log.warning("run %s: waiting: %s", self._run_id, error)
             self._full = isinstance(error, StoreFull)
-            self._node.failed(error, self._now())
+            self._step(OpFailed(error))
         else:
             self._pass_on()
             self._held_up = False
             if isinstance(result, Lease):
                 self._lease = result
-            self._node.done(result, self._now())
+            self._step(OpDone(result))
 
     def _take_events(self) -> None:
         """Wait for events, or until the machine wants to look again, and pass them on."""
         wake_at = self._node.next_wake()
-        patience = None if wake_at is None else max(0.0, wake_at - self._now())
+        wait_s = None if wake_at is None else max(0.0, wake_at - self._now())
         first = None
         try:
             # The thread that ends it says so, and then wakes us: that may have been passed on.
             if not self._is_over():
-                first = self._events.get(timeout=patience)
+                first = self._events.get(timeout=wait_s)
         except queue.Empty:
             pass
-        self._pass_on(first)
-        self._node.tick(self._now())
+        if not self._pass_on(first):  # what is passed on lets time pass, too
+            self._step(NodeTick())
 
-    def _pass_on(self, first: _Request | Change | None = None) -> None:
-        """Pass on an event and all that wait: the machine decides by the newest that is known."""
+    def _pass_on(self, first: _Request | Change | None = None) -> bool:
+        """Pass on an event and all that wait: the machine decides by the newest that is known.
+
+        Say whether there was any.
+        """
         changes: list[Change] = []
+        passed = False
         try:
             event = first
             while True:
-                if callable(event):
-                    event(self._now())
-                elif isinstance(event, Change):
+                if isinstance(event, Change):
                     changes.append(event)
+                elif event is not None:
+                    asked, before = event
+                    before()
+                    self._step(asked)
+                    passed = True
                 event = self._events.get_nowait()
         except queue.Empty:
             pass
         if changes:
-            self._node.changed(changes, self._now())
+            self._step(KeysChanged(tuple(changes)))
+        return passed or bool(changes)
 
     def _follow(self, prefix: str | None) -> None:
         """Replace the watch and its reader."""
@@ -327,7 +356,7 @@ class NodeSession:
                     run=run,
                     round=record.number,
                     rank=rank,
-                    world_size=len(record.members),
+                    world_size=record.size,
                     reason=record.reason,
                 )
             case RoundOver(number, reason):

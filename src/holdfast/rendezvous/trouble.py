@@ -67,7 +67,7 @@ class Trouble:
         self._retries = min(self._retries + 1, 10)
         return False
 
-    def patience(self, now: float) -> float:
+    def op_limit_s(self, now: float) -> float:
         """Return how long an operation may take: nothing else is done meanwhile."""
         if self._since is None:
             return self._lease_s

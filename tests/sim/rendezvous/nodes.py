@@ -230,7 +230,7 @@ class NodeProgram(ClientProgram):
             case Perform(op):
                 self._busy = True
                 self.ops += 1
-                timeout = min(OP_TIMEOUT_S, self.node.patience(self.local()))
+                timeout = min(OP_TIMEOUT_S, self.node.op_limit_s(self.local()))
                 self.perform(op, timeout, self._performed)
             case Follow(prefix):
                 self._follow(prefix)

@@ -6,15 +6,15 @@
 Each seed draws 2 to 16 nodes, their rules, their clocks, and all that goes wrong: messages are
 lost, late, doubled and out of order, links are cut in one direction or both, processes stop for
 longer than a lease, die, come back as new nodes, come late, finish, leave, and report failures;
-leaders are struck at the very moment of a publication. `judge.py` checks S1 to S8 at every
-step. Then the network heals, and the rest must come within a bound:
+leaders are struck at the very moment of a publication, or between the pages of a roll. `judge.py`
+checks S1 to S8 at every step. Then the network heals, and the rest must come within a bound:
 
     L1  with enough nodes alive, all of them are in one round, but for those without a place and
-        those that come when others have finished; who is not alive in it, finished and left
+        those that come when others have finished; a node that is not alive in it finished and left
     L2  with too few, every node ends by the join timeout, with the reason
     L3  every node that leaves has left; a run that is closed ends for all
     E2  when the store's host is lost, every node ends with the reason
-    E3  the store's host, which leaves when no other node is there, ends nobody else's run
+    E3  the store's host, which leaves when no other node is there, ends the run of no other node
 
 A run of many seeds counts only if it was hard enough: see `seeds.Tally.too_easy`.
 """
@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from unittest.mock import patch
 
 from holdfast.ids import NodeId, RunId
+from holdfast.rendezvous import roll
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.model import Keys, Status
 from holdfast.store.session import SILENCE_S
@@ -52,7 +54,7 @@ from tests.sim.rendezvous.nodes import (
     NodePlan,
     NodeProgram,
 )
-from tests.sim.seeds import Report, Tally, command, run_many
+from tests.sim.seeds import Report, SeededRuns
 from tests.sim.store.actors import SERVER, Journal, is_loose
 
 __all__ = [
@@ -74,6 +76,8 @@ _SIZES = (2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 6, 7, 9, 16)  # most bugs need few nodes
 
 NOTICE_S = 2 * SILENCE_S + 4.0
 """How long a client takes to notice that its link is dead, and to have another one."""
+PAGE_MEMBERS = 2
+"""How many members a page of a roll has: few, so that most rolls have several pages."""
 LEAVE_S = 4.0
 """How long leaving takes at most, when nothing goes wrong."""
 
@@ -89,7 +93,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TargetedCrash:
-    """What strikes the leader when the leader or the round has changed for the nth time."""
+    """What strikes the leader at the nth change of the leader or the round, or page of a roll."""
 
     nth: int
     seconds: float
@@ -168,7 +172,7 @@ def draw_plan(seed: int) -> ClusterPlan:
             random.Random(f"finishing {seed}").choice((0.0, 0.0, 0.0, 0.2, 0.5)),
         ),
         tuple(
-            TargetedCrash(rng.randint(1, 8), rng.uniform(0.2, 6.0), rng.random() < 0.5)
+            TargetedCrash(rng.randint(1, 16), rng.uniform(0.2, 6.0), rng.random() < 0.5)
             for _ in range(rng.choice((0, 0, 1, 2)))
         ),
         ending,
@@ -261,6 +265,10 @@ class Cluster:
 
     def run(self) -> None:
         """Let everything go wrong, heal, and end."""
+        with patch.object(roll, "PAGE_MEMBERS", PAGE_MEMBERS):
+            self._run()
+
+    def _run(self) -> None:
         self.sim.run(self.plan.behaviour.until + self.plan.faults.delay_s)  # frames may be late
         leaving = [agent for agent in self.agents() if agent.leaving]
         self._await(LEAVE_S + NOTICE_S, lambda: all(one.ended for one in leaving), "L3")
@@ -374,13 +382,5 @@ def run_seed(seed: int, *, traced: bool = False) -> Report:
     )
 
 
-def run_seeds(
-    seeds: Iterable[int], *, processes: int = 1, show: Callable[[str], object] = lambda text: None
-) -> Tally:
-    """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
-    return run_many(run_seed, _LEAST, seeds, processes, show)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run seeds from the command line; 0 if no promise was broken and the runs count."""
-    return command("cluster simulation", _MODULE, run_seed, _LEAST, argv)
+_RUNS = SeededRuns("cluster simulation", _MODULE, run_seed, _LEAST)
+run_seeds, main = _RUNS.run_seeds, _RUNS.main

@@ -20,23 +20,32 @@ from holdfast.rendezvous.decide import Decision, Rules, Situation
 from holdfast.rendezvous.effects import Closed, Left, RoundOver
 from holdfast.rendezvous.leadership import Leadership
 from holdfast.rendezvous.machine import NodeMachine
-from holdfast.rendezvous.model import Failures, Phase, RoundRecord, Status
+from holdfast.rendezvous.model import Failures, Keys, Phase, RoundRecord, Status
+from holdfast.rendezvous.own_rank import OwnRank
+from holdfast.rendezvous.roll import Draft
 from holdfast.rendezvous.trouble import Trouble
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.ops import Change, CompareSet, Guarded, ListPrefix
-from tests.sim.rendezvous.sim import count_operations, draw_plan, run_seed
+from holdfast.testing.faultplan import FaultPlan, Partition
+from tests.sim.rendezvous.nodes import Behaviour, NodePlan
+from tests.sim.rendezvous.sim import (
+    Cluster,
+    ClusterPlan,
+    Ending,
+    count_operations,
+    run_seed,
+)
+from tests.sim.store.actors import SERVER
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 BUGS: dict[str, tuple[Plant, str, Iterable[int]]] = {}
 
 
-def bug(
-    promise: str, seeds: int, only: Callable[[int], bool] = lambda seed: True
-) -> Callable[[Plant], Plant]:
+def bug(promise: str, seeds: int) -> Callable[[Plant], Plant]:
     """Register a bug that must be found as a breach of this promise within so many seeds."""
 
     def register(plant: Plant) -> Plant:
-        BUGS[plant.__name__] = (plant, promise, filter(only, range(seeds)))
+        BUGS[plant.__name__] = (plant, promise, range(seeds))
         return plant
 
     return register
@@ -128,18 +137,18 @@ def every_node_counts_the_same_failure(patch: pytest.MonkeyPatch) -> None:  # E6
 
     def count(self: NodeMachine) -> Any:
         report = (self, self._me.round)
-        if not self._report or self._round_raw is None or report in counted:
+        if not self._account._report or self._round_raw is None or report in counted:
             return real(self)
         counted.add(report)
         raw = self._control.value(self._keys.failures)
         known = Failures() if raw is None else Failures.decode(raw)
-        op = CompareSet(self._keys.failures, raw, known.plus(*self._report).encode())
+        op = CompareSet(self._keys.failures, raw, known.plus(*self._account._report).encode())
         return Guarded(self._keys.round, self._round_raw, op)
 
     patch.setattr(NodeMachine, "_count_op", count)
 
 
-@bug("S6", 400)
+@bug("S6", 500)
 def a_failure_counts_after_its_round(patch: pytest.MonkeyPatch) -> None:  # E6, ND-4
     real = NodeMachine._count_op
 
@@ -217,10 +226,11 @@ def test_operations_that_grow_with_the_number_of_nodes_are_seen(
 def a_complete_round_takes_in_one_more(patch: pytest.MonkeyPatch) -> None:  # RV-1
     def write(seen: Situation, decision: Decision) -> Decision:
         record = seen.record
-        members = {member.node for member in record.members}
+        members = {member.node for member in seen.members}
         late = [one.member() for one in seen.nodes.values() if one.node not in members]
         if record.status is Status.COMPLETE and decision.record is None and late:
-            return replace(decision, record=replace(record, members=(*record.members, late[0])))
+            more = (*seen.members, late[0])
+            return replace(decision, record=replace(record, size=len(more)), members=more)
         return decision
 
     publish(patch, write)
@@ -267,7 +277,7 @@ def a_closed_run_is_opened_again(patch: pytest.MonkeyPatch) -> None:  # RV-4
     def write(seen: Situation, decision: Decision) -> Decision:
         if seen.record.status is not Status.CLOSED:
             return decision
-        again = RoundRecord(seen.record.number + 1, Status.FORMING, (), "once more")
+        again = RoundRecord(seen.record.number + 1, Status.FORMING, "once more")
         return replace(decision, record=again)
 
     publish(patch, write)
@@ -319,10 +329,69 @@ def a_node_that_leaves_says_that_it_has_finished(patch: pytest.MonkeyPatch) -> N
 
 @bug("S1", 40)
 def a_node_works_in_a_round_that_does_not_name_it(patch: pytest.MonkeyPatch) -> None:  # ND-1
-    def rank_of(self: RoundRecord, node: str) -> int | None:
-        return None if self.status is not Status.COMPLETE else 0
+    real = OwnRank.answered
 
-    patch.setattr(RoundRecord, "rank_of", rank_of)
+    def answered(self: OwnRank, key: str, found: Any, record: Any) -> bool:
+        mine = real(self, key, found, record)
+        self._rank = self._rank or 0
+        return mine
+
+    patch.setattr(OwnRank, "answered", answered)
+
+
+# The roll of a round.
+
+
+@bug("RM-2", 40)
+def a_leader_leaves_the_last_place_of_a_page_out(patch: pytest.MonkeyPatch) -> None:  # RM-2
+    real = Draft.next_op
+
+    def next_op(self: Draft) -> Any:
+        op = real(self)
+        return op and replace(op, items=op.items[:-1])
+
+    patch.setattr(Draft, "next_op", next_op)
+
+
+@bug("RM-2", 60)
+def a_leader_changes_its_mind_under_the_same_name(patch: pytest.MonkeyPatch) -> None:  # RM-3
+    real = Leadership.decide
+
+    def decide(self: Leadership, record: Any, now: float) -> Any:
+        self._drafts = 0
+        return real(self, record, now)
+
+    patch.setattr(Leadership, "decide", decide)
+
+
+@bug("RM-4", 20)
+def the_next_round_names_no_roll(patch: pytest.MonkeyPatch) -> None:  # RM-4
+    def write(seen: Situation, decision: Decision) -> Decision:
+        record = decision.record
+        if record is None or record.status is not Status.FORMING:
+            return decision
+        return replace(decision, record=replace(record, roll="", size=0))
+
+    publish(patch, write)
+
+
+@bug("RM-3", 20)
+def a_leader_removes_the_last_round_too_soon(patch: pytest.MonkeyPatch) -> None:  # RM-5
+    real = Keys.traces
+    patch.setattr(Keys, "traces", lambda self, number: real(self, number + 1))
+
+
+@bug("S1", 60)
+def a_node_takes_a_place_of_a_roll_that_no_record_names(
+    patch: pytest.MonkeyPatch,
+) -> None:  # RM-3
+    """One name for the roll of a round, so that what a dead leader left is adopted."""
+    real = Draft.__init__
+
+    def init(self: Draft, name: str, *given: Any) -> None:
+        real(self, name.partition("/")[0], *given)
+
+    patch.setattr(Draft, "__init__", init)
 
 
 @bug("ND-2", 5)
@@ -381,33 +450,42 @@ def a_node_does_not_hear_that_its_round_is_over(patch: pytest.MonkeyPatch) -> No
 # Bugs that this simulation found when it was new.
 
 
-def is_slow(seed: int) -> bool:
-    """Say whether messages are very late in a plan, and workers fail often and end slowly."""
-    plan = draw_plan(seed)
-    slow = plan.faults.delay_s > 1.0 and plan.faults.rates.delay > 0.0
-    return slow and plan.behaviour.failures > 0.5 and plan.behaviour.stop_s == 1.0
-
-
-# Chosen by searching: no such seed below 47,898 finds this bug any more, that one does. So this
-# shows that the judge can tell it, not how soon a fresh run would.
-@bug("L1", 48_000, only=lambda seed: seed > 47_700 and is_slow(seed))
 def a_node_that_asks_ignores_a_round_that_names_it(patch: pytest.MonkeyPatch) -> None:
-    asking: set[NodeMachine] = set()
-    real, real_ask = NodeMachine._wait_or_work, NodeMachine.ask
+    def ignore(self: NodeMachine, why: str, now: float) -> None:
+        if self._record is not None and self._record.status is Status.COMPLETE:
+            self._own_rank._roll, self._own_rank._rank = self._record.roll, None
 
-    def wait(self: NodeMachine, record: RoundRecord, now: float) -> None:
-        if self not in asking:
-            real(self, record, now)
-        elif record.status is Status.FORMING:
-            self._join_by = now + self._rules.join_s
+    before(patch, "ask", ignore)
 
-    def ask(self: NodeMachine, why: str, now: float) -> None:
-        asking.add(self)
-        real_ask(self, why, now)
-        asking.discard(self)
 
-    patch.setattr(NodeMachine, "_wait_or_work", wait)
-    patch.setattr(NodeMachine, "ask", ask)
+def test_a_node_that_asks_takes_the_round_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug above, in a story that is written by hand: drawn ones come to it too seldom.
+
+    The round names n1, which has given up waiting and does not know yet. Then n1 hears of the round
+    and asks again. n0, which leads, hears of all that at once: to it n1 has stayed.
+    """
+    plan = ClusterPlan(
+        FaultPlan(
+            incidents=(
+                Partition(1.3, 1.52, SERVER, "n1", one_way=True),
+                Partition(1.35, 1.95, SERVER, "n0", one_way=True),
+            ),
+            calm_at=3.0,
+        ),
+        (NodePlan("n0", 0.0, None, 0.0, 1.0), NodePlan("n1", 0.2, None, 0.0, 2.0)),
+        Rules(min_nodes=2, max_nodes=3, join_s=2.5, last_call_s=1.1, keep_alive_s=3.0, lease_s=9.0),
+        Behaviour(until=3.0, stop_s=0.0, failures=0.0),
+        (),
+        Ending.LEAVE,
+    )
+    cluster = Cluster(1, plan)
+    cluster.run()
+    assert cluster.journal.failures == []
+    assert cluster.judge.counts["joins timed out"] == cluster.judge.counts["rounds"] == 1
+    a_node_that_asks_ignores_a_round_that_names_it(monkeypatch)
+    cluster = Cluster(1, plan)
+    cluster.run()
+    assert "L1" in "".join(cluster.journal.failures)
 
 
 @bug("would spin", 60)
@@ -417,9 +495,7 @@ def a_node_in_trouble_asks_to_be_woken_at_once(patch: pytest.MonkeyPatch) -> Non
     def next_wake(self: NodeMachine) -> float | None:
         wake_at = real(self)
         return (
-            wake_at
-            if self._trouble.retry_at is None
-            else min(self._holding.keep_at, wake_at or 0.0)
+            wake_at if self._trouble.retry_at is None else min(self._lease.keep_at, wake_at or 0.0)
         )
 
     patch.setattr(NodeMachine, "next_wake", next_wake)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from holdfast.ids import NodeId, RunId
@@ -13,15 +16,34 @@ from holdfast.rendezvous.model import (
     Keys,
     Leader,
     Member,
+    MemberRank,
+    Page,
     Phase,
     RoundRecord,
     Status,
 )
-from holdfast.store.ops import Add, Change, CompareSet, Guarded
+from holdfast.store.ops import Add, AnyOp, Change, CompareSet, DeletePrefix, Guarded, MultiSet
 from tests.sim.rendezvous.judge import Judge
 
 KEYS = Keys(RunId("sim"))
 A, B, C = map(NodeId, "abc")
+LEAD = Leader(A, 0).encode()
+
+
+def write_roll(judge: Judge, record: RoundRecord, nodes: Sequence[NodeId]) -> RoundRecord:
+    """Write the roll of a round that is complete with these nodes; return the record with it."""
+    forming = record.status is Status.FORMING
+    if not nodes:
+        return record
+    roll = f"{record.number - forming}/{''.join(nodes)}"
+    members = tuple(Member(node, node, node, 1) for node in nodes)
+    record = replace(record, size=len(nodes), roll=roll)
+    if forming:
+        return record
+    judge.changed(Change(KEYS.page(roll, 0), Page(members).encode(), 1))
+    for rank, node in enumerate(nodes):
+        judge.changed(Change(KEYS.place(roll, node), MemberRank(rank).encode(), 1))
+    return replace(record, address=nodes[0], port=1)
 
 
 class Court:
@@ -49,8 +71,8 @@ class Court:
     def publish(
         self, number: int, status: Status, *nodes: NodeId, reason: str = "so", failures: int = 0
     ) -> RoundRecord:
-        members = tuple(Member(node, node, node, 1) for node in nodes)
-        record = RoundRecord(number, status, members, reason, failures)
+        record = write_roll(self.judge, RoundRecord(number, status, reason), nodes)
+        record = replace(record, failures=failures)
         self.set(KEYS.round, record.encode())
         return record
 
@@ -142,7 +164,7 @@ def test_a_record_without_a_reason_is_blamed(court: Court) -> None:
     assert "RV-6" in court.text()
 
 
-def test_who_stays_keeps_its_rank_and_its_place(court: Court) -> None:
+def test_a_node_that_stays_keeps_its_rank_and_its_place(court: Court) -> None:
     court.meet(A, B)
     court.set(KEYS.node(B), None)
     court.publish(2, Status.FORMING, A, B)
@@ -172,11 +194,11 @@ def test_a_write_of_another_round_is_blamed(court: Court) -> None:
     assert "was written in" in court.text()
 
 
-def test_only_a_leader_publishes_and_anybody_closes(court: Court) -> None:
-    closed = RoundRecord(1, Status.CLOSED, (), "so").encode()
+def test_only_a_leader_publishes_and_any_node_closes(court: Court) -> None:
+    closed = RoundRecord(1, Status.CLOSED, "so").encode()
     court.judge.performed(CompareSet(KEYS.round, None, closed))
     assert court.blamed == []
-    forming = RoundRecord(2, Status.FORMING, (), "so").encode()
+    forming = RoundRecord(2, Status.FORMING, "so").encode()
     court.judge.performed(CompareSet(KEYS.round, None, forming))
     assert "ND-2" in court.text()
 
@@ -224,7 +246,7 @@ def test_an_answer_to_a_report_of_an_earlier_round_says_nothing_of_this_one(cour
     assert court.blamed == []
 
 
-def test_who_is_told_of_a_round_is_in_it_and_in_no_other(court: Court) -> None:
+def test_a_node_that_is_told_of_a_round_is_in_it_and_in_no_other(court: Court) -> None:
     record = court.meet(A)
     court.judge.told(B, RoundReady(record, 0))
     assert "S1: b is told" in court.text()
@@ -252,7 +274,7 @@ def test_the_end_is_told_only_when_it_has_come(court: Court) -> None:
     assert [text.split()[0] for text in court.blamed] == ["a", "a", "b"]
 
 
-def test_who_finished_and_left_is_in_and_ends_nothing(court: Court) -> None:
+def test_a_node_that_finished_and_left_is_a_member_and_ends_nothing(court: Court) -> None:
     court.meet(A, B)
     court.set(KEYS.leader, Leader(B, 0).encode())
     court.judge.finishes(B, 1)
@@ -288,7 +310,7 @@ def test_a_node_that_has_finished_and_lives_is_in(court: Court) -> None:
     assert not court.judge.all_in([C])
 
 
-def test_who_has_not_finished_has_not_left_for_good(court: Court) -> None:
+def test_a_node_that_has_not_finished_has_not_left_for_good(court: Court) -> None:
     court.meet(A)
     court.leave(A, 1)
     assert "S8: a has not finished round 1, and has left it" in court.text()
@@ -308,3 +330,70 @@ def test_a_node_that_waits_beside_a_free_place_is_not_in(court: Court) -> None:
     court.meet(A)
     court.announce(B)
     assert not court.judge.all_in([A, B])
+
+
+# The roll of a round.
+
+
+def test_a_record_that_names_a_roll_with_a_page_missing(court: Court) -> None:  # RM-2
+    record = RoundRecord(1, Status.COMPLETE, "so", size=1, roll="1/a", address="a", port=1)
+    court.set(KEYS.round, record.encode())
+    assert "RM-2" in court.text()
+
+
+def test_a_place_that_is_not_the_rank(court: Court) -> None:  # RM-2
+    record = write_roll(court.judge, RoundRecord(1, Status.COMPLETE, "so"), (A, B))
+    court.set(KEYS.place(record.roll, B), MemberRank(0).encode())
+    court.set(KEYS.round, record.encode())
+    assert "RM-2" in court.text()
+
+
+def test_a_master_that_is_not_the_first_member(court: Court) -> None:  # RM-2
+    record = write_roll(court.judge, RoundRecord(1, Status.COMPLETE, "so"), (A, B))
+    court.set(KEYS.round, replace(record, port=2).encode())
+    assert "RM-2" in court.text()
+
+
+def test_a_page_that_any_node_may_write(court: Court) -> None:  # RM-2
+    op = MultiSet(((KEYS.page("1/a", 0), b""),))
+    court.set(KEYS.leader, Leader(A, 0).encode())
+    court.judge.performed(Guarded(KEYS.leader, Leader(A, 0).encode(), op))
+    assert not court.blamed
+    court.judge.performed(op)
+    assert "RM-2" in court.text()
+
+
+def test_a_roll_that_changes_when_a_record_names_it(court: Court) -> None:  # RM-3
+    record = court.meet(A, B)
+    court.set(KEYS.place(record.roll, A), MemberRank(0).encode())  # as it is
+    assert not court.blamed
+    court.set(KEYS.place(record.roll, C), MemberRank(2).encode())
+    assert "RM-3" in court.text()
+
+
+def test_what_a_round_that_is_not_old_has_left_is_removed(court: Court) -> None:  # RM-5
+    court.set(KEYS.leader, LEAD)
+    record = court.meet(A, B)
+    for number in (2, 3):
+        court.judge.asks(A, number - 1)
+        court.publish(number, Status.FORMING, A, B)
+        court.publish(number, Status.COMPLETE, A, B)
+    assert not court.blamed
+    court.judge.performed(Guarded(KEYS.leader, LEAD, DeletePrefix(KEYS.rolls + "1/")))
+    court.set(KEYS.place(record.roll, A), None)
+    assert not court.blamed
+    wrong: list[AnyOp] = [
+        DeletePrefix(KEYS.rolls + "1/"),
+        Guarded(KEYS.leader, LEAD, DeletePrefix(KEYS.rolls + "2/")),
+        Guarded(KEYS.leader, LEAD, DeletePrefix(KEYS.rolls)),
+    ]
+    for op in wrong:
+        court.judge.performed(op)
+        assert "RM-5" in court.blamed.pop()
+
+
+def test_a_next_round_that_forgets_the_last_ones_members(court: Court) -> None:  # RM-4
+    court.meet(A, B)
+    court.judge.asks(A, 1)
+    court.set(KEYS.round, RoundRecord(2, Status.FORMING, "so").encode())
+    assert "RM-4" in court.text()

@@ -34,7 +34,7 @@ class Driven:
         self.deaf = False  # hears of no change
         self.stopped = False  # as by SIGSTOP: does nothing, hears nothing
         self.cut: HoldfastError | None = None  # what every operation raises
-        self.hold: type | None = None  # an operation of this kind is held back, to be let go later
+        self.hold: type | None = None  # an operation of this kind is held back for now
 
     def take(self, kind: type[N]) -> list[N]:
         """Return the notices of a kind so far, and forget them."""

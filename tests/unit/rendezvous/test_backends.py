@@ -1,4 +1,4 @@
-"""The backends: who hosts, who may come in, and the line that a mistake costs.
+"""The backends: which node hosts, which may join, and one line for each mistake.
 
 Every test is checked for threads, sockets and files that it leaves: a mistake leaves none.
 """
@@ -35,6 +35,7 @@ from holdfast.store import open as store_open
 from holdfast.store.etcd.local_server import LocalEtcdServer
 from holdfast.store.open import open_store, serve_store
 from holdfast.testing.clock import ManualClock
+from tests.waiting import until
 
 SOON = 30.0
 Make = Callable[..., StoreRendezvous]
@@ -47,7 +48,7 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port that nobody else is given, and a server can bind."""
+    """A port that no other process is given, and a server can bind."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -114,7 +115,7 @@ class TestPatience:
             raise StoreUnavailable("nobody is there")
 
         with pytest.raises(StoreUnavailable, match="^nobody is there$"):
-            backends._insist(attempt, params("etcd", "h", join_timeout=100), clock)
+            backends._retry(attempt, params("etcd", "h", join_timeout=100), clock)
         assert given == [5.0, 10.0, 20.0, 65.0]
         assert caplog.messages == [
             f"run job: nobody is there; waiting up to {left} s more" for left in (95, 85, 65)
@@ -125,7 +126,7 @@ class TestPatience:
             raise StoreUnavailable("no such folder")
 
         with pytest.raises(StoreUnavailable, match="^no such folder$"):
-            backends._insist(attempt, params("file", "/x"), ManualClock())
+            backends._retry(attempt, params("file", "/x"), ManualClock())
         assert caplog.messages == []
 
 
@@ -139,7 +140,7 @@ class TestC10d:
         assert {here.master_address for here in rounds} == {"127.0.0.1"}
         assert len({here.master_port for here in rounds}) == 1
 
-    def test_who_hosts_can_be_said(self, make: Make, port: int) -> None:
+    def test_the_host_can_be_chosen(self, make: Make, port: int) -> None:
         endpoint = f"127.0.0.1:{port}"
         with ThreadPoolExecutor(1) as pool:  # it waits for the host
             later = pool.submit(make, "c10d", endpoint, is_host="false")
@@ -148,7 +149,7 @@ class TestC10d:
         assert (hosts(host), hosts(other)) == (True, False)
         together(host, other)
 
-    def test_who_waits_long_for_the_host_says_so_and_comes_in(
+    def test_a_node_that_waits_long_for_the_host_logs_it_and_joins(
         self, make: Make, port: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(backends, "TELL_AFTER_S", 0.05)
@@ -180,7 +181,7 @@ class TestC10d:
         together(host, other)
 
     @pytest.mark.parametrize("endpoint", ["localhost:0", ""])
-    def test_a_single_node_that_nobody_could_find_serves_nothing(
+    def test_a_single_node_that_no_other_could_find_serves_nothing(
         self, make: Make, endpoint: str
     ) -> None:
         node = make("c10d", endpoint, 1)
@@ -206,7 +207,7 @@ class TestC10d:
             ("203.0.113.7:29400", "Cannot assign requested address"),
         ):
             assert refused(params("c10d", address, is_host="true")) == (
-                f"rendezvous endpoint {address}: to be hosted here: "
+                f"rendezvous endpoint {address}: cannot be hosted here: "
                 f"cannot listen on {address}: {why}"
             )
 
@@ -218,7 +219,7 @@ class TestC10d:
             "give each job a port of its own"
         )
 
-    def test_a_store_that_nobody_claimed_serves_any_run(self, make: Make) -> None:
+    def test_a_store_without_a_run_serves_any_run(self, make: Make) -> None:
         with serve_store("tcp://127.0.0.1:0") as server:
             endpoint = server.endpoint.removeprefix("tcp://")
             for run in ("one", "two"):
@@ -259,7 +260,7 @@ class TestC10d:
 
     def test_why_it_is_not_hosted_here_is_said(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", "holdfast.rendezvous")
-        with socket.socket() as taken:  # it listens, and nobody answers
+        with socket.socket() as taken:  # it listens, and nothing answers
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -299,6 +300,29 @@ class TestC10d:
     def test_odd_endpoints(self, backend: str, endpoint: str, message: str) -> None:
         config = {"rank": 0} if backend == "static" else {}
         assert refused(params(backend, endpoint, 2, "job", **config)).startswith(message)
+
+    def test_several_endpoints_are_those_of_a_store_with_several_members(self, make: Make) -> None:
+        with serve_store() as first, serve_store(join=first.endpoint):
+            where = ", ".join(first.members)
+            one = make("c10d", where, 1, "job-1")
+            assert isinstance(one.next_round(timeout=SOON), Round)
+
+    @pytest.mark.parametrize(
+        ("endpoint", "config", "message"),
+        [
+            (
+                "a:1,b:2",
+                {"is_host": "true"},
+                "rendezvous endpoint 'a:1,b:2': no node hosts",
+            ),
+            ("a:1,b:0", {}, "endpoint 'tcp://a:1,b:0': port 0 is for serving, not for opening"),
+            ("a:1,", {}, "address '': host '' must be a host name"),
+        ],
+    )
+    def test_odd_lists_of_endpoints(
+        self, endpoint: str, config: dict[str, str], message: str
+    ) -> None:
+        assert refused(params("c10d", endpoint, 2, "job", **config)).startswith(message)
 
     def test_the_port_can_be_left_out(self) -> None:
         text = refused(
@@ -340,7 +364,7 @@ class TestC10d:
         make("c10d", "node1.test:0", 1)
         (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
         assert warning.getMessage() == (
-            "the store at node1.test:0 is hosted here, but the name means 127.0.0.1 on this "
+            "the store at node1.test:0 is hosted here, but its name is 127.0.0.1 on this "
             "machine: other hosts cannot reach it"
         )
 
@@ -384,7 +408,7 @@ class TestTheHostLeaves:
     def test_it_serves_those_that_left_until_they_hang_up(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Who has left may not have heard it yet, and would look for the store in vain."""
+        """A node that left may not know it yet, and would look for the store."""
         monkeypatch.setattr(backends, "HANG_UP_WITHIN_S", SOON)
         host = make("c10d", "127.0.0.1:0", 1, is_host="true")
         together(host)
@@ -393,10 +417,7 @@ class TestTheHostLeaves:
         with open_store(host.endpoint) as other, ThreadPoolExecutor(1) as pool:
             assert other.get("a key") is None
             leaving = pool.submit(host.shutdown)
-            limit = Deadline.after(SOON)
-            while server.status().connections > 1:  # until the host itself has hung up
-                assert not limit.passed()
-                SYSTEM_CLOCK.sleep(0.005)
+            until(lambda: server.status().connections <= 1)  # the host itself has disconnected
             assert other.get("a key") is None
             other.close()
             assert leaving.result(SOON)
@@ -418,7 +439,7 @@ class TestTheHostLeaves:
 
 class TestStatic:
     def test_ranks_and_the_master_are_as_given(self, make: Make, port: int) -> None:
-        """Rank 0 hosts one port above the master's, which nobody binds here."""
+        """Rank 0 hosts one port above the master's, which is not bound here."""
         endpoint = f"127.0.0.1:{port - 1}"
         with ThreadPoolExecutor(3) as pool:
             nodes = list(pool.map(lambda rank: make("static", endpoint, 3, rank=rank), [2, 1, 0]))
@@ -559,6 +580,6 @@ class TestEtcd:
         assert text == f"rendezvous endpoint {endpoint!r}: {backend} needs host:port[,…]"
 
     @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-    def test_nobody_there(self, backend: str, port: int) -> None:
+    def test_no_server_there(self, backend: str, port: int) -> None:
         said = params(backend, f"127.0.0.1:{port}", join_timeout=0.3)
         assert f"127.0.0.1:{port}" in refused(said, HoldfastError)

@@ -1,4 +1,4 @@
-"""Every decision about a round, with its reason: RV-1 to RV-9."""
+"""Every decision about a round, with its reason: RV-1 to RV-10."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from holdfast.errors import UsageError
 from holdfast.ids import NodeId
 from holdfast.rendezvous.decide import Decision, Rules, Situation, decide
-from holdfast.rendezvous.model import Announcement, Phase, Progress, RoundRecord, Status
+from holdfast.rendezvous.model import Announcement, Member, Phase, Progress, RoundRecord, Status
 
 RULES = Rules(min_nodes=2, max_nodes=4, join_s=100, last_call_s=10)
-BEGIN = RoundRecord(1, Status.FORMING, (), "the run begins")
+BEGIN = RoundRecord(1, Status.FORMING, "the run begins")
 
 
 def node(
@@ -43,12 +43,20 @@ def seen(
     forming_since: float = 0.0,
     enough_since: float | None = None,
 ) -> Situation:
-    return Situation(record, {node.node: node for node in nodes}, forming_since, enough_since)
+    by_id = {node.node: node for node in nodes}
+    return Situation(record, listed(record), by_id, forming_since, enough_since)
+
+
+def listed(record: RoundRecord) -> tuple[Member, ...]:
+    """Return the members of a roll, whose name here says them."""
+    names = record.roll.partition("/")[2]
+    return tuple(node(name).member() for name in names.split())
 
 
 def complete(names: str, number: int = 1) -> RoundRecord:
-    members = tuple(node(name).member() for name in names)
-    return RoundRecord(number, Status.COMPLETE, members, f"round {number} is complete with {names}")
+    roll = f"{number}/{' '.join(names)}"
+    reason = f"round {number} is complete with {names}"
+    return RoundRecord(number, Status.COMPLETE, reason, size=len(names), roll=roll)
 
 
 def forming(names: str, number: int = 2) -> RoundRecord:
@@ -57,7 +65,10 @@ def forming(names: str, number: int = 2) -> RoundRecord:
 
 def members(decision: Decision) -> str:
     assert decision.record is not None
-    return "".join(member.node for member in decision.record.members)
+    assert decision.record.size == len(decision.members)
+    first = decision.members[0]
+    assert (decision.record.address, decision.record.port) == (first.address, first.port)
+    return "".join(member.node for member in decision.members)
 
 
 class TestForming:
@@ -70,14 +81,14 @@ class TestForming:
         assert decision.wake_at is None
         assert (decision.progress.have, decision.progress.waiting) == (6, 0)
 
-    def test_nobody_is_there(self) -> None:
+    def test_no_node_is_there(self) -> None:
         assert decide(seen(BEGIN, []), RULES, 0.0).reason == "have 0 of 2: waiting for 2 more"
 
     def test_all_places_taken_completes_at_once(self) -> None:
         decision = decide(seen(BEGIN, [node(name) for name in "dbca"]), RULES, 0.0)
-        assert decision.record == replace(
-            complete("abcd"), reason="round 1 is complete with 4: all places are taken"
-        )
+        assert decision.record is not None
+        assert (decision.record.status, decision.record.roll) == (Status.COMPLETE, "")
+        assert members(decision) == "abcd"
         assert decision.reason == "round 1 is complete with 4: all places are taken"
 
     def test_spares_stay_outside_the_longest_waiting_get_in(self) -> None:
@@ -114,7 +125,7 @@ class TestForming:
         late = decide(replace(situation, enough_since=0.0), RULES, 25.0)
         assert members(late) == "ab"
 
-    def test_waiting_for_members_ends_before_those_who_wait_give_up(self) -> None:
+    def test_waiting_for_members_ends_before_waiting_nodes_give_up(self) -> None:
         rules = replace(RULES, join_s=20)
         situation = seen(forming("abc"), [node("a", round_=1), node("b", round_=1), working("c")])
         assert decide(situation, rules, 9.0).wake_at == 10.0
@@ -135,7 +146,7 @@ class TestForming:
         assert decision.progress.missing == ("host-d",)
         assert decision.progress.left_s == 90.0  # of the join timeout
 
-    def test_who_is_gone_does_not_come_back(self) -> None:
+    def test_a_node_that_is_gone_does_not_come_back(self) -> None:
         nodes = [node("a", round_=1), node("b", round_=1), working("c")]
         decision = decide(seen(forming("abcd"), nodes), RULES, 0.0)
         assert decision.reason == "have 2, enough: waiting for 1 to come back (host-c)"
@@ -146,7 +157,7 @@ class TestForming:
         progress = decide(seen(BEGIN, [node("a")]), rules, 0.0).progress
         assert Progress.decode(progress.encode()) == progress
 
-    def test_who_is_missing_is_named_even_below_the_minimum(self) -> None:
+    def test_missing_nodes_are_named_even_below_the_minimum(self) -> None:
         situation = seen(forming("ab"), [node("a", round_=1), working("b")])
         reason = decide(situation, RULES, 0.0).reason
         assert reason == "have 1 of 2: waiting for 1 more (host-b)"
@@ -157,7 +168,7 @@ class TestForming:
         assert decision.reason.endswith("host-n6, host-n7 and 3 more)")
         assert len(decision.progress.missing) == 8
 
-    def test_who_stays_keeps_place_and_rank(self) -> None:
+    def test_a_node_that_stays_keeps_place_and_rank(self) -> None:
         nodes = [*map(node, "wxyz"), *(node(name, round_=1) for name in "cba")]
         assert members(decide(seen(forming("abcd"), nodes), RULES, 0.0)) == "abcw"
 
@@ -170,6 +181,37 @@ class TestForming:
         nodes[2] = node("c", round_=1)
         decision = decide(seen(forming("abc"), nodes, enough_since=0.0), RULES, 20.0)
         assert members(decision) == "abc"
+
+    @pytest.mark.parametrize(
+        ("previous", "there", "newcomers", "expected"),
+        [
+            ("abc", "abc", "", "abc"),  # a worker failed
+            ("abc", "ab", "", "ab"),  # a node died
+            ("abc", "ab", "x", "abx"),  # a node died, and another waits for its place
+            ("ab", "ab", "x", None),  # the run grows
+            ("ab", "", "xy", None),  # no member is back
+            ("", "", "xy", None),  # the run begins
+        ],
+    )
+    def test_members_that_are_all_back_wait_for_no_last_call(
+        self, previous: str, there: str, newcomers: str, expected: str | None
+    ) -> None:
+        """RV-10."""
+        nodes = [*(node(name, round_=1) for name in there), *map(node, newcomers)]
+        decision = decide(seen(forming(previous), nodes), RULES, 0.0)
+        if expected is None:
+            assert decision.reason.endswith("enough: last call for up to 4")
+        else:
+            assert members(decision) == expected
+            assert decision.reason == (
+                f"round 2 is complete with {len(expected)}: all living members of round 1 are back"
+            )
+
+    def test_a_member_that_lives_and_has_not_asked_leaves_the_last_call_in_force(self) -> None:
+        """RV-10: it may still come, so its time to come back and then the last call pass first."""
+        situation = seen(forming("abc"), [node("a", round_=1), node("b", round_=1), working("c")])
+        decision = decide(replace(situation, enough_since=20.0), RULES, 25.0)
+        assert decision.reason == "have 2, enough: last call for up to 4"
 
 
 class TestRanks:
@@ -184,7 +226,7 @@ class TestRanks:
         assert members(decide(seen(forming("ab"), nodes), RULES, 0.0, backwards)) == "dcba"
 
     @pytest.mark.parametrize("wrong", [lambda nodes: nodes[:1], lambda nodes: [*nodes, nodes[0]]])
-    def test_a_policy_cannot_change_who_is_in(self, wrong: Any) -> None:
+    def test_a_policy_cannot_change_the_members(self, wrong: Any) -> None:
         """RV-2."""
         nodes = [node(name) for name in "abcd"]
         with pytest.raises(UsageError, match=r"^the rank policy must return the nodes"):
@@ -254,7 +296,7 @@ class TestComplete:
     def test_a_member_that_is_gone_ends_the_round(self) -> None:
         decision = decide(seen(complete("ab"), [working("a")]), RULES, 0.0)
         assert decision.record == RoundRecord(
-            2, Status.FORMING, complete("ab").members, "round 1 is over: host-b is gone"
+            2, Status.FORMING, "round 1 is over: host-b is gone", size=2, roll="1/a b"
         )
 
     @pytest.mark.parametrize(
@@ -275,8 +317,9 @@ class TestComplete:
         assert decision.reason == (
             "round 1 is over: host-c is gone; host-d is gone; host-a: x; host-b: x"
         )
-        again = decide(seen(decision.record, nodes), RULES, 0.0)
-        assert again.record is None
+        again = decide(seen(decision.record, nodes), RULES, 0.0)  # RM-4: it names the roll
+        assert again.record is not None
+        assert (again.record.number, members(again)) == (2, "ab")
 
     def test_a_long_story_is_cut_so_that_everyone_can_read_it(self) -> None:
         names = "abcdefgh"
@@ -290,7 +333,7 @@ class TestComplete:
 
 class TestFinished:
     @pytest.mark.parametrize("phase", [Phase.FINISHED, Phase.LEFT])
-    def test_a_round_of_which_some_have_finished_goes_on_and_lets_nobody_in(
+    def test_a_round_of_which_some_have_finished_goes_on_and_admits_no_node(
         self, phase: Phase
     ) -> None:
         """RV-8, RV-9."""
@@ -317,14 +360,14 @@ class TestFinished:
         again = decide(seen(forming("ab"), [*nodes, node("d")], enough_since=0.0), RULES, 10.0)
         assert members(again) == "cd"
 
-    def test_who_has_left_is_not_waited_for_and_who_has_finished_is(self) -> None:
+    def test_a_node_that_left_is_not_waited_for_and_one_that_finished_is(self) -> None:
         """RV-8."""
         nodes = [node("a", round_=1), finished("b", Phase.LEFT), finished("c")]
         short = decide(seen(forming("abc"), nodes), RULES, 0.0)
         assert short.reason == "have 1 of 2: waiting for 1 more (host-c)"
         assert short.progress.missing == ("host-c",)
 
-    def test_who_left_after_an_earlier_round_is_nobody_now(self) -> None:
+    def test_a_node_that_left_after_an_earlier_round_does_not_count(self) -> None:
         nodes = [working("a"), working("b"), finished("z", Phase.LEFT), node("c")]
         decision = decide(seen(complete("ab"), nodes), RULES, 0.0)
         assert decision.progress.waiting == 1
@@ -333,7 +376,7 @@ class TestFinished:
 
 def test_a_closed_run_stays_closed() -> None:
     """RV-4."""
-    closed = RoundRecord(3, Status.CLOSED, (), "the job is done")
+    closed = RoundRecord(3, Status.CLOSED, "the job is done")
     decision = decide(seen(closed, [node(name) for name in "abcd"]), RULES, 1e6)
     assert (decision.record, decision.wake_at) == (None, None)
     assert decision.reason == "the run is closed: the job is done"
@@ -371,7 +414,7 @@ NODE = st.builds(
 NODES = st.lists(NODE, max_size=8, unique_by=lambda node: node.node)
 RECORD = st.builds(
     lambda number, status, names: RoundRecord(
-        number, status, tuple(node(name).member() for name in names), "why"
+        number, status, "why", size=len(names), roll=f"{number}/{' '.join(names)}"
     ),
     st.integers(1, 4),
     st.sampled_from(Status),
@@ -406,6 +449,6 @@ def test_every_decision_keeps_the_guarantees(
         assert (new.status, new.number) == (Status.FORMING, record.number + 1)
     else:
         assert (new.status, new.number) == (Status.COMPLETE, record.number)
-        assert rules.min_nodes <= len(new.members) <= rules.max_nodes  # RV-2
+        assert rules.min_nodes <= new.size == len(decision.members) <= rules.max_nodes  # RV-2
         ready = {node.node for node in nodes if node.phase is Phase.WAITING}
-        assert {member.node for member in new.members} <= ready
+        assert {member.node for member in decision.members} <= ready

@@ -27,13 +27,14 @@ from holdfast.observe.sinks import MemorySink
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import Counted
 from holdfast.rendezvous.handler import Round, RunEnd, StoreRendezvous
+from holdfast.rendezvous.inputs import ReportFailure
 from holdfast.rendezvous.model import Announcement, Failures, Keys, Phase
 from holdfast.store import client
 from holdfast.store.memory import MemoryStore
 from holdfast.store.open import open_store, serve_store
 from holdfast.store.server import StoreServer
 from holdfast.store.store import Store
-from tests.patience import with_more_time
+from tests.waiting import with_more_time
 
 RUN = RunId("job")
 TWO = Rules(min_nodes=2, max_nodes=2, join_s=60, last_call_s=0)
@@ -120,7 +121,7 @@ def together(*nodes: StoreRendezvous, why: str = "") -> list[Round]:
         return list(pool.map(lambda node: node.next_round(why, timeout=SOON), nodes))
 
 
-def until(node: StoreRendezvous, done: Callable[[], object]) -> None:
+def until_heard(node: StoreRendezvous, done: Callable[[], object]) -> None:
     assert node._session.wait(lambda: bool(done()), Deadline.after(SOON))
 
 
@@ -130,7 +131,7 @@ def test_two_nodes_meet_and_share_a_store(party: Party) -> None:
     assert (one.rank, two.rank) == (0, 1)
     assert one.number == two.number == 1
     assert one.world_size == two.world_size == 2
-    assert one.members == two.members
+    assert list(one.members) == list(two.members)
     assert one.reason == "round 1 is complete with 2: all places are taken"
     assert (two.master_address, two.master_port) == ("127.0.0.1", 4000)
     one.store.set("k", b"v")
@@ -150,9 +151,9 @@ def test_rounds_follow_each_other_and_old_ones_are_fenced(party: Party) -> None:
     old.store.set("k", b"1")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(b.next_round, "a worker failed", timeout=SOON)
-        until(a, a.over)
+        until_heard(a, a.over)
         assert a.over() == "round 1 is over: host-b: a worker failed"
-        assert a.nodes_waiting() == 1  # a signal for whoever asks only for this number
+        assert a.nodes_waiting() == 1  # a signal for callers that ask only for this number
         new = a.next_round(timeout=SOON)
         assert asked.result().number == new.number == 2
     assert a.over() is None
@@ -169,11 +170,11 @@ def test_spares_are_counted_while_they_could_come_in(party: Party) -> None:
     c = party.add("c", rules)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(c.next_round, timeout=SOON)
-        until(a, a.nodes_waiting)
+        until_heard(a, a.nodes_waiting)
         assert a.nodes_waiting() == 1
         rounds = together(a, b, why="to let it in")
         assert waiting.result().world_size == rounds[0].world_size == 3
-    assert [here.rank for here in rounds] == [0, 1]  # who stays keeps its rank
+    assert [here.rank for here in rounds] == [0, 1]  # a node that stays keeps its rank
 
 
 def test_a_listener_hears_of_whatever_a_node_may_ask_for(party: Party) -> None:
@@ -200,7 +201,7 @@ def test_a_listener_hears_of_whatever_a_node_may_ask_for(party: Party) -> None:
             waiting.result(SOON)
 
 
-def test_a_listener_that_fails_harms_nobody(
+def test_a_listener_that_fails_harms_no_other_listener(
     memory: Party, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b = memory.add("a"), memory.add("b")
@@ -238,14 +239,14 @@ def test_the_answer_to_an_earlier_report_is_not_taken_for_this_one(
     real, real_ended = a._node.count_failure, a._ended
     stale = Counted(0, Failures())
 
-    def count(now: float, wall: float) -> int:
+    def count(now: float, wall: float) -> None:
         a._session._tell(stale)
-        return 1
 
     def ended() -> bool:
         """Is asked when an answer has come that is not the one."""
         if a._session.counted is stale:
-            a._session.request(lambda now: real(now, 5.0))
+            monkeypatch.setattr(a._node, "count_failure", real)
+            a._session.request(ReportFailure(5.0))
         return real_ended()
 
     monkeypatch.setattr(a._node, "count_failure", count)
@@ -268,7 +269,7 @@ def test_closing_ends_the_run_for_everyone(party: Party) -> None:
     a, b = party.add("a"), party.add("b")
     together(a, b)
     a.close("the job is done")
-    until(b, b.closed)
+    until_heard(b, b.closed)
     assert b.closed() == b.over() == "the job is done"
     assert b.ended() == RunEnd("the job is done", failed=False)
     for node in (a, b):
@@ -286,7 +287,7 @@ def test_a_run_can_be_closed_as_failed(party: Party) -> None:
     together(a, b)
     assert a.ended() is None
     a.close("too many failures", failed=True)
-    until(b, b.closed)
+    until_heard(b, b.closed)
     assert b.ended() == RunEnd("too many failures", failed=True)
     for node in (a, b, party.add("late")):
         with pytest.raises(RendezvousClosed) as caught:
@@ -301,7 +302,7 @@ def test_leaving_does_not_close(party: Party) -> None:
     a, b = party.add("a"), party.add("b")
     together(a, b)
     assert b.shutdown()
-    until(a, a.over)
+    until_heard(a, a.over)
     assert a.over() == "round 1 is over: host-b is gone"
     assert a.closed() is None
     rounds = together(a, party.add("c"))
@@ -318,7 +319,9 @@ def test_a_finished_node_leaves_and_the_round_goes_on(party: Party) -> None:
     with ThreadPoolExecutor(1) as pool:
         spare = party.add("spare", rules)
         waiting = pool.submit(spare.next_round, timeout=SOON)
-        until(a, lambda: (seen := a.progress()) and seen.reason.endswith("1 finished; 1 waiting"))
+        until_heard(
+            a, lambda: (seen := a.progress()) and seen.reason.endswith("1 finished; 1 waiting")
+        )
         assert (a.over(), c.over(), a.nodes_waiting()) == (None, None, 0)
         rounds = together(a, c, why="a worker failed")  # b has left: it is not waited for
         assert rounds[0].world_size == waiting.result().world_size == 3
@@ -357,7 +360,7 @@ def test_a_later_wish_takes_over(memory: Party) -> None:
     a = memory.add("a")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(a.next_round)
-        until(a, a.progress)
+        until_heard(a, a.progress)
         second = pool.submit(a.next_round)
         with pytest.raises(UsageError, match=r"^run job: another next_round\(\) took over$"):
             first.result(SOON)
@@ -381,7 +384,7 @@ def test_leaving_that_is_interrupted_leaves_nothing_behind(
     monkeypatch.setattr(a._session, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         a.shutdown()
-    assert [deadline.passed() for deadline in released] == [True]  # nobody is waited for
+    assert [deadline.passed() for deadline in released] == [True]  # no node is waited for
     assert not a.shutdown()
     assert len(released) == 1
 
@@ -412,7 +415,7 @@ def test_leaving_ends_a_wait_in_another_thread(memory: Party) -> None:
     a = memory.add("a")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(a.next_round)
-        until(a, a.progress)
+        until_heard(a, a.progress)
         a.shutdown()
         with pytest.raises(UsageError, match="^run job: this node has left it$"):
             waiting.result(SOON)
@@ -434,7 +437,7 @@ def test_odd_timeouts_are_refused(memory: Party, timeout: Any) -> None:
             use(timeout=timeout)
 
 
-def test_no_round_in_time_says_who_is_there(party: Party) -> None:
+def test_no_round_in_time_names_the_nodes_that_are_there(party: Party) -> None:
     def wait_in_vain(seconds: float) -> None:
         party.wait_until_nobody_asks()
         a = party.add(f"a-{seconds:g}", Rules(min_nodes=8, max_nodes=8, join_s=seconds))
@@ -455,7 +458,7 @@ def test_the_callers_own_timeout_takes_the_wish_back(party: Party) -> None:
             party.wait_until_nobody_asks()
             with pytest.raises(RendezvousTimedOut) as caught:
                 node.next_round(timeout=seconds)
-            # Not two of them: who does not wait any more does not count.
+            # Not two of them: a node that does not wait any more does not count.
             said = f"run job: no round within {seconds:g} s: have 1 of 2: waiting for 1 more"
             assert str(caught.value) == said
 
@@ -465,7 +468,7 @@ def test_the_callers_own_timeout_takes_the_wish_back(party: Party) -> None:
 
 
 def test_a_round_that_comes_too_late_for_its_caller_is_left(memory: Party) -> None:
-    """Whoever was told "no round" must not be counted on as a member of one."""
+    """A node that was told "no round" must not be counted on as a member of one."""
     alone = Rules(min_nodes=1, max_nodes=1)
     a = memory.add("a", alone)
     with pytest.raises(RendezvousTimedOut):
@@ -490,13 +493,13 @@ def test_a_lost_store_ends_every_call_with_the_reason(
     together(a, b)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(spare.next_round)
-        until(spare, spare.progress)
+        until_heard(spare, spare.progress)
         assert tcp.server is not None
         began = SYSTEM_CLOCK.monotonic()
         tcp.server.close()
         with pytest.raises(RendezvousLost, match="is lost: no connection"):
             waiting.result(SOON)
-        until(a, a.over)
+        until_heard(a, a.over)
         assert SYSTEM_CLOCK.monotonic() - began < SOON
     assert "is lost" in (a.over() or "")
     for use in (a.next_round, a.count_failure, a.close):
@@ -511,7 +514,7 @@ def test_waiting_is_explained_to_people_when_it_changes(memory: Party) -> None:
     a = memory.add("a", rules, sink=sink)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(a.next_round, timeout=SOON)
-        until(a, lambda: (seen := a.progress()) and seen.have == 1)
+        until_heard(a, lambda: (seen := a.progress()) and seen.have == 1)
         together(*(memory.add(name, rules) for name in "bc"))
         assert first.result().rank == 0
     reasons = [event.reason for event in sink.events if isinstance(event, RoundAwaited)]

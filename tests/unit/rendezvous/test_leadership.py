@@ -6,14 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.errors import UsageError
 from holdfast.ids import LeaseId, NodeId, RunId
+from holdfast.rendezvous import roll
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.effects import RoundOver, RoundReady
 from holdfast.rendezvous.leadership import PROGRESS_EVERY_S, Leadership
 from holdfast.rendezvous.model import (
+    SWEEP_MAX,
     Announcement,
     Keys,
     Leader,
+    Page,
     Phase,
     Progress,
     RoundRecord,
@@ -25,17 +29,20 @@ from holdfast.store.ops import (
     Change,
     CompareSet,
     Delete,
+    DeletePrefix,
     Entry,
     Get,
     Guarded,
     ListPrefix,
+    MultiSet,
     Set,
 )
 from tests.unit.rendezvous.by_hand import NO_STORE, World, pair, record
 from tests.unit.rendezvous.by_hand import RULES as PAIR_RULES
 
 KEYS = Keys(RunId("job"))
-PROOF = b"the leader"
+ME = Leader(NodeId("a"), 2, "2:3")
+PROOF = ME.encode()
 LEASE = LeaseId(3)
 RULES = Rules(min_nodes=2, max_nodes=3, join_s=100, last_call_s=10)
 
@@ -53,7 +60,7 @@ def change(name: str, revision: int, *, gone: bool = False) -> Change:
 
 
 def leadership(*entries: Entry, since: int = 5) -> Leadership:
-    leader = Leadership(since, PROOF, KEYS, RULES, sticky_ranks)
+    leader = Leadership(since, ME, KEYS, RULES, sticky_ranks)
     leader.see_all(entries)
     return leader
 
@@ -71,7 +78,7 @@ def reason(leader: Leadership, now: float = 0.0) -> str:
 
 
 def test_a_blind_leader_decides_and_tells_nothing() -> None:
-    leader = Leadership(5, PROOF, KEYS, RULES, sticky_ranks)
+    leader = Leadership(5, ME, KEYS, RULES, sticky_ranks)
     assert leader.next_op(None, None, LEASE, 0.0) == ListPrefix(KEYS.root)
     assert leader.decide(None, 0.0) is None
     assert (leader.news(), leader.next_wake()) == (None, None)
@@ -81,7 +88,7 @@ def test_a_blind_leader_decides_and_tells_nothing() -> None:
 
 def test_a_change_that_is_heard_before_an_older_list_is_taken_with_it() -> None:
     """What a leader waits for and what it watches come on two ways."""
-    leader = Leadership(5, PROOF, KEYS, RULES, sticky_ranks)
+    leader = Leadership(5, ME, KEYS, RULES, sticky_ranks)
     leader.see(change("a", 9))
     leader.see(change("b", 10, gone=True))
     assert leader.decide(None, 0.0) is None
@@ -127,7 +134,7 @@ def test_nodes_count_by_their_arrival() -> None:
     decision = leader.decide(None, 0.0)
     assert decision is not None
     assert decision.record is not None
-    assert [member.node for member in decision.record.members] == ["b", "c", "d"]
+    assert [member.node for member in decision.members] == ["b", "c", "d"]
 
 
 def test_the_last_call_begins_when_there_are_enough_and_again_after_a_loss() -> None:
@@ -151,14 +158,16 @@ def test_a_new_round_has_a_last_call_of_its_own() -> None:
     leader = leadership(entry("a", 6), entry("b", 7))
     leader.decide(None, 100.0)
     leader.decision = None
-    decision = leader.decide(RoundRecord(2, Status.FORMING, (), ""), 105.0)
+    decision = leader.decide(RoundRecord(2, Status.FORMING, ""), 105.0)
     assert decision is not None
     assert decision.wake_at == 115.0
 
 
 def test_a_wish_older_than_the_last_round_starts_no_last_call() -> None:
     leader = leadership(entry("a", 6), entry("b", 7))  # both wishes are of round 0
-    forming = RoundRecord(2, Status.FORMING, (node("a").member(),), "")
+    forming = RoundRecord(2, Status.FORMING, "", size=1, roll="1/z")
+    page = Entry(KEYS.page("1/z", 0), Page((node("a").member(),)).encode(), 5)
+    leader.performed(ListPrefix(KEYS.pages("1/z")), (page,), forming)
     waiting = leader.decide(forming, 100.0)
     assert waiting is not None
     assert waiting.reason == "have 1 of 2: waiting for 1 more (host-a)"
@@ -209,7 +218,7 @@ def test_a_record_is_published_and_not_told() -> None:
 def test_failures_are_read_afresh_for_every_round_that_is_formed() -> None:
     """RV-7."""
     leader = leadership(*(entry(name, 6) for name in "abc"))
-    first, second = (RoundRecord(number, Status.FORMING, (), "") for number in (2, 3))
+    first, second = (RoundRecord(number, Status.FORMING, "") for number in (2, 3))
     assert not leader.must_read_failures(None)  # the first round: none can have been counted
     assert not leader.must_read_failures(replace(first, status=Status.COMPLETE))
     leader.read_failures(7)  # a reading that began before the round
@@ -227,7 +236,7 @@ def test_failures_are_read_afresh_for_every_round_that_is_formed() -> None:
 def test_a_leader_reads_publishes_and_tells_under_its_guard() -> None:
     """ND-2."""
     leader = leadership(entry("a", 6), entry("b", 7))
-    forming = RoundRecord(2, Status.FORMING, (), "")
+    forming = RoundRecord(2, Status.FORMING, "")
     leader.decide(forming, 0.0)
     assert leader.next_op(forming, b"old", LEASE, 0.0) == Get(KEYS.failures)
     leader.read_failures(0)
@@ -240,13 +249,174 @@ def test_a_leader_reads_publishes_and_tells_under_its_guard() -> None:
     done = leader.decide(forming, 10.0)
     assert done is not None
     assert done.record is not None
+    page = leader.next_op(forming, b"old", LEASE, 10.0)
+    assert isinstance(page, Guarded)
+    assert (page.key, page.expected) == (KEYS.leader, PROOF)
+    assert isinstance(page.op, MultiSet)
+    leader.performed(page.op, 9, forming)
     publish = CompareSet(KEYS.round, b"old", done.record.encode())
     assert leader.next_op(forming, b"old", LEASE, 10.0) == Guarded(KEYS.leader, PROOF, publish)
 
 
+class TestTheRoll:
+    def drafted(self) -> tuple[Leadership, RoundRecord]:
+        leader = leadership(*(entry(name, 6) for name in "abc"))
+        decision = leader.decide(None, 0.0)
+        assert decision is not None
+        assert decision.record is not None
+        return leader, decision.record
+
+    def write(self, leader: Leadership) -> list[str]:
+        """Write what the leader wants to write before its record; return the keys."""
+        keys = []
+        while isinstance(op := leader.next_op(None, None, LEASE, 0.0), Guarded) and isinstance(
+            op.op, MultiSet
+        ):
+            keys += [key for key, _ in op.op.items]
+            leader.performed(op.op, 9, None)
+        return keys
+
+    def test_rm2_it_is_written_by_pages_before_the_record(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(roll, "PAGE_MEMBERS", 2)
+        leader, made = self.drafted()
+        assert made.roll == "1/a.2.1"
+        assert self.write(leader) == [
+            KEYS.page(made.roll, 0),
+            KEYS.place(made.roll, NodeId("a")),
+            KEYS.place(made.roll, NodeId("b")),
+            KEYS.page(made.roll, 1),
+            KEYS.place(made.roll, NodeId("c")),
+        ]
+        publish = CompareSet(KEYS.round, None, made.encode())
+        assert leader.next_op(None, None, LEASE, 0.0) == Guarded(KEYS.leader, PROOF, publish)
+
+    def test_rm3_a_member_that_is_gone_begins_another(self) -> None:
+        leader, made = self.drafted()
+        self.write(leader)
+        leader.see(change("c", 9, gone=True))
+        leader.see(change("d", 10))
+        again = leader.decide(None, 0.0)
+        assert again is not None
+        assert again.record is not None
+        assert (made.roll, again.record.roll) == ("1/a.2.1", "1/a.2.2")
+        assert [member.node for member in again.members] == ["a", "b", "d"]
+        assert len(self.write(leader)) == 4
+
+    def test_a_newcomer_begins_none(self) -> None:
+        leader, made = self.drafted()
+        leader.see(change("d", 10))
+        decision = leader.decide(None, 0.0)
+        assert decision is not None
+        assert decision.record == made
+
+    def test_a_page_of_another_attempt_counts_for_nothing(self) -> None:
+        leader, _ = self.drafted()
+        leader.performed(MultiSet((("other", b""),)), 9, None)
+        assert len(self.write(leader)) == 4
+        leader.record_changed(RoundRecord(2, Status.CLOSED, "over"))
+        leader.performed(MultiSet((("other", b""),)), 9, None)  # came late
+
+    def test_its_own_record_needs_no_reading(self) -> None:
+        leader, made = self.drafted()
+        leader.record_changed(made)
+        over = leader.decide(made, 0.0)
+        assert over is not None
+        assert over.reason == made.reason
+
+    def test_rm4_a_later_leader_reads_it(self) -> None:
+        leader = leadership(entry("a", 6))
+        made = RoundRecord(4, Status.COMPLETE, "so", size=2, roll="4/z")
+        assert leader.decide(made, 0.0) is None
+        op = leader.next_op(made, b"", LEASE, 0.0)
+        assert op == ListPrefix(KEYS.pages("4/z"))
+        members = tuple(node(name).member() for name in "ab")
+        page = Entry(KEYS.page("4/z", 0), Page(members).encode(), 5)
+        leader.performed(op, (page,), None)  # no record is known: another roll
+        assert leader.decide(made, 0.0) is None
+        leader.performed(op, (page,), made)
+        decision = leader.decide(made, 0.0)
+        assert decision is not None
+        assert decision.reason == "round 4 is over: host-b is gone"
+
+    def test_a_list_brings_the_control_keys_too(self) -> None:
+        leader = Leadership(5, ME, KEYS, RULES, sticky_ranks)
+        control = Entry(KEYS.round, b"", 7)
+        found = (control, entry("a", 6))
+        assert leader.performed(ListPrefix(KEYS.root), found, None) == (control,)
+        assert reason(leader).startswith("have 1 of 2")
+
+    def test_an_odd_result_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="'odd' is no result of ListPrefix"):
+            leadership().performed(ListPrefix(KEYS.root), "odd", None)
+
+
+class TestOldRounds:
+    """RM-5."""
+
+    def swept(self, leader: Leadership, number: int) -> list[str]:
+        """Let a round be complete, and return what the leader removes then."""
+        made = RoundRecord(number, Status.COMPLETE, "so", size=1, roll=f"{number}/z")
+        page = Entry(KEYS.page(made.roll, 0), Page((node("a").member(),)).encode(), 5)
+        leader.performed(ListPrefix(KEYS.pages(made.roll)), (page,), made)
+        decision = leader.decide(made, 0.0)
+        assert decision is not None
+        leader.told(decision.progress, 0.0)
+        prefixes = []
+        while (op := leader.next_op(made, b"", LEASE, 0.0)) is not None:
+            assert isinstance(op, Guarded)
+            assert (op.key, op.expected) == (KEYS.leader, PROOF)
+            assert isinstance(op.op, DeletePrefix)
+            assert leader.next_op(made, b"", LEASE, 0.0) == op  # until it is done
+            leader.performed(op.op, 9, made)
+            prefixes.append(op.op.prefix)
+        return prefixes
+
+    def test_a_round_that_runs_removes_the_one_before_the_last(self) -> None:
+        said = replace(node("a", Phase.WORKING), round=99)
+        leader = leadership(Entry(KEYS.node(said.node), said.encode(), 7))
+        assert self.swept(leader, 1) == self.swept(leader, 2) == []
+        assert self.swept(leader, 3) == ["roll/job/1/", "round/job/1/", "board/job/1/"]
+        assert self.swept(leader, 3) == []
+        assert self.swept(leader, 4) == ["roll/job/2/", "round/job/2/", "board/job/2/"]
+
+    def test_a_new_leader_removes_the_last_few(self) -> None:
+        said = replace(node("a", Phase.WORKING), round=99)
+        leader = leadership(Entry(KEYS.node(said.node), said.encode(), 7))
+        found = self.swept(leader, 50)
+        numbers = range(49 - SWEEP_MAX, 49)
+        assert found == [prefix for number in numbers for prefix in KEYS.traces(number)]
+
+    def test_nothing_is_removed_while_no_round_runs(self) -> None:
+        leader = leadership(entry("a", 7))
+        forming = RoundRecord(9, Status.FORMING, "so")
+        decision = leader.decide(forming, 0.0)
+        assert decision is not None
+        leader.told(decision.progress, 0.0)
+        assert leader.must_read_failures(forming)
+        leader.read_failures(0)
+        leader.decide(forming, 0.0)
+        assert leader.next_op(forming, b"", LEASE, 0.0) is None
+        assert leader.next_op(None, b"", LEASE, 0.0) is None
+
+    def test_rounds_leave_no_more_than_a_few_keys(self) -> None:
+        world, a, b = pair()
+        counts = []
+        for number in range(2, 30):
+            for each in (a, b):
+                each.node.ask("again", world.now)
+            world.run(1)
+            assert record(world).number == number
+            world.put(KEYS.of_round(number) + "x", b"")
+            world.put(f"{KEYS.board}{number}/done/0", b"")
+            counts.append(len(world.space))
+        assert counts[2] == counts[-1]
+
+
 class TestANodeThatLeads:
     def test_progress_that_comes_late_is_told_anew(self) -> None:
-        """Members go by it: who waits beside a round is let in."""
+        """Members rely on it: a node that waits beside a round is admitted."""
         world, a, _b = pair(replace(PAIR_RULES, max_nodes=3, last_call_s=0))
         world.run(PROGRESS_EVERY_S)
         (old,) = [op for op in a.ops if isinstance(op, Guarded) and isinstance(op.op, Set)][-1:]
@@ -304,7 +474,7 @@ class TestANodeThatLeads:
         assert a.node.leading
 
     def test_an_election_that_was_won_is_heard_of_by_the_watch(self) -> None:
-        """The node has looked before: it would not try again, and nobody would lead."""
+        """The node has looked before: it would not try again, and no node would lead."""
         world, a, b = pair()
         b.hold = CompareSet
         world.kill(a)
@@ -370,4 +540,4 @@ class TestANodeThatLeads:
         a.hold = a.held = None
         a.node.done(result, world.now)
         world.run(1)
-        assert a.node.leading  # again, since nobody else did
+        assert a.node.leading  # again, since no other node did

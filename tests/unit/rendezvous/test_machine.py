@@ -19,7 +19,7 @@ from holdfast.rendezvous.effects import (
     StoreLost,
     TimedOut,
 )
-from holdfast.rendezvous.model import Failures, Phase, RoundRecord, Status
+from holdfast.rendezvous.model import Failures, MemberRank, Phase, RoundRecord, Status
 from holdfast.store.ops import (
     Change,
     CompareSet,
@@ -44,7 +44,7 @@ from tests.unit.rendezvous.by_hand import (
 class TestRounds:
     def test_two_nodes_meet(self) -> None:
         world, a, b = pair()
-        assert a.node.record == b.node.record == record(world)
+        assert a.node.round == b.node.round == record(world).number
         assert a.node.id == "a"
         assert record(world).status is Status.COMPLETE
         assert (a.take(RoundOver), b.take(RoundOver)) == ([], [])
@@ -81,8 +81,7 @@ class TestRounds:
         world.run(10 * RULES.join_s)
         assert not spare.take(RoundReady)
         assert not spare.take(TimedOut)
-        assert spare.node.progress is not None
-        assert spare.node.progress.reason.endswith("; 1 waiting")
+        assert spare.node.reason.endswith("; 1 waiting")
         world.kill(b)
         world.run(RULES.lease_s + 1)
         a.node.ask("", world.now)
@@ -92,14 +91,29 @@ class TestRounds:
     def test_a_round_that_it_never_heard_of_makes_its_wish_no_older(self) -> None:
         """Changes may be merged: the next it hears is that the round which named it is over."""
         world = World(RULES)
-        a = world.add("a")
+        world.add("a")
+        world.add("z")
         world.settle()
-        b = replace(a.node._me, node=NodeId("b"))
-        members = (a.node._me.member(), b.member())
-        over = RoundRecord(2, Status.FORMING, members, "b is gone")
-        a.node.changed([Change(KEYS.round, over.encode(), 99)], world.now)
-        assert a.node._me.round == 1
-        assert a.take(RoundReady) == []
+        b = world.add("b")
+        world.settle()
+        world.put(KEYS.place("2/x", NodeId("b")), MemberRank(1).encode())
+        over = RoundRecord(3, Status.FORMING, "a is gone", size=2, roll="2/x")
+        b.node.changed([Change(KEYS.round, over.encode(), 99)], world.now)
+        assert b.step()
+        assert b.node._me.round == 2
+        assert b.take(RoundReady) == []
+
+    def test_a_node_that_withdraws_while_it_reads_its_place_works_in_no_round(self) -> None:
+        world = World(RULES)
+        world.add("a")
+        b = world.add("b")
+        b.hold = Get
+        world.settle()
+        assert isinstance(b.held, Get)
+        b.node.withdraw(world.now)
+        b.let_go()
+        world.settle()
+        assert b.take(RoundReady) == []
 
     def test_its_own_round_told_again_is_no_end(self) -> None:
         world, a, b = pair()
@@ -139,6 +153,20 @@ class TestSilence:
         world.run(RULES.keep_alive_s)
         assert any(isinstance(op, LeaseKeep) for op in b.ops)
         assert b.the(RoundOver).reason == "this node was silent for longer than its lease"
+
+    def test_a_late_answer_to_a_renewal_costs_no_lease(self) -> None:
+        """HL-4: the store counts from the request, so the next renewal is due at once."""
+        world, _a, b = pair()
+        b.hold = LeaseKeep
+        world.run(RULES.keep_alive_s)
+        assert isinstance(b.held, LeaseKeep)
+        b.hold = None
+        answer = world.apply(b.held)
+        world.run(0.8 * RULES.lease_s)  # the answer takes so long
+        b.node.done(answer, world.now)
+        world.run(RULES.lease_s)
+        assert b.take(RoundOver) == []
+        assert record(world).number == 1
 
     def test_a_new_lease_gives_no_time_to_the_old_round(self) -> None:
         """HL-3: its workers were to be gone before the old lease could end."""
@@ -235,15 +263,16 @@ class TestFailures:
         b.hold = CompareSet
         for each in (a, b):
             each.node.ask("a failure", world.now)
-        assert b.node.count_failure(world.now, WALL) == 1
+        b.node.count_failure(world.now, WALL)
+        assert b.node.round == 1
         world.settle()
         assert b.held is not None
         announced = world.apply(b.held)
         world.settle()
-        assert b.the(RoundReady).record.number == 2
         b.hold = None
         b.node.done(announced, world.now)
         world.settle()
+        assert b.the(RoundReady).record.number == 2
         assert b.the(Counted) == Counted(1, Failures())
         assert world.entry(KEYS.failures) is None
 
@@ -332,6 +361,19 @@ class TestFinish:
         world.settle()
         assert b.take(Left) == [Left()]
 
+    def test_a_leader_that_leaves_follows_nothing_more(self) -> None:
+        """It hears of its entry's end before the answer; the store may be gone after that."""
+        world, a, _ = pair()
+        a.hold = LeaseRevoke
+        a.node.leave(world.now)
+        world.settle()
+        assert a.held is not None
+        a.prefix, result = None, world.apply(a.held)
+        a.node.changed([Change(KEYS.leader, None, 99)], world.now)
+        a.node.done(result, world.now)
+        assert not a.node.leading
+        assert a.node.take_effects() == [Left()]
+
     def test_a_finished_member_that_dies_ends_the_round(self) -> None:
         """RV-8."""
         world, a, b = pair()
@@ -410,7 +452,7 @@ class TestEnds:
         a = world.add("a")
         a.cut = NO_STORE
         world.run(1)
-        assert a.the(TimedOut).reason == "no round within 1 s: no word from a leader"
+        assert a.the(TimedOut).reason == "no round within 1 s: no leader has reported yet"
 
     def test_the_time_begins_with_the_round(self) -> None:
         world, _a, b = pair()
@@ -504,6 +546,22 @@ class TestEnds:
         assert a.take(Left) == [Left()]
         a.node.tick(world.now)
         assert (a.node.take_effects(), a.node.next_wake()) == ([], None)
+
+    def test_a_node_that_lost_its_lease_leaves_a_closed_run_without_the_store(self) -> None:
+        """ND-8: the store's host does not wait for a node that is not announced."""
+        world, a, b = pair()
+        b.stopped = True
+        world.run(RULES.lease_s + 1)
+        a.node.close("done", False, world.now)
+        world.settle()
+        b.stopped = False
+        world.run(RULES.keep_alive_s)
+        assert b.the(Closed) == Closed("done", False)
+        assert isinstance(b.ops[-1], LeaseKeep)  # which told it of the loss, and was its last
+        b.cut = NO_STORE
+        b.node.leave(world.now)
+        world.settle()
+        assert (b.take(Left), b.take(StoreLost)) == ([Left()], [])
 
     def test_a_wish_can_be_taken_back(self) -> None:
         world = World(RULES)

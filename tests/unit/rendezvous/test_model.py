@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ from holdfast.errors import PeerViolation
 from holdfast.ids import NodeId, RunId
 from holdfast.rendezvous import model
 from holdfast.rendezvous.model import (
+    PAGE_MEMBERS,
     Announcement,
     Failures,
     Keys,
     Leader,
     Member,
+    MemberRank,
+    Page,
     Phase,
     Progress,
     RoundRecord,
@@ -43,19 +47,41 @@ ANNOUNCEMENT = st.builds(
     TEXT,
 )
 LEADER = st.builds(Leader, NODE_ID, COUNT)
-MEMBERS = st.lists(MEMBER, max_size=5, unique_by=lambda member: member.node).map(tuple)
-RECORD = st.builds(RoundRecord, COUNT, st.sampled_from(Status), MEMBERS, TEXT, COUNT, st.booleans())
+PAGE = st.lists(MEMBER, max_size=5).map(lambda members: Page(tuple(members)))
+PLACE = st.builds(MemberRank, COUNT)
+RECORD = st.builds(
+    RoundRecord,
+    COUNT,
+    st.sampled_from(Status),
+    TEXT,
+    COUNT,
+    TEXT,
+    TEXT,
+    COUNT,
+    COUNT,
+    st.booleans(),
+)
 SECONDS = st.none() | st.floats(0, 1e8)
 PROGRESS = st.builds(
     Progress, COUNT, COUNT, COUNT, st.lists(TEXT, max_size=4).map(tuple), SECONDS, TEXT
 )
 MOMENTS = st.lists(st.floats(0, 1e11), max_size=5).map(tuple)
 FAILURES = st.builds(Failures, COUNT, COUNT, MOMENTS)
-VALUE = ANNOUNCEMENT | LEADER | RECORD | PROGRESS | FAILURES
-KINDS: tuple[Any, ...] = (Announcement, Leader, RoundRecord, Progress, Failures, Member)
+VALUE = ANNOUNCEMENT | LEADER | RECORD | PROGRESS | FAILURES | PAGE | PLACE
+KINDS: tuple[Any, ...] = (
+    *(Announcement, Leader, RoundRecord, Progress, Failures, Member, Page, MemberRank),
+)
 
 ALICE = Member(NodeId("a"), "host-a", "10.0.0.1", 4000)
-COMPLETE = RoundRecord(3, Status.COMPLETE, (ALICE,), "all places are taken")
+COMPLETE = RoundRecord(
+    3,
+    Status.COMPLETE,
+    "all places are taken",
+    size=1,
+    roll="3/a.0.1",
+    address="10.0.0.1",
+    port=4000,
+)
 
 
 @settings(max_examples=2000)
@@ -132,27 +158,26 @@ def with_field(name: str, value: object, of: Any = COMPLETE) -> bytes:
     return json.dumps({**json.loads(of.encode()), name: value}).encode()
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", True, 1.0, None, [1]])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", True, 2.0, None, [2]])
 def test_another_version_is_refused(version: object) -> None:
-    with pytest.raises(PeerViolation, match=r"^RoundRecord: version 1 was expected$"):
+    with pytest.raises(PeerViolation, match=r"^RoundRecord: version 2 was expected$"):
         RoundRecord.decode(with_field("v", version))
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("number", -1, "RoundRecord.number: -1 is out of place"),
-        ("number", True, "RoundRecord.number: True is out of place"),
-        ("number", 1 << 63, "RoundRecord.number: 9223372036854775808 is out of place"),
-        ("number", 1.0, "RoundRecord.number: 1.0 is out of place"),
-        ("status", "open", "RoundRecord.status: 'open' is out of place"),
-        ("status", ["forming"], "RoundRecord.status: list is out of place"),
-        ("reason", None, "RoundRecord.reason: None is out of place"),
-        ("reason", {}, "RoundRecord.reason: dict is out of place"),
-        ("members", {}, "RoundRecord.members: dict is out of place"),
-        ("members", [1], "RoundRecord.members: list is out of place"),
-        ("members", [{}], "Member: fields address, host, node, port are missing or unknown"),
-        ("failed", 1, "RoundRecord.failed: 1 is out of place"),
+        ("number", -1, "RoundRecord.number: -1 is not allowed"),
+        ("number", True, "RoundRecord.number: True is not allowed"),
+        ("number", 1 << 63, "RoundRecord.number: 9223372036854775808 is not allowed"),
+        ("number", 1.0, "RoundRecord.number: 1.0 is not allowed"),
+        ("status", "open", "RoundRecord.status: 'open' is not allowed"),
+        ("status", ["forming"], "RoundRecord.status: list is not allowed"),
+        ("reason", None, "RoundRecord.reason: None is not allowed"),
+        ("reason", {}, "RoundRecord.reason: dict is not allowed"),
+        ("roll", 1, "RoundRecord.roll: 1 is not allowed"),
+        ("size", -1, "RoundRecord.size: -1 is not allowed"),
+        ("failed", 1, "RoundRecord.failed: 1 is not allowed"),
         ("more", 1, "RoundRecord: fields more are missing or unknown"),
     ],
 )
@@ -199,15 +224,29 @@ def test_odd_names_are_refused(missing: object) -> None:
         Progress.decode(with_field("missing", missing, Progress(1, 1, 0, (), None, "")))
 
 
-def test_a_node_cannot_be_in_a_round_twice() -> None:
-    twice = RoundRecord(1, Status.COMPLETE, (ALICE, ALICE), "")
-    with pytest.raises(PeerViolation, match=r"^RoundRecord\.members: list is out of place$"):
-        RoundRecord.decode(twice.encode())
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({}, "Page.members: dict is not allowed"),
+        ([1], "Page.members: list is not allowed"),
+        ([{}], "Member: fields address, host, node, port are missing or unknown"),
+    ],
+)
+def test_odd_members_are_refused(members: object, message: str) -> None:
+    with pytest.raises(PeerViolation, match=f"^{message}$"):
+        Page.decode(with_field("members", members, Page(())))
+
+
+def test_a_page_has_so_many_members_and_no_more() -> None:
+    full = Page((ALICE,) * PAGE_MEMBERS)
+    assert Page.decode(full.encode()) == full
+    with pytest.raises(PeerViolation, match=r"^Page\.members: list is not allowed$"):
+        Page.decode(Page((*full.members, ALICE)).encode())
 
 
 @pytest.mark.parametrize("depth", [50, 200, 500, 900, 985, 2_000, 100_000])
 def test_deep_nesting_ends_in_a_violation(depth: int) -> None:
-    for name in ("reason", "members", "number"):
+    for name in ("reason", "roll", "number"):
         nested = b"[" * depth + b"]" * depth
         data = with_field(name, "HERE").replace(b'"HERE"', nested)
         with pytest.raises(PeerViolation):
@@ -231,25 +270,20 @@ def test_a_huge_value_is_refused_before_it_is_parsed() -> None:
 
 def test_a_long_text_is_refused_and_clipped_it_is_taken() -> None:
     for length, whole in ((500, True), (501, False), (100_000, False)):
-        record = RoundRecord(1, Status.FORMING, (), clipped("x" * length))
+        record = RoundRecord(1, Status.FORMING, clipped("x" * length))
         assert RoundRecord.decode(record.encode()) == record
         assert (record.reason == "x" * length) is whole
         assert record.reason.endswith("…") is not whole
     with pytest.raises(PeerViolation, match=r"^RoundRecord\.reason: 'xxx"):
-        RoundRecord.decode(RoundRecord(1, Status.FORMING, (), "x" * 501).encode())
+        RoundRecord.decode(RoundRecord(1, Status.FORMING, "x" * 501).encode())
 
 
-def test_ten_thousand_members_fit() -> None:
-    members = tuple(Member(NodeId(f"n{n:011}"), f"h{n}", "10.0.0.1", n) for n in range(10_000))
-    record = RoundRecord(1, Status.COMPLETE, members, "")
-    assert RoundRecord.decode(record.encode()) == record
-
-
-def test_only_a_complete_round_has_ranks() -> None:
-    assert COMPLETE.rank_of(NodeId("a")) == 0
-    assert COMPLETE.rank_of(NodeId("b")) is None
-    assert RoundRecord(4, Status.FORMING, (ALICE,), "").rank_of(NodeId("a")) is None
-    assert RoundRecord(4, Status.CLOSED, (ALICE,), "").rank_of(NodeId("a")) is None
+def test_rm1_what_a_member_reads_does_not_grow() -> None:
+    sizes = []
+    for size in (10_001, 99_999):
+        record = replace(COMPLETE, size=size)
+        sizes.append(len(record.encode()) + len(MemberRank(size - 1).encode()))
+    assert sizes[0] == sizes[1] < 300
 
 
 def test_what_a_round_shares_lies_apart_from_what_nodes_follow() -> None:
@@ -261,6 +295,12 @@ def test_what_a_round_shares_lies_apart_from_what_nodes_follow() -> None:
     assert keys.nodes.startswith(keys.root)
     assert not keys.of_round(1).startswith(keys.root)
     assert not keys.of_round(11).startswith(keys.of_round(1))
+    assert not keys.rolls.startswith(keys.root)
+    for key in (keys.page("1/a", 0), keys.place("1/a", NodeId("a"))):
+        assert key.startswith(keys.rolls + "1/a/")
+    pages = [keys.page("1/a", number) for number in (0, 2, 10)]
+    assert pages == sorted(pages)
+    assert pages[0].startswith(keys.pages("1/a"))
     assert not Keys(RunId("job2")).root.startswith(keys.root)
 
 

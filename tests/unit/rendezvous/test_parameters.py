@@ -163,7 +163,7 @@ def test_a_misspelt_key_gets_a_hint() -> None:
         params(config={"last_call_timout": "1"})
 
 
-def test_a_backend_of_somebody_else_judges_its_own_configuration() -> None:
+def test_a_third_party_backend_checks_its_own_configuration() -> None:
     said = params("theirs", config={"anything": "x", "join_timeout": "soon"})
     assert said.text("anything") == "x"
 

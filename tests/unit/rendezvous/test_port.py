@@ -12,7 +12,7 @@ from holdfast.errors import UsageError
 from holdfast.rendezvous.port import HeldPort
 
 
-def test_nobody_is_given_a_held_port_by_chance_and_a_server_gets_it_all_the_same() -> None:
+def test_a_held_port_is_not_assigned_by_chance_and_a_server_can_bind_it() -> None:
     held = HeldPort("127.0.0.1")
     try:
         with socket.socket() as plain, pytest.raises(OSError, match="in use"):

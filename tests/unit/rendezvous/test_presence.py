@@ -68,7 +68,7 @@ def test_pr2_a_node_that_may_still_be_announced_withdraws_with_its_lease() -> No
     assert presence.next_op(None, LEASE) is None
 
 
-def test_a_change_that_nobody_answered_needs_no_other_lease() -> None:
+def test_a_change_without_an_answer_needs_no_other_lease() -> None:
     presence = Presence(KEY)
     presence.answered(CompareSet(KEY, None, WAITING.encode()), Swap(True, WAITING.encode(), 7))
     presence.unanswered(CompareSet(KEY, WAITING.encode(), WORKING.encode(), LEASE))
@@ -104,7 +104,7 @@ def test_pr1_an_announcement_that_comes_late_does_not_replace_a_newer_one() -> N
     assert announced(world, "b").round == 2
 
 
-def test_pr2_a_first_announcement_that_comes_late_announces_nobody_who_has_withdrawn() -> None:
+def test_pr2_a_late_first_announcement_does_not_announce_a_node_that_withdrew() -> None:
     world = World(RULES)
     a = world.add("a", ask=False)
     world.settle()

@@ -1,4 +1,4 @@
-"""Places and ranks, against the rules put naively."""
+"""OwnRank and ranks, against the rules put naively."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_one_host_is_ordered_by_id() -> None:
     assert names(sticky_ranks(nodes, [])) == ["a", "b"]
 
 
-def test_who_stays_keeps_its_rank_and_newcomers_fill_the_gaps() -> None:
+def test_a_node_that_stays_keeps_its_rank_and_new_nodes_fill_the_gaps() -> None:
     nodes = [node("new10"), node("d"), node("a"), node("new2")]
     assert names(sticky_ranks(nodes, ids("a", "b", "c", "d"))) == ["a", "new2", "new10", "d"]
 
 
-def test_who_stays_moves_only_if_its_rank_is_gone() -> None:
+def test_a_node_that_stays_moves_only_if_its_rank_is_gone() -> None:
     nodes = [node("d"), node("c"), node("b")]
     assert names(sticky_ranks(nodes, ids("a", "b", "c", "d"))) == ["d", "b", "c"]
 
@@ -79,7 +79,7 @@ def test_slots_are_ranks() -> None:
     assert names(sticky_ranks(nodes, ids("x", "y", "z"))) == ["y", "z", "x"]
 
 
-def test_old_members_come_before_those_who_waited_and_they_in_order_of_arrival() -> None:
+def test_old_members_come_first_and_waiting_nodes_in_order_of_arrival() -> None:
     nodes = [node("late1"), node("b"), node("late2"), node("a")]
     assert names(choose(nodes, ids("a", "b"), 3)) == ["a", "b", "late1"]
     assert names(choose(nodes, [], 2)) == ["late1", "b"]
@@ -96,11 +96,11 @@ def oracle(chosen: Sequence[Announcement], previous: Sequence[NodeId]) -> list[s
     left = {node.node: node for node in chosen}
     old = [left[name] for name in previous if name in left]
     new = [node for node in chosen if node.node not in previous]
-    for one in old + new:  # first who insists: the old ones in their order, then the others
+    for one in old + new:  # first nodes that require a rank: old ones in order, then others
         if one.slot is not None and one.slot in free:
             free.remove(one.slot)
             ranks[one.slot] = left.pop(one.node).node
-    for rank, name in enumerate(previous):  # then who had the rank
+    for rank, name in enumerate(previous):  # then the node that had the rank
         if name in left and left[name].slot is None and rank in free:
             free.remove(rank)
             ranks[rank] = left.pop(name).node
@@ -133,7 +133,7 @@ def test_ranks_are_what_the_rules_say(nodes: list[Announcement], previous: list[
     ranked = sticky_ranks(nodes, previous)
     assert names(ranked) == oracle(nodes, previous)
     assert sorted(names(ranked)) == sorted(names(nodes))  # RV-2: a permutation
-    if all(node.slot is None for node in nodes):  # nobody moves without need
+    if all(node.slot is None for node in nodes):  # no node moves without need
         assert sticky_ranks(nodes, ids(*names(ranked))) == ranked
 
 

@@ -15,6 +15,7 @@ from holdfast.ids import NodeId, RunId
 from holdfast.observe.events import RoundAwaited, RoundEnded, RoundFormed, RunEnded
 from holdfast.observe.sinks import MemorySink
 from holdfast.rendezvous.decide import Rules
+from holdfast.rendezvous.inputs import CloseRun, FinishRound, LeaveRun, NodeTick
 from holdfast.rendezvous.machine import NodeMachine
 from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.ranks import RankPolicy, sticky_ranks
@@ -91,7 +92,7 @@ def start(store: OddStore) -> Iterator[Start]:
         assert session.stop()  # again changes nothing
 
 
-def until(session: NodeSession, done: Callable[[], object]) -> None:
+def until_heard(session: NodeSession, done: Callable[[], object]) -> None:
     assert session.wait(lambda: bool(done()), Deadline.after(SOON))
 
 
@@ -103,15 +104,15 @@ def test_what_happens_is_told_as_events(start: Start) -> None:
     sink = MemorySink()
     session = start("a", TWO, sink=sink)
     session.ask("", "first")
-    until(session, lambda: session.progress and session.progress.have == 1)
+    until_heard(session, lambda: session.progress and session.progress.have == 1)
     other = start("b", TWO)
     other.ask("", "first")
-    until(session, lambda: session.ready)
-    until(other, lambda: other.ready)
+    until_heard(session, lambda: session.ready)
+    until_heard(other, lambda: other.ready)
     other.ask("a worker failed", "second")
-    until(session, lambda: session.over)
-    session.request(lambda now: session._node.close("the job failed", False, now))
-    until(session, lambda: session.closed)
+    until_heard(session, lambda: session.over)
+    session.request(CloseRun("the job failed", failed=False, wall=0.0))
+    until_heard(session, lambda: session.closed)
     session.stop()
     told = [event for event in sink.events if not isinstance(event, RoundAwaited)]
     assert [type(event) for event in told] == [RoundFormed, RoundEnded, RunEnded]
@@ -129,9 +130,9 @@ def test_what_happens_is_told_as_events(start: Start) -> None:
 def test_an_answer_belongs_to_the_newest_wish(start: Start) -> None:
     session = start("a", ALONE)
     session.ask("", "first")
-    until(session, lambda: session.wish == "first" and session.ready)
+    until_heard(session, lambda: session.wish == "first" and session.ready)
     session.ask("", "second")
-    until(session, lambda: session.wish == "second" and session.ready)
+    until_heard(session, lambda: session.wish == "second" and session.ready)
     assert session.ready is not None
     assert session.ready.record.number == 2
 
@@ -146,12 +147,12 @@ def test_what_comes_within_an_operation_is_heard_before_the_next_one(
     def during() -> None:
         assert started.wait(SOON)
         session.ask("", "first")
-        session.request(lambda now: heard.append(len(store.asked)))
+        session.request(NodeTick(), lambda: heard.append(len(store.asked)))
 
     store.during = during
     session = start("a", ALONE)
     started.set()
-    until(session, lambda: session.ready)
+    until_heard(session, lambda: session.ready)
     assert heard == [1]
 
 
@@ -164,19 +165,19 @@ def test_each_kind_of_operation_has_its_own_limit(start: Start, store: OddStore)
     rules = Rules(min_nodes=1, max_nodes=1, keep_alive_s=0.01, lease_s=10)
     session = start("a", rules, heartbeat_s=3.0)
     session.ask("", "first")
-    until(session, lambda: session.ready)
+    until_heard(session, lambda: session.ready)
     assert store.kept.wait(SOON)
     session.stop()
     limits = {name: round(limit or 0) for name, limit in store.asked}
     assert limits["LeaseKeep"] == 3
-    assert limits["LeaseGrant"] == 10  # a lease: whoever is silent for longer is lost
+    assert limits["LeaseGrant"] == 10  # a lease: a node that is silent for longer is lost
 
 
 def test_no_operation_outlasts_the_join_timeout(start: Start, store: OddStore) -> None:
     store.failing, store.failure = LeaseGrant, TimeoutExpired("too slow")
     session = start("a", Rules(min_nodes=1, max_nodes=1, join_s=0.5))
     session.ask("", "first")
-    until(session, lambda: session.timed_out)
+    until_heard(session, lambda: session.timed_out)
     session.stop()
     assert all(limit is not None and limit <= 0.5 for _, limit in store.asked[1:])
 
@@ -186,23 +187,23 @@ def test_a_store_that_fails_for_longer_than_a_lease_is_lost(start: Start, store:
     sink = MemorySink()
     session = start("a", rules, sink=sink)
     session.ask("", "first")
-    until(session, lambda: session.ready)
+    until_heard(session, lambda: session.ready)
     store.failing, store.failure = LeaseKeep, TimeoutExpired("too slow")
-    until(session, lambda: session.lost)
+    until_heard(session, lambda: session.lost)
     assert session.lost is not None
     assert session.lost.reason == "the store cannot be used: too slow"
     session.stop()
     assert str(sink.events[-1]) == "run job: the store cannot be used: too slow"
 
 
-def test_who_leaves_a_full_store_ends_its_lease(start: Start, store: OddStore) -> None:
+def test_a_node_that_leaves_a_full_store_ends_its_lease(start: Start, store: OddStore) -> None:
     """It cannot say that it leaves, and the others need not wait until its lease ends."""
     session = start("a", ALONE)
     session.ask("", "first")
-    until(session, lambda: session.ready)
+    until_heard(session, lambda: session.ready)
     store.failing, store.failure = CompareSet, StoreFull("no space")
-    session.request(session._node.finish)
-    until(session, lambda: session.lost)
+    session.request(FinishRound())
+    until_heard(session, lambda: session.lost)
     assert session.lost is not None
     assert session.lost.reason == "the store cannot be used: no space"
     assert session.stop()
@@ -212,14 +213,14 @@ def test_who_leaves_a_full_store_ends_its_lease(start: Start, store: OddStore) -
     session.release(Deadline.after(SOON))  # it is gone, and that is no error
 
 
-def test_who_leaves_a_silent_store_does_not_ask_it_to_end_the_lease(
+def test_a_node_that_leaves_a_silent_store_does_not_ask_it_to_end_the_lease(
     start: Start, store: OddStore
 ) -> None:
     session = start("a", Rules(min_nodes=1, max_nodes=1, keep_alive_s=0.02, lease_s=0.2))
     session.ask("", "first")
-    until(session, lambda: session.ready)
+    until_heard(session, lambda: session.ready)
     store.failing, store.failure = LeaseKeep, StoreUnavailable("nobody there")
-    until(session, lambda: session.lost)
+    until_heard(session, lambda: session.lost)
     assert session.stop()
     session.release(Deadline.after(SOON))
     assert "LeaseRevoke" not in [name for name, _ in store.asked]
@@ -228,7 +229,7 @@ def test_who_leaves_a_silent_store_does_not_ask_it_to_end_the_lease(
 def test_a_store_that_cannot_be_watched_is_lost(start: Start, store: OddStore) -> None:
     store.no_watch = StoreUnavailable("no connection")
     session = start("a", ALONE)
-    until(session, lambda: session.lost)
+    until_heard(session, lambda: session.lost)
     assert session.lost is not None
     assert session.lost.reason == "the store cannot be watched: no connection"
 
@@ -243,7 +244,7 @@ def test_a_watch_that_breaks_is_a_lost_store(start: Start, store: OddStore) -> N
 
     store._open_watch = lambda key, prefix, deadline: Broken()  # type: ignore[method-assign]
     session = start("a", ALONE)
-    until(session, lambda: session.lost)
+    until_heard(session, lambda: session.lost)
     assert session.lost is not None
     assert session.lost.reason == "the store cannot be watched: no connection for 10 s"
 
@@ -260,7 +261,7 @@ def test_a_watch_with_a_bug_is_told(
 
     store._open_watch = lambda key, prefix, deadline: Broken()  # type: ignore[method-assign]
     session = start("a", ALONE)
-    until(session, lambda: session.lost)
+    until_heard(session, lambda: session.lost)
     assert session.lost is not None
     assert session.lost.reason == "a bug in holdfast: ZeroDivisionError('x')"
 
@@ -269,7 +270,7 @@ def test_a_closed_store_is_lost(start: Start, store: OddStore) -> None:
     session = start("a", ALONE)
     store.close()
     session.ask("", "first")
-    until(session, lambda: session.lost)
+    until_heard(session, lambda: session.lost)
     assert session.lost is not None
     assert session.lost.reason.endswith("the store memory:// is closed")
 
@@ -291,7 +292,7 @@ def test_a_rank_policy_that_fails_is_told(
 
     session = start("a", ALONE, rank=policy)
     session.ask("", "first")
-    until(session, lambda: session.lost)
+    until_heard(session, lambda: session.lost)
     assert session.lost is not None
     assert session.lost.reason.startswith(told)
 
@@ -299,7 +300,7 @@ def test_a_rank_policy_that_fails_is_told(
 def test_leaving_is_told(start: Start, store: OddStore) -> None:
     session = start("a", ALONE)
     session.ask("", "first")
-    until(session, lambda: session.ready)
-    session.request(session._node.leave)
-    until(session, lambda: session.left)
+    until_heard(session, lambda: session.ready)
+    session.request(LeaveRun())
+    until_heard(session, lambda: session.left)
     assert store.count(Keys(RUN).nodes) == 0

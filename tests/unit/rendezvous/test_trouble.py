@@ -30,7 +30,7 @@ from tests.unit.rendezvous.by_hand import (
 
 def test_a_store_that_answers_is_no_trouble() -> None:
     trouble = Trouble(15.0)
-    assert (trouble.retry_at, trouble.patience(100.0)) == (None, 15.0)
+    assert (trouble.retry_at, trouble.op_limit_s(100.0)) == (None, 15.0)
 
 
 def test_pauses_grow_up_to_a_second_until_it_answers() -> None:
@@ -61,8 +61,8 @@ def test_it_is_lost_a_lease_after_it_fell_silent() -> None:
 def test_an_operation_does_not_outlast_the_silence_that_is_borne() -> None:
     trouble = Trouble(15.0)
     trouble.failed(100.0, 104.0, renewal=False)
-    assert trouble.patience(104.0) == pytest.approx(11.0)
-    assert trouble.patience(120.0) == RETRY_MAX_S
+    assert trouble.op_limit_s(104.0) == pytest.approx(11.0)
+    assert trouble.op_limit_s(120.0) == RETRY_MAX_S
 
 
 def test_a_store_that_is_held_up_is_borne_with_for_longer() -> None:
@@ -146,9 +146,9 @@ class TestTrouble:
         began = world.now
         while not b.take(StoreLost):
             if b.held is not None:
-                patience = b.node.patience(world.now)
-                assert patience <= RULES.keep_alive_s
-                world.now += patience
+                op_limit_s = b.node.op_limit_s(world.now)
+                assert op_limit_s <= RULES.keep_alive_s
+                world.now += op_limit_s
                 b.held = None
                 b.node.failed(NO_STORE, world.now)
             else:
@@ -203,7 +203,7 @@ class TestTrouble:
         silent_at = world.now
         while not b.take(StoreLost):
             assert b.held is not None
-            world.now += b.node.patience(world.now)
+            world.now += b.node.op_limit_s(world.now)
             b.held, b.cut = None, NO_STORE
             b.node.failed(NO_STORE, world.now)
             b.hold, b.cut = LeaseKeep, None
@@ -225,10 +225,10 @@ class TestTrouble:
     def test_an_operation_ends_before_the_wish_does(self) -> None:
         world = World(RULES)
         a = world.add("a")
-        assert a.node.patience(world.now) == RULES.lease_s
+        assert a.node.op_limit_s(world.now) == RULES.lease_s
         ends = world.now + RULES.join_s
-        assert a.node.patience(ends - 1) == pytest.approx(1)
-        assert a.node.patience(ends) == pytest.approx(0.1)
+        assert a.node.op_limit_s(ends - 1) == pytest.approx(1)
+        assert a.node.op_limit_s(ends) == pytest.approx(0.1)
 
     def test_a_refusal_is_an_answer(self) -> None:
         """A store that says no is there: earlier silence counts no more."""
@@ -260,9 +260,7 @@ class TestTrouble:
         world.put(key, b"junk")
         world.settle()
         lost = b.the(StoreLost)
-        assert lost.reason == (
-            f"key {key!r} holds something that is not ours: {told}b'junk' is not JSON"
-        )
+        assert lost.reason == (f"key {key!r} holds a foreign value: {told}b'junk' is not JSON")
 
     def test_the_end_is_told_once(self) -> None:
         world = World(RULES)
@@ -274,7 +272,7 @@ class TestTrouble:
         world.settle()
         a.node.failed(UsageError("the store is closed"), world.now)
         world.settle()
-        assert a.the(StoreLost).reason.startswith("key 'rdzv/job/ctl/round' holds something")
+        assert a.the(StoreLost).reason.startswith("key 'rdzv/job/ctl/round' holds a foreign value")
 
     def test_a_node_that_was_not_started_wants_nothing(self) -> None:
         node = Driven(World(RULES), "a", RULES, None).node
@@ -286,7 +284,7 @@ class TestTrouble:
         world.settle()
         assert a.take(StoreLost) == b.take(StoreLost) == []
 
-    def test_an_answer_that_nobody_asked_for(self) -> None:
+    def test_an_unsolicited_answer(self) -> None:
         world, a, _b = pair()
         a.node.done(None, world.now)
         world.settle()

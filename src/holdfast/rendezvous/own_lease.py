@@ -14,6 +14,9 @@ Guarantees
     HL-2  No other operation keeps a node from renewing its lease for longer than ROOM_MIN_S.
     HL-3  A lease that was taken after the last one was lost gives no more time to a round that the
           node was in: `LeaseHeld` is not told anew before the node asks for the next round.
+    HL-4  A renewal is due while at least half of the time that an answer has left until `stop_at`
+          remains. So an answer that comes late does not put the next renewal off until after the
+          end of the lease.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ import math
 from holdfast.rendezvous.effects import LeaseHeld
 from holdfast.store.ops import AnyOp, Lease, LeaseKeep
 
-__all__ = ["MARGIN", "ROOM_MIN_S", "Holding"]
+__all__ = ["MARGIN", "ROOM_MIN_S", "OwnLease"]
 
 MARGIN = 0.1
 ROOM_MIN_S = 1.0
 """How long any operation may take, though a renewal is due."""
 
 
-class Holding:
+class OwnLease:
     """What a node knows of its lease."""
 
     def __init__(self, keep_alive_s: float) -> None:
@@ -49,9 +52,9 @@ class Holding:
 
     def renewed(self, sent_at: float, now: float) -> list[LeaseHeld]:
         """Hear that the lease was renewed, by a request that was sent then; return what to tell."""
-        self.keep_at = now + self._keep_alive_s
         stop_at = sent_at + self._ttl * (1 - 2 * MARGIN)
         held = self._newest = LeaseHeld(stop_at, kill_at=sent_at + self._ttl * (1 - MARGIN))
+        self.keep_at = now + min(self._keep_alive_s, max(0.0, stop_at - now) / 2)
         return [] if self._forfeited else [held]
 
     def asked(self) -> list[LeaseHeld]:
