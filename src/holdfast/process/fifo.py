@@ -43,7 +43,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISFIFO(found.st_mode) or found.st_uid != os.geteuid():
-        raise UsageError(f"timer file {path}: is there, and is no FIFO of this user")
+        raise UsageError(f"timer file {path}: exists, and is not a FIFO of this user")
     try:
         os.close(os.open(path, os.O_WRONLY | FIFO_FLAGS))
     except OSError as error:

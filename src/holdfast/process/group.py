@@ -150,6 +150,7 @@ class WorkerGroup:
         try:
             pids = self._start_all()
             self._start_waiter()
+            self._starter.replenish()
         except BaseException as error:
             self._undo_start()
             if not (self._early and isinstance(error, HoldfastError)):
@@ -167,6 +168,16 @@ class WorkerGroup:
         """Send a signal to every worker that runs, and to what it has started."""
         with self._lock:
             self._perform([SendSignal(number, tuple(self._workers))])
+
+    def ask_stack(self, pid: int) -> bool:
+        """Let a worker write its stacks to its file, if it is there and can; say whether it is."""
+        with self._lock:  # it is not reaped meanwhile, so that the number is still its own
+            if pid not in self._workers or not writes_stacks(pid):
+                return False
+            with contextlib.suppress(OSError):  # another user's by now
+                os.kill(pid, STACK_SIGNAL)
+                return True
+        return False
 
     def stop(self, number: int, grace_s: float) -> None:
         """Begin to stop the workers, and return: the signal, KILL after the grace, then giving up.
@@ -210,8 +221,10 @@ class WorkerGroup:
 
     def _start_all(self) -> dict[int, int]:
         try:
-            for launch in self._launches:
-                self._start_one(launch)
+            wanted = [(one, *self._logs.descriptors(one.local_rank)) for one in self._launches]
+            with contextlib.closing(self._starter.start_all(wanted)) as processes:
+                for launch, process in zip(self._launches, processes, strict=True):
+                    self._note_start(launch, process)
         except StartGivenUp:
             return {}
         return self.pids()  # before any of them is reaped
@@ -222,9 +235,7 @@ class WorkerGroup:
             ends = [exit_of(pid) for pid in self._workers]
         return any(not exit_.ok for exit_ in ends if exit_ is not None)
 
-    def _start_one(self, launch: Launch) -> None:
-        stdout, stderr = self._logs.descriptors(launch.local_rank)
-        process = self._starter.start(launch, stdout, stderr)
+    def _note_start(self, launch: Launch, process: WorkerProcess) -> None:
         with self._lock:
             self._workers[process.pid] = _RunningWorker(launch, process)
         self._containment.entered(process.pid)
@@ -245,7 +256,7 @@ class WorkerGroup:
             )
             waiter.start()
         except (OSError, RuntimeError) as error:
-            raise Unavailable(f"cannot watch over the workers: {error}") from error
+            raise Unavailable(f"cannot watch the workers: {error}") from error
         self._waiter = waiter
 
     def _undo_start(self) -> None:
@@ -292,7 +303,8 @@ class WorkerGroup:
             while self._workers:
                 ready = selector.select(self._timeout())
                 with self._lock:
-                    self._look()
+                    if self._asked_at is None or not ready or self._is_due():
+                        self._look()
                 for key, _ in ready:
                     if key.data is None:
                         os.read(key.fd, 4096)
@@ -304,7 +316,8 @@ class WorkerGroup:
                 # Only now: a worker whose end had not been noticed must not be given up.
                 with self._lock:
                     self._perform(self._escalation.tick(self._clock.monotonic()))
-                reap_orphans()
+                if not ready:
+                    reap_orphans()
         stuck = self._escalation.abandoned
         leftovers = self._containment.kill_leftovers(self._mark, stuck)
         self._abandoned = tuple(sorted({*stuck, *leftovers}))
@@ -318,6 +331,11 @@ class WorkerGroup:
                 self._ending.add(pid)
                 if self._asked_at is None:
                     self._ending_at.setdefault(pid, now)
+
+    def _is_due(self) -> bool:
+        """Say whether the escalation goes on now, which needs to know which workers are exiting."""
+        wake_at = self._escalation.next_wake()
+        return wake_at is not None and wake_at <= self._clock.monotonic()
 
     def _find_untold(self) -> list[_RunningWorker]:
         """Return the workers that have ended, by what the system says, and whose end was not told.
@@ -358,7 +376,9 @@ class WorkerGroup:
         if self._is_asked_soon(exit_):
             ending_at = None
         asked_at = self._asked_at if ending_at is None else None
-        failure = None if exit_.ok else self._failure_of(worker.launch, pid, exit_)
+        # A worker that ends as it was asked to, and says nothing, has not failed.
+        silent = asked_at is not None and not os.path.lexists(worker.launch.error_file)
+        failure = None if exit_.ok or silent else self._failure_of(worker.launch, pid, exit_)
         if failure is not None and ending_at is not None:
             failure = replace(failure, at=min(failure.at, ending_at))
         if failure is not None and asked_at is not None:

@@ -65,7 +65,7 @@ def cpus_for(
         raise UsageError(f"binding {binding!r:.40}: must be one of {', '.join(Binding)}")
     machine = _Machine(root, frozenset(_own() if allowed is None else allowed))
     if not machine.nodes:
-        _tell(f"no binding to {binding}: this machine tells nothing of NUMA nodes")
+        _tell(f"no binding to {binding}: this machine reports no NUMA nodes")
         return None
     places = machine.places(local_world_size, visible_gpus)
     node = places[local_rank]

@@ -27,7 +27,7 @@ def hear_of_children() -> None:
         return
     if threading.current_thread() is not threading.main_thread():
         raise UsageError(
-            "SIGCHLD is ignored, so nobody could tell how workers end: in the main thread, "
+            "SIGCHLD is ignored, so the end of a worker could not be seen: in the main thread, "
             "call signal.signal(signal.SIGCHLD, signal.SIG_DFL) first"
         )
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -65,7 +65,7 @@ __all__ = [
 TIMERS_MAX = 256
 UNKNOWN_PROCESSES_MAX = 16
 
-_UNKNOWN_PROCESS = "a timer of a process that is no worker of this agent"
+_UNKNOWN_PROCESS = "a timer of a process that is not a worker of this agent"
 _VERSION = 1
 _LINE_MAX = 4096  # what a pipe takes in one piece, so that the lines of several writers never mix
 _READ_BYTES = 1 << 16
@@ -239,7 +239,7 @@ class _WatchdogLoop:
                 try:
                     self._turn()
                 except Exception:  # raised by a callback; the timers of other workers still count
-                    _log.exception("timers: a turn failed")
+                    _log.exception("timers: a check failed")
                     closing.wait(_REST_S)
             for worker in list(self._workers.values()):
                 self._forget(worker)
@@ -278,7 +278,7 @@ class _WatchdogLoop:
     def _hear(self, line: bytes) -> None:
         request = parse_request(line)
         if request is None:
-            self._tell_once("what is no timer")
+            self._tell_once("something that is not a timer")
             return
         worker = self._workers.get(request.pid)
         if request.expires_at is None:
@@ -371,7 +371,7 @@ class _WatchdogLoop:
     def _tell_once(self, what: str) -> None:
         if what not in self._told:
             self._told.add(what)
-            _log.warning("timers: %s was written to %s, and is passed over", what, self._path)
+            _log.warning("timers: %s was written to %s, and is ignored", what, self._path)
 
 
 def _open_pidfd(pid: int) -> int | None:
@@ -439,7 +439,7 @@ def _announce(path: Path | None, request: TimerRequest) -> bool:
         end = os.open(path, os.O_WRONLY | FIFO_FLAGS)
         try:
             if not stat.S_ISFIFO(os.fstat(end).st_mode):
-                raise FileNotFoundError(errno.ENOENT, f"{path} is no FIFO")
+                raise FileNotFoundError(errno.ENOENT, f"{path} is not a FIFO")
             _write(end, request.encode())
         finally:
             os.close(end)
@@ -447,8 +447,8 @@ def _announce(path: Path | None, request: TimerRequest) -> bool:
         if not _warned.is_set():
             _warned.set()
             _log.warning(
-                "timers: nobody watches over this process: %s"
-                " (TORCHELASTIC_ENABLE_FILE_TIMER=1 lets the agent do so)",
+                "timers: those of this process are not watched: %s"
+                " (TORCHELASTIC_ENABLE_FILE_TIMER=1 makes the agent watch them)",
                 error.strerror,
             )
         return False

@@ -18,7 +18,7 @@ from holdfast.process.spec import Entrypoint, Exit, GroupEnded, Launch, Program
 from holdfast.process.start.spawn import Starter
 from holdfast.process.stop.containment import Containment
 
-# What a worker says goes to the pipe SAY; it lives for as long as nobody ends it.
+# What a worker says goes to the pipe SAY; it lives until it is ended.
 SAY = 'echo "$RANK $$" > $SAY; '
 FOREVER = SAY + "exec sleep 1000"
 STUBBORN = "trap '' TERM; " + SAY + "while :; do sleep 1000; done"

@@ -23,7 +23,7 @@ def test_what_is_no_fifo_is_left_alone(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(path)
     for place in (path, link, tmp_path):
-        with pytest.raises(UsageError, match="is there, and is no FIFO of this user"):
+        with pytest.raises(UsageError, match="exists, and is not a FIFO of this user"):
             make_fifo(place)
     assert path.read_text() == "precious"
 

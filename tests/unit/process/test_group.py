@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK
+from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import Unavailable, UsageError
 from holdfast.process import group as group_module
 from holdfast.process.outcome.failure import Failure
@@ -36,7 +36,6 @@ from holdfast.process.stop import handle
 from holdfast.process.stop.escalation import ENDING_WAIT_S
 from holdfast.process.stop.handle import watch
 from holdfast.testing.clock import ManualClock
-from tests.patience import with_more_time
 from tests.unit.process.groups import (
     FOREVER,
     POLITE,
@@ -47,6 +46,7 @@ from tests.unit.process.groups import (
     wait_for_end,
 )
 from tests.unit.process.workers import SlowToEnd, await_end, slow_to_end
+from tests.waiting import until, with_more_time
 
 
 @pytest.fixture
@@ -289,8 +289,8 @@ def test_a_stop_while_the_workers_are_being_started_stops_them_all(
     assert bench.next() == GroupEnded()
 
 
-def test_who_is_started_is_entered_under_the_lock(bench: Bench) -> None:
-    """Else who counts them at that moment finds that they change meanwhile."""
+def test_a_started_worker_is_entered_under_the_lock(bench: Bench) -> None:
+    """Else a thread that counts them at that moment finds that they change meanwhile."""
     group = bench.group("exit 0", "exit 0")
 
     class Watched(dict[int, object]):
@@ -317,9 +317,10 @@ def test_a_wait_may_be_longer_than_the_system_takes(bench: Bench) -> None:
         (POLITE, 0.0, Exit(3)),
         (FOREVER, math.inf, None),
         (POLITE, math.inf, None),
+        (POLITE, -1.0, None),  # it said nothing
     ],
 )
-def test_who_was_asked_to_end_has_failed_only_if_it_had_before(
+def test_a_worker_that_was_asked_to_end_failed_only_if_it_had_before(
     bench: Bench, script: str, raised_at: float, told: Exit | None
 ) -> None:
     def examine_at(launch: Launch, pid: int, exit_: Exit) -> Failure:
@@ -328,6 +329,8 @@ def test_who_was_asked_to_end_has_failed_only_if_it_had_before(
     group = bench.group(script, examine=examine_at)
     group.start()
     bench.hear(1)
+    if raised_at >= 0:
+        group._launches[0].error_file.touch()
     group.stop(signal.SIGTERM, 1000.0)
     event = bench.next_exit()
     assert event.asked
@@ -361,7 +364,7 @@ def test_a_signal_to_a_worker_alone_is_a_failure(bench: Bench) -> None:
     assert event.failure is not None
 
 
-def test_who_had_ended_before_a_stop_has_failed_though_it_is_noticed_later(bench: Bench) -> None:
+def test_a_worker_that_ended_before_a_stop_failed_though_it_is_noticed_later(bench: Bench) -> None:
     may_go_on = threading.Event()
 
     def examine_slowly(launch: Launch, pid: int, exit_: Exit) -> Failure:
@@ -397,7 +400,7 @@ class SlowStarter(Starter):
         return watch(self._slow.pid) if launch.rank == 1 else super().start(launch, stdout, stderr)
 
 
-def test_who_was_ending_before_a_stop_has_failed_and_when_it_began_to(bench: Bench) -> None:
+def test_a_worker_that_was_exiting_before_a_stop_failed_when_it_began_to_exit(bench: Bench) -> None:
     examined, may_go_on = threading.Event(), threading.Event()
 
     def examine_slowly(launch: Launch, pid: int, exit_: Exit) -> Failure:
@@ -410,7 +413,7 @@ def test_who_was_ending_before_a_stop_has_failed_and_when_it_began_to(bench: Ben
         group.start()
         [(_, pid)] = bench.hear(1)
         os.kill(pid, signal.SIGKILL)
-        assert examined.wait(30)  # the waiter is busy: only who stops can see what follows
+        assert examined.wait(30)  # the waiter is busy: only the stopping thread sees what follows
         slow.kill()
         group.stop(signal.SIGTERM, 1000.0)
         stopped_at = SYSTEM_CLOCK.wall()
@@ -462,7 +465,7 @@ def test_the_waiter_sleeps_while_nothing_happens(bench: Bench, interval_s: float
 
     def wakes_within(seconds: float) -> bool:
         before = status.read_text().partition("voluntary_ctxt_switches:")[2].split()
-        threading.Event().wait(seconds)
+        until(Deadline.after(seconds).passed)
         return status.read_text().partition("voluntary_ctxt_switches:")[2].split() != before
 
     if interval_s > 1:

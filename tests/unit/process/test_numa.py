@@ -197,7 +197,7 @@ def test_a_machine_that_tells_nothing_is_one_warning(
         write(tmp_path / "sys/devices/system/node/node0/cpulist", text)
     assert bound(tmp_path, "node", 2) == [None, None]
     assert [r.getMessage() for r in caplog.records] == [
-        "no binding to node: this machine tells nothing of NUMA nodes"
+        "no binding to node: this machine reports no NUMA nodes"
     ]
 
 
@@ -219,7 +219,7 @@ def test_this_machine(binding: str) -> None:
     assert found is None or (found and found <= os.sched_getaffinity(0))
 
 
-def test_a_system_without_affinity_binds_nobody(
+def test_a_system_without_affinity_binds_no_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")

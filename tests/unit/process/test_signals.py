@@ -86,7 +86,7 @@ def children_ignored() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("children_ignored")
-def test_ends_of_children_are_kept_though_somebody_ignored_them() -> None:
+def test_ends_of_children_are_kept_though_sigchld_was_ignored() -> None:
     hear_of_children()
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], {})
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
@@ -98,7 +98,7 @@ def test_another_thread_is_told_that_ends_of_children_are_ignored() -> None:
         pool.submit(hear_of_children).result(30)
 
 
-def test_who_hears_of_children_goes_on_to() -> None:
+def test_a_handler_of_sigchld_stays() -> None:
     earlier = signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
         handler = signal.getsignal(signal.SIGCHLD)

@@ -1,4 +1,4 @@
-"""A worker that does not finish in time is ended, by torch's client and by ours; nobody else is."""
+"""A worker that does not finish in time is ended, by torch's client and by ours; no other is."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_the_worker_chooses_the_signal(node: Node, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, -1, 9999])
-def test_a_timer_that_names_no_signal_ends_nobody(node: Node, number: int) -> None:
+def test_a_timer_without_a_signal_ends_no_worker(node: Node, number: int) -> None:
     pid = node.worker()
     node.write(TimerRequest(pid, "step", PAST, number))
     node.settle()
@@ -179,7 +179,7 @@ def test_the_first_of_several_expired_timers_is_named(node: Node) -> None:
     assert node.expired.empty()
 
 
-def test_a_timer_that_is_taken_back_ends_nobody(tmp_path: Path) -> None:
+def test_a_cancelled_timer_ends_no_worker(tmp_path: Path) -> None:
     clock = ManualClock()
     with watching(tmp_path / "timers", clock) as node:
         pid, later = node.worker(), node.worker()
@@ -198,7 +198,7 @@ def test_a_timer_that_is_taken_back_ends_nobody(tmp_path: Path) -> None:
         assert node.unharmed(later)
 
 
-def test_a_wall_clock_that_jumps_ends_nobody(tmp_path: Path) -> None:
+def test_a_wall_clock_that_jumps_ends_no_worker(tmp_path: Path) -> None:
     clock = ManualClock()
     with watching(tmp_path / "timers", clock) as node:
         pid = node.worker()
@@ -269,8 +269,8 @@ def test_a_process_that_is_no_worker_is_left_alone(
         assert stranger.wait(WAIT_S) == 0
     (told,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
     assert told == (
-        "timers: a timer of a process that is no worker of this agent was written to "
-        f"{node.path}, and is passed over"
+        "timers: a timer of a process that is not a worker of this agent was written to "
+        f"{node.path}, and is ignored"
     )
 
 
@@ -288,7 +288,7 @@ def test_a_worker_may_be_faster_than_the_agent_that_learns_of_it(tmp_path: Path)
         assert node.ended(process.pid) == -SIGKILL
 
 
-def test_few_strangers_are_held(node: Node) -> None:
+def test_few_unknown_processes_are_kept(node: Node) -> None:
     """WD-2."""
     strangers = [node.stranger() for _ in range(UNKNOWN_PROCESSES_MAX + 4)]
     try:
@@ -317,7 +317,7 @@ def pidfds() -> int:
 
 
 def test_a_worker_that_has_ended_takes_its_timers_along(node: Node) -> None:
-    """WD-1: nobody is held who could give its number to another."""
+    """WD-1: no process is kept whose number could be reused."""
     pids = [node.worker() for _ in range(5)]
     node.write(*(TimerRequest(pid, "step", FAR, SIGKILL) for pid in pids))
     node.settle()
@@ -380,7 +380,7 @@ def test_garbage_is_no_request_and_stops_nothing(node: Node, line: bytes) -> Non
 
 
 @given(st.binary(max_size=200))
-def test_nothing_that_anybody_writes_is_an_error(line: bytes) -> None:
+def test_no_bytes_written_to_the_fifo_are_an_error(line: bytes) -> None:
     """WD-2."""
     parse_request(line)
 
@@ -601,7 +601,7 @@ def no_fifo(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("spoil", [no_variable, no_file, no_reader, no_fifo])
-def test_where_nobody_watches_the_work_goes_on_after_one_warning(
+def test_without_a_watchdog_the_work_goes_on_after_one_warning(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -618,7 +618,9 @@ def test_where_nobody_watches_the_work_goes_on_after_one_warning(
             done += 1
     assert done == 2
     assert len(caplog.records) == 1
-    assert caplog.records[0].getMessage().startswith("timers: nobody watches over this process: ")
+    assert (
+        caplog.records[0].getMessage().startswith("timers: those of this process are not watched: ")
+    )
     if path.is_file():
         assert path.read_text() == "precious"
 
@@ -642,7 +644,7 @@ def test_a_full_fifo_is_waited_for(reading: int) -> None:
     assert len(heard(reading)) == 2
 
 
-def test_a_fifo_that_stays_full_stops_nobody(
+def test_a_fifo_that_stays_full_does_not_stop_the_worker(
     reading: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """WD-4."""

@@ -109,10 +109,10 @@ _NEW_PIDS = 0x20000000
 
 
 class SlowToEnd:
-    """A child that begins to end when it is killed, and has ended only when it is let go.
+    """A child that begins to end when it is killed, and has ended only when it is released.
 
     It is the first process of a namespace of its own, which the kernel lets end when no other is
-    left in there; and one is, though dead, until somebody waits for it.
+    left in there; and one is, though dead, until it is reaped.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class SlowToEnd:
         self.await_ending()
 
     def await_ending(self) -> None:
-        """Wait until somebody has killed it."""
+        """Wait until it has been killed."""
         deadline = time.monotonic() + TIMEOUT_S
         while not is_ending(self.pid):
             assert time.monotonic() < deadline, f"process {self.pid} does not end"
@@ -145,7 +145,7 @@ class SlowToEnd:
             self._dead = None
 
     def close(self) -> None:
-        """End it, if it lives, and take it away, if nobody has."""
+        """End it, if it lives, and reap it, if that was not done."""
         self.let_go()
         os.close(self._gate)
         os.close(self._hold)

@@ -43,6 +43,7 @@ __all__ = [
     "ErrorFile",
     "Unreadable",
     "examine",
+    "is_whole_stack",
     "read_error_file",
     "read_stack",
     "record",
@@ -133,7 +134,7 @@ def record(function: Callable[P, R]) -> Callable[P, R]:
         except BaseException as error:
             problem = _record(error)
             if problem:  # the exception itself is what matters: it must go on, whatever happens
-                error.add_note(f"This is in no error file: {problem}")
+                error.add_note(f"No error file was written: {problem}")
             raise
 
     return recorded
@@ -163,7 +164,7 @@ def examine(
         try:
             report = parse_error_data(found.data)
         except PeerViolation as error:
-            found = Unreadable(f"makes no sense: {error}")
+            found = Unreadable(f"is malformed: {error}")
     if isinstance(found, Unreadable):
         hints.append(f"its error file {found.reason}")
     starved = memory and (memory.killed() if exit_.code == -SIGKILL else memory.killed_another())
@@ -251,10 +252,23 @@ def _try_to_write(path: Path, data: dict[str, Any]) -> str:
 
 def read_stack(path: Path) -> str:
     """Read the stacks that a worker left, if any, without what led to the user's code."""
-    found = _read(path, _STACK_BYTES_MAX)
+    found = _read(path, _STACK_BYTES_MAX, after_hole=True)
     if not isinstance(found, ErrorFile):
         return ""
-    return clip(visible(_theirs(found.data.decode("utf-8", "replace"))), STACK_CHARS_MAX)
+    text = found.data.lstrip(b"\0").decode("utf-8", "replace")
+    return clip(visible(_theirs(text)), STACK_CHARS_MAX)
+
+
+def is_whole_stack(path: Path) -> bool:
+    """Say whether stacks surely end here: with the first frame of the main thread, which is ours.
+
+    Those of a worker that was forked end with a frame of the agent's, and are never sure.
+    """
+    found = _read(path, _STACK_BYTES_MAX, after_hole=True)
+    if not isinstance(found, ErrorFile) or not found.data.endswith(b"\n"):
+        return False
+    last = found.data.rstrip(b"\n").rpartition(b"\n")[2].decode("utf-8", "replace")
+    return last.startswith(_OUR_FRAMES)
 
 
 def _theirs(stack: str) -> str:
@@ -268,8 +282,8 @@ def _theirs(stack: str) -> str:
     return "".join(lines)
 
 
-def _read(path: Path, most: int) -> ErrorFile | Unreadable | None:
-    """Read at most so many bytes of a regular file of our own."""
+def _read(path: Path, most: int, *, after_hole: bool = False) -> ErrorFile | Unreadable | None:
+    """Read at most so many bytes of a regular file of our own, or of what follows its hole."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
         fd = os.open(path, flags)
@@ -284,6 +298,8 @@ def _read(path: Path, most: int) -> ErrorFile | Unreadable | None:
             return Unreadable("is not a regular file")
         if status.st_uid != os.geteuid():
             return Unreadable(f"belongs to another user ({status.st_uid})")
+        if after_hole and status.st_size:
+            os.lseek(fd, 0, getattr(os, "SEEK_DATA", os.SEEK_SET))
         with open(fd, "rb", closefd=False) as file:
             return ErrorFile(file.read(most), status.st_mtime)
     except OSError as error:

@@ -29,7 +29,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import field, fields
 from itertools import accumulate
 from signal import Signals
 from typing import Any
@@ -102,16 +102,16 @@ _PEER_IS_GONE = (
 _BARE_END = "EOFError"  # with words it tells of a file; without, of a connection
 _HINTS = {
     -Signals.SIGKILL: "something outside the job killed it: the scheduler, a person, or the kernel"
-    " for want of memory",
+    " (out of memory)",
     -Signals.SIGTERM: "something asked it to end: the scheduler, a person, or this job's launcher",
-    -Signals.SIGPIPE: "it wrote to somebody who was gone",
+    -Signals.SIGPIPE: "it wrote to a pipe or socket that had no reader any more",
     -Signals.SIGSEGV: "a crash in native code",
     -Signals.SIGBUS: "a crash in native code; shared memory (/dev/shm) may be full",
-    -Signals.SIGABRT: "native code gave up; its last words are on the worker's standard error",
+    -Signals.SIGABRT: "native code called abort(); its message is on the worker's standard error",
     -Signals.SIGILL: "native code that was built for another processor",
-    -Signals.SIGFPE: "a crash in native code: an impossible calculation",
-    126: "126 is a shell's word for a command that cannot be executed",
-    127: "127 is a shell's word for a command that was not found",
+    -Signals.SIGFPE: "a crash in native code: an arithmetic error, such as a division by zero",
+    126: "a shell exits with 126 if a command cannot be executed",
+    127: "a shell exits with 127 if a command was not found",
 }
 
 
@@ -136,11 +136,11 @@ class Failure:
     at: float
     message: str
     error_type: str = ""
-    traceback: str = ""
-    stack: str = ""
+    traceback: str = field(default="", repr=False)
+    stack: str = field(default="", repr=False)
     hint: str = ""
     error_file: str = ""
-    error_data: dict[str, Any] | None = None
+    error_data: dict[str, Any] | None = field(default=None, repr=False)
     moment: float | None = None
 
     @property
@@ -181,7 +181,7 @@ class Failure:
         """
         names = {f.name for f in fields(cls)} - {"moment"} | {"age_s"}
         if not isinstance(value, dict) or value.keys() != names:
-            raise PeerViolation("a failure told by another node: not the fields that it must have")
+            raise PeerViolation("a failure reported by another node: fields are missing or unknown")
         texts = {name: _peer_text(value, name) for name in _PEER_TEXTS}
         counts = {name: _peer_count(value, name) for name in _PEER_COUNTS}
         at, age_s = _peer_seconds(value, "at"), _peer_seconds(value, "age_s")
@@ -250,7 +250,7 @@ def hint_for(exit_: Exit) -> str:
     if exit_.code in _HINTS:
         return _HINTS[exit_.code]
     if 128 < exit_.code < 128 + 65:
-        return f"{exit_.code} is a shell's word for: {Exit(128 - exit_.code)}"
+        return f"a shell exits with {exit_.code} for: {Exit(128 - exit_.code)}"
     return ""
 
 
@@ -282,7 +282,7 @@ def make_error_data(
     try:
         text = f"{kind.__name__}: {error}"
     except Exception:
-        text = f"{kind.__name__}: (its text cannot be had: str() of it raises)"
+        text = f"{kind.__name__}: (no text: its str() raises)"
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     extra = {
         "py_callstack": clip(traceback, TRACEBACK_CHARS_MAX),
@@ -350,7 +350,7 @@ def clip(text: str, most: int) -> str:
     """Return at most so many characters of a text: where it is longer, its begin and its end."""
     if len(text) <= most:
         return text
-    mark = f"\n[… {len(text) - most} and more characters are left out …]\n"
+    mark = f"\n[… more than {len(text) - most} characters are left out …]\n"
     head = (most - len(mark)) // 4
     return f"{text[:head]}{mark}{text[len(text) - (most - len(mark) - head) :]}"
 
@@ -382,31 +382,33 @@ def _finite_or_text(text: str) -> float | str:
 def _peer_text(value: dict[str, Any], name: str) -> str:
     text = value[name]
     if not isinstance(text, str) or len(text) > _PEER_TEXTS[name]:
-        raise PeerViolation(f"a failure told by another node: {name} is no text of the right size")
+        raise PeerViolation(
+            f"a failure reported by another node: {name} is not a text, or too long"
+        )
     return visible(text)
 
 
 def _peer_count(value: dict[str, Any], name: str) -> int:
     count = value[name]
     if type(count) is not int or not _PEER_COUNTS[name] <= count < 1 << 31:
-        raise PeerViolation(f"a failure told by another node: {name} is no such number")
+        raise PeerViolation(f"a failure reported by another node: {name} is out of range")
     return count
 
 
 def _peer_seconds(value: dict[str, Any], name: str) -> float:
     seconds = value[name]
     if type(seconds) not in (int, float) or not 0 <= seconds < _SECONDS_MAX:
-        raise PeerViolation(f"a failure told by another node: {name} is no time in seconds")
+        raise PeerViolation(f"a failure reported by another node: {name} is not a time")
     return float(seconds)
 
 
 def _peer_data(value: object) -> dict[str, Any] | None:
     if value is not None and not isinstance(value, dict):
-        raise PeerViolation("a failure told by another node: error_data is no object")
+        raise PeerViolation("a failure reported by another node: error_data is not an object")
     try:
         size = len(dump_json(value))
     except RecursionError:
-        raise PeerViolation("a failure told by another node: error_data is too deep") from None
+        raise PeerViolation("a failure reported by another node: error_data is too deep") from None
     if size > _PEER_DATA_BYTES_MAX:
-        raise PeerViolation("a failure told by another node: error_data is too large")
+        raise PeerViolation("a failure reported by another node: error_data is too large")
     return value

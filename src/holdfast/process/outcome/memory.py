@@ -69,18 +69,18 @@ class MemoryWatch:
         for counter, before in self._counts.items():
             if counter.read() > before:
                 self._counts[counter] = before + 1
-                return _sentence(counter, "it")
+                return _sentence(counter, "")
         return None
 
     def killed_another(self) -> str | None:
         """Say the same of some other process: a worker may fail because its helper was killed."""
         risen = (c for c, before in self._counts.items() if c.read() > before)
-        return next((_sentence(counter, "a process beside it") for counter in risen), None)
+        return next((_sentence(counter, "a process beside it was ") for counter in risen), None)
 
 
 def _sentence(counter: _Counter, victim: str) -> str:
     probably = "" if counter.sure else "probably "
-    return f"the kernel {probably}killed {victim} for want of memory: {counter.place}"
+    return f"{victim}{probably}killed by the kernel: out of memory ({counter.place})"
 
 
 def _counters_of(top: Path, own: Path) -> Iterator[_Counter]:

@@ -3,6 +3,7 @@
 Below `log_dir`, or below the system's folder for temporary files:
 
     <run id>_<random>/             0700, new for every agent and run
+        report.json                what --report writes, if the job failed and no FILE was given
         private/                   what is not kept, as the job's secret; gone with the agent
         attempt_<n>/
             filtered_stdout.log    lines of all workers that a filter chose

@@ -39,7 +39,7 @@ PIPE_BYTES = 1024 * 1024
 
 # How long a thread that is past its deadline may take to end.
 _END_S = 1.0
-_BELL_BYTES = 64
+_WAKEUP_BYTES = 64
 
 _log = logging.getLogger("holdfast.process")
 
@@ -268,12 +268,12 @@ class Pump:
         self._watched: set[Console] = set()
         self._clock = clock
         self._deadline = Deadline(None, clock)
-        self._patience_s = 0.0
+        self._timeout_s = 0.0
         self._hurried = False
         # Unlike epoll it also takes plain files, which a console may be.
         self._selector = selectors.PollSelector()
-        self._bell: list[int] = []
-        self._lock = threading.Lock()  # for the bell
+        self._wakeup: list[int] = []
+        self._lock = threading.Lock()  # guards `_wakeup`
         self._thread: threading.Thread | None = None
 
     def add(self, source: OutputSource) -> None:
@@ -285,8 +285,8 @@ class Pump:
 
     def start(self) -> None:
         """Open the files and consoles and begin to read. Raises OSError."""
-        self._bell += os.pipe()
-        self._selector.register(self._bell[0], selectors.EVENT_READ, None)
+        self._wakeup += os.pipe()
+        self._selector.register(self._wakeup[0], selectors.EVENT_READ, None)
         for place in self._places:
             place.open()
         thread = threading.Thread(target=self._run, name="holdfast-pump", daemon=True)
@@ -306,9 +306,9 @@ class Pump:
         if self._thread is None:
             self._release()
         else:
-            self._patience_s = timeout
+            self._timeout_s = timeout
             self._deadline = Deadline.after(timeout, self._clock)
-            self._ring()
+            self._wake()
             late: Deadline | None = None
             while self._thread.is_alive():
                 self._thread.join(_END_S)
@@ -319,18 +319,18 @@ class Pump:
                 _log.warning("the workers' output: a write does not return, the rest is lost")
                 return
         with self._lock:
-            while self._bell:
-                os.close(self._bell.pop())
+            while self._wakeup:
+                os.close(self._wakeup.pop())
 
     def hurry(self) -> None:
         """Let a `close` in another thread wait for no console any longer."""
         self._hurried = True
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with self._lock:
-            if self._bell:
-                os.write(self._bell[1], b"!")
+            if self._wakeup:
+                os.write(self._wakeup[1], b"!")
 
     def _hangs(self) -> bool:
         """Say whether the thread should have moved the deadline, or ended, and did not."""
@@ -354,7 +354,7 @@ class Pump:
                     case Console() as console:
                         self._flush(console)
                     case None:
-                        os.read(self._bell[0], _BELL_BYTES)
+                        os.read(self._wakeup[0], _WAKEUP_BYTES)
 
     def _read(self, source: OutputSource) -> None:
         try:
@@ -385,7 +385,7 @@ class Pump:
     def _take_the_rest(self) -> None:
         """Read what lies in the pipes of those that have not ended, and no more than that."""
         for source in self._open:
-            _log.debug("%s: a process still holds it; not read any further", source.name)
+            _log.debug("%s: a process still holds it open; it is not read any further", source.name)
             left = PIPE_BYTES
             with suppress(BlockingIOError):
                 while left > 0 and (chunk := os.read(source.pipe, min(CHUNK_BYTES, left))):
@@ -396,21 +396,21 @@ class Pump:
     def _wait_for_consoles(self) -> None:
         """Wait for what the consoles have not taken, as long as they take something."""
         slow = {place for place in self._places if isinstance(place, Console) and place.waits}
-        self._deadline = Deadline.after(self._patience_s, self._clock)
+        self._deadline = Deadline.after(self._timeout_s, self._clock)
         with selectors.PollSelector() as selector:
-            selector.register(self._bell[0], selectors.EVENT_READ)
+            selector.register(self._wakeup[0], selectors.EVENT_READ)
             for console in slow:
                 selector.register(console, selectors.EVENT_WRITE, console)
             while slow and not (self._deadline.passed() or self._hurried):
                 for key, _ in selector.select(self._deadline.remaining()):
                     if key.data is None:
-                        os.read(self._bell[0], _BELL_BYTES)
+                        os.read(self._wakeup[0], _WAKEUP_BYTES)
                     elif self._takes_more(key.data):
-                        self._deadline = Deadline.after(self._patience_s, self._clock)
+                        self._deadline = Deadline.after(self._timeout_s, self._clock)
                 for console in [console for console in slow if not console.waits]:
                     selector.unregister(console)
                     slow.remove(console)
-        why = "a signal ended the wait" if self._hurried else "nobody reads them"
+        why = "a signal ended the wait" if self._hurried else "no process reads them"
         for console in slow:
             console.give_up(why)
 

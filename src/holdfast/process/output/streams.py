@@ -120,7 +120,7 @@ def parse_streams(text: str, what: str = "streams") -> Streams:
         rank_text, _, std_text = part.partition(":")
         rank = _parse_rank(rank_text.strip(), text, what)
         if rank in streams:
-            raise UsageError(f"{what} {text!r}: local rank {rank} is there twice")
+            raise UsageError(f"{what} {text!r}: local rank {rank} is given twice")
         streams[rank] = _parse_std(std_text.strip(), text, what)
     return streams
 

@@ -55,21 +55,22 @@ def tie_to(parent: int) -> None:
     """Die when the parent dies, even if it did just now."""
     if sys.platform == "linux":
         # Where Python is built without it, the reaper does it, a little later.
-        _call_native("prctl", _PR_SET_PDEATHSIG, _signal.SIGKILL)
+        call_native("prctl", _PR_SET_PDEATHSIG, _signal.SIGKILL)
     # A process that leads no session was started by a wrapper of the interpreter, and dies with it.
     if os.getppid() != parent and os.getsid(0) == os.getpid():
         os.kill(os.getpid(), _signal.SIGKILL)
 
 
-def _call_native(name: str, *numbers: int) -> None:
-    """Call a function of the C library, if this Python can."""
+def call_native(name: str, *numbers: int) -> int:
+    """Call a function of the C library, and return its result; -1 if this Python cannot."""
     try:
         import _ctypes
 
         function = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]
-        _ctypes.call_function(function, numbers)
+        result: int = _ctypes.call_function(function, numbers)
     except (ImportError, OSError):
-        pass
+        return -1
+    return result
 
 
 def reset_signals() -> None:
@@ -86,20 +87,25 @@ def reset_signals() -> None:
 
 def settle(order: Mapping[str, str]) -> None:
     """Go where the worker belongs: its control group, its processors, its file for stacks."""
-    if "cgroup" in order:
-        try:
-            with open(order["cgroup"], "wb", buffering=0) as group:
-                group.write(b"0")
-        except OSError:
-            pass  # other means contain the worker as well
+    _enter(order)
     if "cpus" in order:
         _run_on(int(number) for number in order["cpus"].split(","))
     if "files" in order:
         from resource import RLIMIT_NOFILE, setrlimit
 
         setrlimit(RLIMIT_NOFILE, tuple(map(int, order["files"].split(","))))  # type: ignore[arg-type]
-    if order["kind"] != "program":  # which has no Python stack
+    if order["kind"] not in ("program", "forker"):  # which have no stack of the user's
         _leave_stacks(os.path.join(order["folder"], STACK_FILE))
+
+
+def _enter(order: Mapping[str, str]) -> None:
+    """Enter the control group of an order, if it has one."""
+    if "cgroup" in order:
+        try:
+            with open(order["cgroup"], "wb", buffering=0) as group:
+                group.write(b"0")
+        except OSError:
+            pass  # other means contain the worker as well
 
 
 def _leave_stacks(path: str) -> None:
@@ -137,9 +143,22 @@ def run(order: Mapping[str, str], arguments: list[str]) -> None:
         case "module":
             _run_module(arguments)
         case "program":
-            _run_program(order["program"], arguments)
+            _run_program(order["program"], arguments, os.environ)
         case "function":
             _run_function(order)
+        case "forker":
+            _load("forker_main")["serve"](order, call_native, tie_to, _run_on, _run_program)
+
+
+def _load(name: str) -> dict[str, Any]:
+    """Return what a file beside this one defines: where it runs, there may be no holdfast."""
+    from _frozen_importlib_external import SourceFileLoader
+
+    path = os.path.join(os.path.dirname(__file__), f"{name}.py")
+    found: dict[str, Any] = {"__name__": name}
+    code: Any = SourceFileLoader(name, path).get_code(name)
+    exec(code, found)  # noqa: S102  # a file of ours
+    return found
 
 
 def _fresh_main(path: str | None) -> dict[str, Any]:
@@ -226,13 +245,16 @@ def _run_as_main(name: str, alter_argv: bool) -> None:
     vars(runpy)["_run_module_as_main"](name, alter_argv)
 
 
-def _run_program(program: str, arguments: list[str]) -> NoReturn:
+def _run_program(
+    program: str | bytes, arguments: list[Any], environment: Mapping[Any, Any]
+) -> NoReturn:
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # that Python ignores them is Python's matter
         _signal.signal(number, _signal.SIG_DFL)
     try:
-        os.execv(program, arguments)  # noqa: S606
+        os.execve(program, arguments, environment)  # noqa: S606
     except OSError as error:
-        os.write(2, f"holdfast: cannot run {program}: {error.strerror}\n".encode())
+        words = f"holdfast: cannot run {os.fsdecode(program)}: {error.strerror}\n"
+        os.write(2, os.fsencode(words))
         os._exit(126)  # a shell's word for it
 
 
@@ -321,7 +343,7 @@ def _run_function(order: Mapping[str, str]) -> NoReturn:
     code = 1
     try:
         code = work_until_end(lambda: run_payload(order), order["folder"])
-        _call_native("fflush", 0)  # what native code has printed
+        call_native("fflush", 0)  # what native code has printed
     finally:
         leave(code)
 
@@ -419,7 +441,8 @@ def main() -> None:
         tie_to(int(order["parent"]))
         reset_signals()  # SIGINT is blocked until now
         if order["kind"] == "standby":
-            order = stand_by(order)
+            _enter(order)  # now: it may take the kernel longer than all the rest of a warm start
+            order = _load("standby_main")["stand_by"](order, receive_order, tie_to, _load)
         settle(order)
     except KeyboardInterrupt:  # nothing of the user's has begun: no traceback of ours
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
@@ -436,57 +459,6 @@ def main() -> None:
 
         sys.excepthook = show
         raise
-
-
-def stand_by(order: Mapping[str, str]) -> dict[str, str]:
-    """Import, wait for the order that says which worker this is, and be as if just started."""
-    import socket
-
-    first = order["path"].split("\0")
-    if sys.flags.safe_path and order["becomes"] != "function":  # whose path is the agent's
-        first = []
-    sys.path[:0] = first
-    arguments, sys.argv = sys.argv, sys.argv[1:]
-    before = dict(os.environ)
-    with socket.socket(fileno=int(order["orders"])) as orders:
-        if float(order["delay"]):
-            import select
-
-            order_comes = select.poll()  # unlike `select`, for descriptors of any number
-            order_comes.register(orders, select.POLLIN)
-            order_comes.poll(1000 * float(order["delay"]))
-        for module in order["modules"].split(","):
-            _import_early(module)
-        received = receive_order(orders)
-    if received is None:
-        os._exit(0)
-    new, environment, (stdout, stderr, *payload) = received
-    for entry in first:
-        if entry in sys.path:
-            sys.path.remove(entry)
-    sys.argv = arguments
-    # What the imports set themselves stays, as it would after an import by the program.
-    os.environ.update({n: value for n, value in environment.items() if before.get(n) != value})
-    os.chdir(new["cwd"])
-    for number, stream in ((1, stdout), (2, stderr)):
-        printed = os.pread(number, os.fstat(number).st_size, 0)
-        os.dup2(stream, number)
-        os.close(stream)
-        while printed:
-            printed = printed[os.write(number, printed) :]
-    if payload:
-        new["payload"], new["inherited"] = str(payload[0]), ",".join(map(str, payload[1:]))
-    return new
-
-
-def _import_early(module: str) -> None:
-    import importlib
-
-    try:
-        importlib.import_module(module)
-    except (Exception, SystemExit) as error:
-        why = f"{type(error).__name__}: {error}"
-        sys.stderr.write(f"holdfast: cannot import {module} ahead of time: {why}\n")
 
 
 if __name__ == "__main__":

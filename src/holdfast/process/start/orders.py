@@ -17,7 +17,11 @@ what else the receiver knows of, the payload and what the payload refers to. The
     becomes    the kind of what a standby will be
     modules    what a standby imports
     delay      how long a standby waits before it imports, unless its order comes
-    orders     the socket from which a standby hears what it shall be
+    orders     the socket from which a standby hears what it shall be, or the parent of standbys
+               that one is wanted
+    forks      for the parent of standbys: whether it forks them (yes), or starts interpreters (no)
+    asked      sockets and pipes of the standbys that it was asked for before it started again
+    why        why it started again
     cwd        the current folder, for what was a standby
 """
 

@@ -1,4 +1,4 @@
-"""Starts one worker, by any method.
+"""Starts workers, by any method.
 
 A worker's process is a session and a process group of its own, and ends with the thread that
 started it: call `start` from a thread that lives as long as the workers shall.
@@ -7,25 +7,21 @@ started it: call `start` from a thread that lives as long as the workers shall.
 from __future__ import annotations
 
 import errno
-import importlib.util
 import logging
 import os
-import shutil
 import socket
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import IO, assert_never
+from typing import IO, TypeAlias, assert_never
 
 from holdfast.errors import HoldfastError, Unavailable, UsageError
 from holdfast.process.spec import (
-    Entrypoint,
     Function,
     Launch,
     Module,
@@ -35,21 +31,24 @@ from holdfast.process.spec import (
     entrypoint_name,
 )
 from holdfast.process.start import child
+from holdfast.process.start.checks import check_entrypoint, find_interpreter, find_program
 from holdfast.process.start.forked import run_forked
+from holdfast.process.start.forker import Forker, ProgramOrder
 from holdfast.process.start.orders import write_order
-from holdfast.process.start.warm import REFILL_DELAY_S, Standbys, function_command
+from holdfast.process.start.warm import Standbys, function_command
 from holdfast.process.start.zygote import Zygote, serve
 from holdfast.process.stop.containment import outlive_group
-from holdfast.process.stop.handle import WorkerProcess, open_process, readable, watch
+from holdfast.process.stop.handle import WorkerProcess, end, open_process, readable, watch
 
-__all__ = ["Starter", "WorkerProcess", "check_entrypoint"]
+__all__ = ["Starter", "Wanted", "WorkerProcess"]
 
 _log = logging.getLogger("holdfast.process")
 
+Wanted: TypeAlias = tuple[Launch, int | None, int | None]
+"""A worker to start, with the descriptors of its stdout and stderr, or None for ours."""
+
 # Errors of the system that say that what we were asked to run is wrong.
 _WRONG = (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.E2BIG)
-# What a package's code has in it that changes where its modules are found.
-_FINDING = (b"__path__", b"modules", b"meta_path", b"path_hooks", b"__import__")
 _BEGIN_S = 10.0  # how long a forked process may take to become a group of its own
 
 
@@ -60,7 +59,7 @@ class Starter:
     limits of open files that they get, if not ours.
     `close_in_child` runs in a forked worker, which has a copy of all that this process has: it
     closes what keeps others waiting, such as the writing ends of pipes. `standbys` are used where
-    they fit, kept at their number, and closed with the starter.
+    they fit, `forker` for programs; both are closed with the starter.
     """
 
     def __init__(
@@ -70,11 +69,13 @@ class Starter:
         files: tuple[int, int] | None = None,
         close_in_child: Callable[[], None] = lambda: None,
         standbys: Standbys | None = None,
+        forker: Forker | None = None,
     ) -> None:
         self._cgroup = cgroup
         self._files = files
         self._close_in_child = close_in_child
         self._standbys = standbys
+        self._forker = forker
         self._lock = threading.Lock()
         self._zygote: Zygote | None = None
         self._is_needless: Callable[[], bool] = lambda: False
@@ -98,6 +99,28 @@ class Starter:
             self._interrupted = True
             if self._zygote is not None:
                 self._zygote.interrupt()
+
+    def start_all(self, workers: Sequence[Wanted]) -> Generator[WorkerProcess, None, None]:
+        """Start workers and give their processes in this order; programs begin beside each other.
+
+        Raises what `start` does. What has not been given then, or when the iterator is closed, is
+        not left running.
+        """
+        ahead = self._fork_programs(workers)
+        try:
+            for index, (launch, stdout, stderr) in enumerate(workers):
+                if index in ahead:
+                    yield ahead.pop(index)
+                else:
+                    yield self.start(launch, stdout, stderr)
+        finally:
+            for process in ahead.values():
+                end(process)
+
+    def replenish(self) -> None:
+        """Replace the standbys that became workers: when all workers have begun, not before."""
+        if self._standbys is not None:
+            self._standbys.replace()
 
     def start(self, launch: Launch, stdout: int | None, stderr: int | None) -> WorkerProcess:
         """Start a worker that writes to these descriptors, or to ours where there is none.
@@ -124,11 +147,11 @@ class Starter:
             case Function():
                 return self._spawn(entrypoint, launch, order, stdout, stderr)
             case Script(path, args, python):
-                command = [_interpreter(python), "-u", child.SCRIPT, path, *args]
+                command = [find_interpreter(python), "-u", child.SCRIPT, path, *args]
             case Module(name, args, python):
-                command = [_interpreter(python), "-u", child.SCRIPT, name, *args]
+                command = [find_interpreter(python), "-u", child.SCRIPT, name, *args]
             case Program(path, args):
-                order["program"] = _find_program(path, launch.environment)
+                order["program"] = find_program(path, launch.environment)
                 command = [sys.executable, "-I", "-S", child.SCRIPT, path, *args]
             case _:
                 assert_never(entrypoint)
@@ -144,24 +167,30 @@ class Starter:
         payload: tuple[int, ...] = (),
     ) -> WorkerProcess:
         """Let a standby become the worker if there is one, else start a process."""
-        standby = self._standbys.take(launch) if self._standbys is not None else None
-        if self._standbys is not None and standby is not None:
-            taken = standby.become(order, launch.environment, _streams(stdout, stderr), payload)
-            self._standbys.fill(REFILL_DELAY_S)
-            if taken:
-                return standby.process
+        standby = None
+        if self._standbys is not None:
+            standby = self._standbys.take(launch, self._is_given_up)
+        streams = _streams(stdout, stderr)
+        if standby and standby.become(order, launch.environment, streams, payload):
+            return standby.process
         if payload:
             order["payload"], order["inherited"] = str(payload[0]), ",".join(map(str, payload[1:]))
         environment = {**launch.environment, child.ORDER: write_order(order)}
         return open_process(command, environment, stdout, stderr, payload)
 
+    def _is_given_up(self) -> bool:
+        """Say whether a start need not be waited for any more."""
+        return self._interrupted or self._is_needless()
+
     def close(self) -> None:
-        """Let go of what was kept for further workers. Idempotent.
+        """Release what was kept for further workers. Idempotent.
 
         What the start method forkserver started ends with it.
         """
         if self._standbys is not None:
             self._standbys.close()
+        if self._forker is not None:
+            self._forker.close()
         self._close_zygote()
 
     def _close_zygote(self) -> None:
@@ -169,6 +198,32 @@ class Starter:
             zygote, self._zygote = self._zygote, None
         if zygote is not None:
             zygote.close()
+
+    def _fork_programs(self, workers: Sequence[Wanted]) -> dict[int, WorkerProcess]:
+        """Let the forker start what it can: the processes by their index among the workers."""
+        wanted = {
+            index: (launch, launch.entrypoint, _streams(stdout, stderr))
+            for index, (launch, stdout, stderr) in enumerate(workers)
+            if isinstance(launch.entrypoint, Program)
+        }
+        if self._forker is None or not wanted:
+            return {}
+        orders = [
+            ProgramOrder(
+                find_program(program.path, launch.environment),
+                (program.path, *program.args),
+                launch.environment,
+                streams,
+                launch.cpus,
+            )
+            for launch, program, streams in wanted.values()
+        ]
+        indexes = list(wanted)
+        try:
+            started = self._forker.start(orders)
+        except (OSError, ValueError) as error:
+            raise _refusal(error, wanted[indexes[0]][0]) from error
+        return {indexes[number]: process for number, process in started.items()}
 
     def _order(self, launch: Launch) -> dict[str, str]:
         order = {
@@ -258,7 +313,7 @@ class Starter:
                 raise
 
     def _drop_unusable_zygote(self) -> None:
-        """Let go of a zygote that has died, or is stopped before the first start of a group.
+        """Release a zygote that has died, or is stopped before the first start of a group.
 
         The workers that it has forked end with it: later it is the group's own that would.
         """
@@ -292,117 +347,6 @@ class Starter:
 def _streams(stdout: int | None, stderr: int | None) -> tuple[int, int]:
     """Return the descriptors to send to a process that has none of ours."""
     return 1 if stdout is None else stdout, 2 if stderr is None else stderr
-
-
-# What can be known to be wrong before anything runs.
-
-
-def check_entrypoint(entrypoint: Entrypoint, environment: Mapping[str, str]) -> None:
-    """Raise UsageError if what should run is not there; said before anything is started."""
-    match entrypoint:
-        case Script(path, _, python):
-            _check_script(path)
-            _interpreter(python)
-        case Module(name, _, python):
-            _interpreter(python)
-            if not python:
-                _check_module(name, environment.get("PYTHONPATH", ""))
-        case Program(path):
-            _find_program(path, environment)
-        case Function():
-            pass  # it is in our hands
-        case _:
-            assert_never(entrypoint)
-
-
-def _check_script(path: str) -> None:
-    if not os.path.exists(path):
-        raise UsageError(f"script {path!r}: no such file ({_where()})")
-    if not os.access(path, os.R_OK):
-        raise UsageError(f"script {path!r}: it may not be read")
-    if os.path.isdir(path) and not os.path.isfile(os.path.join(path, "__main__.py")):
-        raise UsageError(f"script {path!r}: is a folder, and has no __main__.py")
-
-
-def _where() -> str:
-    return f"the folder is {''.join(child.here()) or 'removed'}"
-
-
-def _check_module(name: str, python_path: str) -> None:
-    """Look for a module without running any code of the packages that it is in.
-
-    A package whose code may say itself where its modules are is not checked.
-    """
-    package, *parts = name.split(".")
-    spec = _find_outermost(name, python_path)
-    for part in [*parts, "__main__"]:
-        if spec is None or _finds_its_own(spec):
-            return
-        if spec.submodule_search_locations is None and part == "__main__":
-            return  # it is no package: this is what runs
-        package = f"{package}.{part}"
-        try:
-            spec = _find_spec(package, list(spec.submodule_search_locations or ()))
-        except Exception:  # in a foreign finder: the worker will meet the error itself
-            return
-        if spec is None:
-            no_main = part == "__main__" and "it is a package, and has no __main__"
-            raise UsageError(
-                f"module {name!r}: {no_main or f'no module named {package!r}'} ({_where()})"
-            )
-
-
-def _find_outermost(name: str, python_path: str) -> ModuleSpec | None:
-    """Return what is found of the outermost package; None if it was made by hand, in here."""
-    top = name.partition(".")[0]
-    try:
-        spec = importlib.util.find_spec(top)
-    except ValueError:
-        return None
-    if spec is None:
-        places = [*child.here(), *filter(None, python_path.split(os.pathsep))]
-        spec = PathFinder.find_spec(top, places)
-    if spec is None:
-        raise UsageError(f"module {name!r}: no module named {top!r} ({_where()})")
-    return spec
-
-
-def _find_spec(name: str, places: list[str]) -> ModuleSpec | None:
-    """Ask every finder, as an import would after that of the package."""
-    specs = (finder.find_spec(name, places, None) for finder in sys.meta_path)
-    return next((spec for spec in specs if spec is not None), None)
-
-
-def _finds_its_own(package: ModuleSpec) -> bool:
-    """Say whether a package may have modules that are not found in its folders."""
-    if package.origin is None:
-        return False  # no code: a folder
-    try:
-        code = Path(package.origin).read_bytes()
-    except OSError:  # in an archive, or no file at all
-        return True
-    return not package.origin.endswith(".py") or any(word in code for word in _FINDING)
-
-
-def _interpreter(python: str) -> str:
-    if not python:
-        return sys.executable
-    found = shutil.which(python)
-    if found is None:
-        raise UsageError(f"python {python!r}: not found, or not executable")
-    return found
-
-
-def _find_program(path: str, environment: Mapping[str, str]) -> str:
-    places = environment.get("PATH", os.defpath)
-    found = shutil.which(path, path=places)
-    if found is not None:
-        return os.path.abspath(found)
-    if os.path.dirname(path):
-        why = "it is not executable" if os.path.exists(path) else "no such file"
-    else:
-        why = f"not found in PATH ({places})"
-    raise UsageError(f"program {path!r}: {why}")
 
 
 # Pickling a function for another process, as multiprocessing does.

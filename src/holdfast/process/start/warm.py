@@ -5,8 +5,12 @@ arguments and the script's folder to import from. It imports, waits for its orde
 worker that was started cold. What the imports printed it keeps until it knows where its output
 goes. One that is given its order while it still imports goes on when it is done.
 
-The standbys that replace used ones let some time pass before they import: the workers that
-were just started need the processors more.
+The first standbys are interpreters that import, and become the first workers. Those that replace
+them are forked by one process that imports once, their parent (standby_parent.py), where the
+imports allow that; else they are interpreters, too. The parent lets some time pass before it
+imports, unless it has a processor beside those of the workers: the workers that were just started
+need them more. Where standbys differ by their arguments, or the system cannot do it, there is no
+parent, and interpreters replace interpreters.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from holdfast.process.spec import (
     Function,
@@ -30,12 +35,14 @@ from holdfast.process.spec import (
 )
 from holdfast.process.start import child
 from holdfast.process.start.orders import send_order, write_order
+from holdfast.process.start.standby_parent import AskedStandby, StandbyParent
 from holdfast.process.stop.containment import outlive_group
 from holdfast.process.stop.handle import WorkerProcess, end, open_process
 
-__all__ = ["REFILL_DELAY_S", "Standby", "Standbys", "function_command"]
+__all__ = ["Standby", "Standbys", "function_command"]
 
 REFILL_DELAY_S = 2.0
+"""How long the imports for the standbys that replace used ones wait where processors are few."""
 
 _log = logging.getLogger("holdfast.process")
 
@@ -60,6 +67,7 @@ class Standby:
         """Give it its order; false if it cannot be the worker, and then it is released."""
         try:
             where = {**order, "cwd": os.getcwd()}
+            where.pop("cgroup", None)  # it is in there
             send_order(self._orders, where, environment, [*streams, *payload])
         except (ConnectionError, FileNotFoundError):  # it has died, or our folder was removed
             self.close()
@@ -77,7 +85,8 @@ class Standbys:
     """A standby for each worker, by local rank, for one entry point. Used by one thread.
 
     They end with the thread that made them. `environment` is what all the workers have in common,
-    and what the imports may read, such as OMP_NUM_THREADS.
+    and what the imports may read, such as OMP_NUM_THREADS. `cgroup` is the control group that they
+    enter, as for `Starter`.
     """
 
     def __init__(
@@ -87,12 +96,16 @@ class Standbys:
         *,
         count: int,
         environment: Mapping[str, str],
+        cgroup: Path | None = None,
     ) -> None:
+        self._cgroup = cgroup
         self._modules = tuple(modules)
         self._entrypoint = entrypoint
         self._count = count
         self._environment = dict(environment)
         self._waiting: dict[int, Standby] = {}  # by local rank, which the arguments may name
+        self._asked: dict[int, AskedStandby] = {}
+        self._parent: StandbyParent | None = None
 
     def fill(self, delay_s: float = 0.0) -> None:
         """Start as many as are missing; they begin to import after this time.
@@ -106,14 +119,58 @@ class Standbys:
                 _log.warning("no worker can be kept warm: %s", error.strerror or error)
                 return
 
-    def take(self, launch: Launch) -> Standby | None:
-        """Return the one that can become this worker, or None."""
-        return self._waiting.pop(launch.local_rank, None) if self._fits(launch) else None
+    def replace(self) -> None:
+        """Start those that take the places of used ones; for when all workers have begun."""
+        if hasattr(os, "sched_getaffinity"):
+            processors = len(os.sched_getaffinity(0))
+        else:
+            processors = os.cpu_count() or 1
+        if not _can_fork(self._entrypoint):
+            self.fill(0.0 if processors >= 2 * self._count else REFILL_DELAY_S)
+            return
+        try:
+            self._ask(0.0 if processors > self._count else REFILL_DELAY_S)
+        except OSError as error:
+            _log.warning("no worker can be kept warm: %s", error.strerror or error)
+
+    def take(
+        self, launch: Launch, is_needless: Callable[[], bool] = lambda: False
+    ) -> Standby | None:
+        """Return the one that can become this worker, or None.
+
+        Waits for the imports of the parent of standbys; StartGivenUp if it `is_needless` meanwhile.
+        """
+        if not self._fits(launch):
+            return None
+        if launch.local_rank in self._waiting:
+            return self._waiting.pop(launch.local_rank)
+        asked = self._asked.pop(launch.local_rank, None)
+        there = None if asked is None else asked.wait(is_needless)
+        return None if there is None else Standby(*there)
 
     def close(self) -> None:
-        """End all of them. Idempotent."""
+        """End all of them, and what they have become if they were forked. Idempotent."""
         while self._waiting:
             self._waiting.popitem()[1].close()
+        self._close_parent()
+
+    def _close_parent(self) -> None:
+        while self._asked:
+            self._asked.popitem()[1].close()
+        if self._parent is not None:
+            self._parent.close()
+            self._parent = None
+
+    def _ask(self, delay_s: float) -> None:
+        """Ask for as many as are missing, of a parent that begins to import after this time."""
+        if self._parent is not None and not self._parent.alive():
+            self._close_parent()
+        missing = set(range(self._count)) - self._waiting.keys() - self._asked.keys()
+        if missing and self._parent is None:
+            self._parent = StandbyParent(*self._open(0, delay_s, {"forks": "yes"}))
+        for local_rank in missing:
+            assert self._parent is not None  # noqa: S101  # mypy cannot know
+            self._asked[local_rank] = self._parent.ask()
 
     def _fits(self, launch: Launch) -> bool:
         """Say whether a standby of ours could not be told from this worker."""
@@ -131,6 +188,12 @@ class Standbys:
         )
 
     def _start(self, local_rank: int, delay_s: float) -> Standby:
+        return Standby(*self._open(local_rank, delay_s, {}))
+
+    def _open(
+        self, local_rank: int, delay_s: float, fields: Mapping[str, str]
+    ) -> tuple[WorkerProcess, socket.socket]:
+        """Start a process for a standby, or for the parent of standbys."""
         entrypoint = for_local_rank(self._entrypoint, local_rank)
         command, first = _command(entrypoint)
         ours, theirs = socket.socketpair()
@@ -142,7 +205,10 @@ class Standbys:
             "path": "\0".join(first),
             "becomes": type(entrypoint).__name__.lower(),
             "delay": str(delay_s),
+            **fields,
         }
+        if self._cgroup is not None:
+            order["cgroup"] = os.fspath(self._cgroup)
         environment = {**self._environment, child.ORDER: write_order(order)}
         try:
             with theirs, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
@@ -152,7 +218,17 @@ class Standbys:
         except BaseException:
             ours.close()
             raise
-        return Standby(process, ours)
+        return process, ours
+
+
+def _can_fork(entrypoint: Script | Module | Function) -> bool:
+    """Say whether one process can be the parent of the standbys for all local ranks."""
+    return (
+        sys.platform == "linux"
+        and hasattr(os, "pidfd_open")
+        and for_local_rank(entrypoint, 0) == for_local_rank(entrypoint, 1)
+        and (isinstance(entrypoint, Function) or entrypoint.python in ("", sys.executable))
+    )
 
 
 def _command(entrypoint: Script | Module | Function) -> tuple[list[str], list[str]]:

@@ -194,7 +194,7 @@ class _Nursery:
                 self._tell_ends()
             for pid, pipe in tuple(self._pipes.items()):
                 if pipe in ready:
-                    self._let_go(pid)
+                    self._release(pid)
             if self._orders.fileno() in ready and not self._fork():
                 return
 
@@ -246,15 +246,15 @@ class _Nursery:
                 except BrokenPipeError:  # the agent has released it
                     with suppress(KeyError):  # we may not have heard of that yet
                         self._poll.unregister(self._pipes[pid])
-                    self._bury(pid)
+                    self._reap(pid)
 
-    def _let_go(self, pid: int) -> None:
+    def _release(self, pid: int) -> None:
         """Do what is left when the agent has closed a pipe."""
         self._poll.unregister(self._pipes[pid])
         if pid in self._ended:  # else its end will not be reported
             self._ended.discard(pid)
-            self._bury(pid)
+            self._reap(pid)
 
-    def _bury(self, pid: int) -> None:
+    def _reap(self, pid: int) -> None:
         os.close(self._pipes.pop(pid))
         os.waitpid(pid, 0)

@@ -2,7 +2,8 @@
 
 Layout, in reading order (◦ = pure)
     escalation.py ◦   TERM, grace, KILL, abandon
-    orphans.py        reaps what process 1 inherits
+    search.py         looks for processes: of the host, of a control group, below a process
+    orphans.py        adopts and reaps what workers leave behind
     handle.py         a process that we started: hear of its end, and learn how it ended
     fence_main.py     the process that kills workers at a deadline (a script, run by path)
     fence.py          a deadline for all workers, which holds though the agent does not run

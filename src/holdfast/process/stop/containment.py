@@ -5,7 +5,10 @@ Several nets, each under the one before:
     process groups   Every worker leads its own. Signals go to the group, and its end is the end of
                      the worker: what the worker leaves in it is killed before it is reaped.
     the mark         Workers and what they start have `HOLDFAST_GROUP=<token>` in their environment,
-                     by which those are found that left the group (daemons).
+                     by which those are found that left the group (daemons). Between two rounds the
+                     kernel names the processes to look at, where it can: those of the control
+                     group, or the orphans that we adopted. A look at every process of the host
+                     follows a little later, beside the next round.
     a control group  of version 2, where we may make one: nothing leaves it, and all of it can be
                      killed at once. Workers enter it themselves (`procs_path`).
     the reaper       a small shell script in a session of its own that waits for the end of a pipe.
@@ -32,10 +35,11 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 from holdfast import env
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -45,7 +49,17 @@ from holdfast.process.stop.escalation import KILL_WAIT_S
 from holdfast.process.stop.fence import Fence
 from holdfast.process.stop.handle import still_running
 from holdfast.process.stop.leftovers import hold_folder, remove_leftover_folders
-from holdfast.process.stop.orphans import disown, own, reap_orphans
+from holdfast.process.stop.orphans import adopt_orphans, disown, own, reap_orphans
+from holdfast.process.stop.search import (
+    Test,
+    all_pids,
+    can_search,
+    descendants,
+    environment_of,
+    find,
+    kill,
+    members,
+)
 
 __all__ = ["Containment", "outlive_group"]
 
@@ -54,9 +68,8 @@ _log = logging.getLogger("holdfast.process")
 _STUCK_WAIT_S = 1.0  # for what is killed after something else was found to be stuck
 _REAPER_WAIT_S = 5.0
 
-_EXEC_LOOKS_MAX = 50
-_EXEC_LOOK_EVERY_S = 0.001
-_PF_KTHREAD = 0x200000  # among the kernel's flags of a process: a thread of the kernel's own
+LOOK_WIDELY_AFTER_S = 1.0
+"""When all processes of the host are looked at for what a round left: the next one has begun."""
 
 _SHELL = "/bin/sh"
 # $1: what marked processes have in their environment; $2: the control group, or nothing; $3: a
@@ -91,15 +104,13 @@ done
 [ -z "$3" ] || rm -rf -- "$3"
 """
 
-_Test: TypeAlias = Callable[[list[bytes]], bool]
-"""Says of the environment of a process whether it is meant."""
-
 
 class Containment:
     """What holds the worker processes of one agent. `open()`, or a context manager.
 
-    `folder` is removed if the agent dies; an agent that ends well removes it itself. What concerns
-    single workers may be called by any thread.
+    `folder` is removed if the agent dies; an agent that ends well removes it itself. `adopt` is for
+    a process that does nothing else: it inherits what workers leave behind. What concerns single
+    workers may be called by any thread.
     """
 
     def __init__(
@@ -108,12 +119,14 @@ class Containment:
         *,
         reaper: bool = True,
         cgroup: bool = True,
+        adopt: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._token = os.urandom(16).hex()
         self._folder = None if folder is None else folder.absolute()
         self._with_reaper = reaper
         self._with_cgroup = cgroup
+        self._adopts = adopt
         self._clock = clock
         self._open = False
         self._groups = 0
@@ -124,6 +137,9 @@ class Containment:
         self._held: list[int] = []  # locks, which tell later agents that this one lives
         self._fence = Fence(f"{env.GROUP}={self._token}.")
         self._stuck: set[int] = set()
+        self._near = all_pids  # returns the processes among which those of the workers are
+        self._later: threading.Timer | None = None
+        self._later_marks: set[bytes] = set()
 
     # Lifetime.
 
@@ -131,11 +147,14 @@ class Containment:
         """Start the reaper, and make the control group if we may."""
         self._open = True
         in_child(self, Containment.forget)
-        if not _can_sweep():
+        if not can_search():
             _log.warning("no /proc or no pidfd here: daemons of workers may outlive them")
         if self._with_cgroup and (made := make_cgroup()) is not None:
             self._cgroup, lock = made
             self._held.append(lock)
+            self._near = partial(members, self._cgroup)
+        elif self._adopts and adopt_orphans():
+            self._near = partial(descendants, os.getpid())
         remove_leftover_folders(Path(tempfile.gettempdir()))
         if self._folder is not None and (marker := hold_folder(self._folder)) is not None:
             self._held.append(marker)
@@ -151,7 +170,10 @@ class Containment:
         if not self._open:
             return ()
         self._open = False
-        alive = self._sweep(self._is_ours)
+        if (later := self._later) is not None:
+            later.cancel()
+            later.join()
+        alive = self._sweep(self._is_ours, all_pids)
         if self._cgroup is not None:
             deadline = Deadline.after(0 if alive else KILL_WAIT_S, self._clock)
             remove_cgroup(self._cgroup, deadline, self._clock)
@@ -166,7 +188,7 @@ class Containment:
         alive = self.empty()
         self._fence.close()
         self._end_reaper()
-        self._let_go()
+        self._release()
         return alive
 
     def __enter__(self) -> Self:
@@ -181,16 +203,16 @@ class Containment:
         self.close()
 
     def forget(self) -> None:
-        """Let go of the reaper, killing nothing: for a fork of the agent, which is not the agent.
+        """Release the reaper, killing nothing: for a fork of the agent, which is not the agent.
 
         Its copy of the pipe would hide the agent's death from the reaper.
         """
         self._open = False
         self._close_pipe()
         self._fence.forget()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         while self._held:
             os.close(self._held.pop())
 
@@ -242,8 +264,8 @@ class Containment:
             self.signal(pid, signal.SIGKILL)
         elif _group_exists(pid):
             # It has been reaped by other code: the number may have been reused by now.
-            with _find(self._is_ours) as found:
-                _kill(fd for other, fd in found.items() if _group_of(other) == pid)
+            with find(self._is_ours, all_pids()) as found:
+                kill(fd for other, fd in found.items() if _group_of(other) == pid)
         self._tell(f"-{pid}")
         self._fence.left(pid)
 
@@ -257,17 +279,41 @@ class Containment:
         """
         mark = f"{env.GROUP}={environment[env.GROUP]}".encode()
         self._stuck.update(stuck)
-        left = self._sweep(lambda items: mark in items)
+        left = self._sweep(partial(_bears, {mark}), self._near)
         reap_orphans()
+        if self._near is not all_pids:
+            self._look_later(mark)
         return left
 
-    def _sweep(self, is_meant: _Test) -> tuple[int, ...]:
+    def _look_later(self, mark: bytes) -> None:
+        """Look at all processes of the host soon, for what is not where it should be."""
+        with self._lock:
+            self._later_marks.add(mark)
+            if self._later is None:
+                self._later = threading.Timer(LOOK_WIDELY_AFTER_S, self._look_widely)
+                self._later.daemon = True
+                try:
+                    self._later.start()
+                except RuntimeError:  # there is no room for a thread: the next round's look does it
+                    self._later = None
+
+    def _look_widely(self) -> None:
+        while True:
+            with self._lock:
+                marks, self._later_marks = self._later_marks, set()
+                if not marks:
+                    self._later = None
+                    return
+            self._sweep(partial(_bears, marks), all_pids)
+            reap_orphans()
+
+    def _sweep(self, is_meant: Test, near: Callable[[], list[int]]) -> tuple[int, ...]:
         """Kill every process that is meant, wait a while for them, and return what is left."""
         wait_s = _STUCK_WAIT_S if self._stuck else KILL_WAIT_S
         deadline = Deadline.after(wait_s, self._clock)
         while True:  # since a process may fork while it is being killed
-            with _find(is_meant) as found:
-                _kill(found.values())
+            with find(is_meant, near()) as found:
+                kill(found.values())
                 waited = {fd: pid for pid, fd in found.items() if pid not in self._stuck}
                 if not waited or deadline.passed():
                     return tuple(sorted(found))
@@ -277,7 +323,7 @@ class Containment:
     def _is_kept_by_ours(self, pid: int) -> bool:
         """Say whether a process of ours, such as a forkserver, has still to reap this one."""
         parent = _parent_of_ended(pid)
-        return parent is not None and self._is_ours(_environment_of(parent))
+        return parent is not None and self._is_ours(environment_of(parent))
 
     def _is_ours(self, items: list[bytes]) -> bool:
         mark = f"{env.GROUP}={self._token}".encode()
@@ -353,8 +399,8 @@ def outlive_group(environment: Mapping[str, str]) -> dict[str, str]:
 # Processes.
 
 
-def _can_sweep() -> bool:
-    return hasattr(os, "pidfd_open") and Path("/proc/self/environ").exists()
+def _bears(marks: set[bytes], environment: list[bytes]) -> bool:
+    return not marks.isdisjoint(environment)
 
 
 def _is_unreaped_child(pid: int) -> bool:
@@ -392,56 +438,3 @@ def _group_of(pid: int) -> int | None:
         return os.getpgid(pid)
     except ProcessLookupError:
         return None
-
-
-@contextlib.contextmanager
-def _find(is_meant: _Test) -> Iterator[dict[int, int]]:
-    """Give the processes, by pid with a descriptor, whose environment passes the test."""
-    found: dict[int, int] = {}
-    try:
-        if _can_sweep():
-            for pid in _all_pids():
-                if is_meant(_environment_of(pid)):
-                    with contextlib.suppress(OSError):
-                        found[pid] = os.pidfd_open(pid)
-        # Looked at again: only now are the numbers surely theirs.
-        yield {pid: fd for pid, fd in found.items() if is_meant(_environment_of(pid))}
-    finally:
-        for fd in found.values():
-            os.close(fd)
-
-
-def _all_pids() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError as error:  # no descriptor is left; what is going on must not fail for that
-        _log.warning("what workers left behind cannot be looked for: %s", error.strerror)
-        return []
-
-
-def _environment_of(pid: int) -> list[bytes]:
-    """Return what the process was started with; nothing if it has ended, or is not ours to read."""
-    try:
-        for _ in range(_EXEC_LOOKS_MAX):
-            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-                environment = file.read()
-            if environment or _has_none(pid):
-                return environment.split(b"\0")
-            SYSTEM_CLOCK.sleep(_EXEC_LOOK_EVERY_S)
-    except OSError:
-        pass
-    return []
-
-
-def _has_none(pid: int) -> bool:
-    """Say whether a process has no environment, and not only while it becomes another program."""
-    stat = Path(f"/proc/{pid}/stat").read_bytes()
-    fields = stat.rpartition(b")")[2].split()  # the name before it may hold anything
-    state, flags, start, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
-    return state in (b"Z", b"X") or bool(flags & _PF_KTHREAD) or start == end != 0
-
-
-def _kill(fds: Iterable[int]) -> None:
-    for fd in fds:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            signal.pidfd_send_signal(fd, signal.SIGKILL)

@@ -20,6 +20,8 @@ import sys
 import threading
 from pathlib import Path
 
+from holdfast.process.stop.orphans import disown, own
+
 __all__ = ["Fence"]
 
 _END_WITHIN_S = 5.0
@@ -73,9 +75,10 @@ class Fence:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(_END_WITHIN_S)
+            disown(process.pid)
 
     def forget(self) -> None:
-        """Let go of it: for a fork of the agent, which is not the agent."""
+        """Release it: for a fork of the agent, which is not the agent."""
         self._close_pipe()
         self._broken = True
 
@@ -99,6 +102,7 @@ class Fence:
             return False
         finally:
             os.close(read_end)
+        own(self._process.pid)
         os.set_blocking(write_end, False)
         self._pipe = write_end
         for group in self._groups:

@@ -55,7 +55,7 @@ class WorkerProcess(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the descriptor; the process is not touched. Idempotent."""
+        """Close the descriptor; the process is not touched. Idempotent."""
         ...
 
 

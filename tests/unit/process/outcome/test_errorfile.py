@@ -1,4 +1,4 @@
-"""Error files on disk: whatever lies there, the worker's failure is told, and nobody waits."""
+"""Error files on disk: whatever lies there, the worker's failure is told, and no thread waits."""
 
 from __future__ import annotations
 
@@ -388,15 +388,18 @@ def memory_watch(folder: Path, kills: int) -> MemoryWatch:
 
 def test_a_kill_for_want_of_memory_is_told_once_for_each(tmp_path: Path) -> None:
     watch = memory_watch(tmp_path, kills=1)
-    assert "it for want of memory" in look(tmp_path, -9, watch).hint
+    assert "killed by the kernel: out of memory" in look(tmp_path, -9, watch).hint
     assert "something outside the job killed it" in look(tmp_path, -9, watch).hint
 
 
 def test_a_worker_that_raised_hears_that_another_process_was_killed(tmp_path: Path) -> None:
     leave(tmp_path, GOOD)
     watch = memory_watch(tmp_path, kills=1)
-    assert "a process beside it for want of memory" in look(tmp_path, 1, watch).hint
-    assert "killed it for want of memory" in look(tmp_path, -9, watch).hint
+    assert (
+        "a process beside it was killed by the kernel: out of memory"
+        in look(tmp_path, 1, watch).hint
+    )
+    assert look(tmp_path, -9, watch).hint.startswith("killed by the kernel: out of memory")
     assert look(tmp_path, 1, watch).hint == ""
 
 

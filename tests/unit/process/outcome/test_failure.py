@@ -100,7 +100,7 @@ def test_a_class_is_told_with_its_module_and_a_text_that_raises_does_not_hurt() 
             raise RuntimeError
 
     told = make_error_data(Mute(), "", NOW)["message"]
-    assert told["message"] == "Mute: (its text cannot be had: str() of it raises)"
+    assert told["message"] == "Mute: (no text: its str() raises)"
     assert told["extraInfo"]["type"] == f"{__name__}.{Mute.__qualname__}"
 
 
@@ -345,7 +345,7 @@ def deep(levels: int) -> dict[str, Any]:
 )
 def test_a_peer_that_tells_nonsense_breaks_the_protocol(field: str, value: object) -> None:
     told = {**failure().to_json(NOW), field: value}
-    with pytest.raises(PeerViolation, match="a failure told by another node"):
+    with pytest.raises(PeerViolation, match="a failure reported by another node"):
         Failure.from_json(told, NOW)
 
 
@@ -393,7 +393,7 @@ LOST = "RuntimeError: Connection closed by peer"
         ("ValueError: no", 0.001, 0),  # its words tell of no loss: it came first
     ],
 )
-def test_a_death_without_words_comes_before_who_tells_of_a_lost_peer(
+def test_a_death_without_a_message_comes_before_a_lost_peer(
     raised: str, noticed_after_s: float, first: int
 ) -> None:
     told = failure(rank=0, at=NOW, exit=Exit(1), message=raised)
@@ -423,7 +423,7 @@ def test_a_death_without_words_comes_before_who_tells_of_a_lost_peer(
         ("killed by SIGTERM", False),
     ],
 )
-def test_who_says_that_a_peer_was_gone(message: str, lost: bool) -> None:
+def test_which_failures_say_that_a_peer_was_gone(message: str, lost: bool) -> None:
     assert lost_a_peer(failure(message=message, error_type="")) is lost
 
 
@@ -435,13 +435,13 @@ def test_the_type_says_that_a_peer_was_gone_where_the_words_do_not(kind: str) ->
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (-9, "want of memory"),
+        (-9, "out of memory"),
         (-15, "asked it to end"),
         (-11, "native code"),
         (-7, "/dev/shm"),
-        (-13, "gone"),
+        (-13, "had no reader"),
         (127, "not found"),
-        (137, "137 is a shell's word for: killed by SIGKILL"),
+        (137, "a shell exits with 137 for: killed by SIGKILL"),
         (193, ""),
         (1, ""),
         (-64, ""),

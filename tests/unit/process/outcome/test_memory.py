@@ -1,4 +1,4 @@
-"""Kills for want of memory: as the kernel's files tell them, and as a real kernel kills."""
+"""Kills by the kernel, out of memory: by its files, and for real."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_our_own_group_tells_for_sure(machine: Machine) -> None:
     watch = machine.watch()
     assert watch.killed() is None
     account(own, 3)
-    told = f"for want of memory: control group {own}, limit 512 MiB"
-    assert watch.killed_another() == f"the kernel killed a process beside it {told}"
-    assert watch.killed() == f"the kernel killed it {told}"
+    told = f"killed by the kernel: out of memory (control group {own}, limit 512 MiB)"
+    assert watch.killed_another() == f"a process beside it was {told}"
+    assert watch.killed() == told
     assert watch.killed() is None
     assert watch.killed_another() is None
 
@@ -89,8 +89,8 @@ def test_of_a_group_above_it_is_only_probable(machine: Machine) -> None:
     assert watch.killed() is None
     account(top / "slice", 2, name="memory.events.local")
     assert watch.killed() == (
-        "the kernel probably killed it for want of memory:"
-        f" control group {top / 'slice'}, no limit of its own"
+        "probably killed by the kernel: out of memory"
+        f" (control group {top / 'slice'}, no limit of its own)"
     )
 
 
@@ -114,7 +114,7 @@ def test_version_1_has_other_names(machine: Machine) -> None:
     watch = machine.watch()
     (own / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
     assert watch.killed() == (
-        f"the kernel killed it for want of memory: control group {own}, limit 64 MiB"
+        f"killed by the kernel: out of memory (control group {own}, limit 64 MiB)"
     )
 
 
@@ -150,7 +150,7 @@ def test_without_accounts_the_whole_machine_is_watched(machine: Machine) -> None
     watch = machine.watch()
     assert watch.killed() is None
     (machine.proc / "vmstat").write_text("nr_free 7\noom_kill 6\n")
-    assert watch.killed() == "the kernel probably killed it for want of memory: the whole machine"
+    assert watch.killed() == "probably killed by the kernel: out of memory (the whole machine)"
 
 
 def test_a_group_that_is_gone_tells_nothing(machine: Machine) -> None:
@@ -215,7 +215,7 @@ def test_a_real_kill_in_a_given_group_is_recognised(small_group: Path) -> None:
     command = [sys.executable, "-c", EATER, str(small_group / "cgroup.procs")]
     assert subprocess.run(command, check=False, timeout=60).returncode == -9
     assert watch.killed() == (
-        f"the kernel killed it for want of memory: control group {small_group}, limit 48 MiB"
+        f"killed by the kernel: out of memory (control group {small_group}, limit 48 MiB)"
     )
     assert watch.killed() is None
 
@@ -225,6 +225,6 @@ def test_a_real_kill_in_our_own_group_is_recognised(small_group: Path) -> None:
     command = [sys.executable, "-c", AGENT, str(small_group / "cgroup.procs"), EATER]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [
-        f"the kernel killed it for want of memory: control group {small_group}, limit 48 MiB",
+        f"killed by the kernel: out of memory (control group {small_group}, limit 48 MiB)",
         "None",
     ]

@@ -94,7 +94,7 @@ def test_folders_are_private_and_per_attempt(tmp_path: Path, consoles: Consoles)
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_what_nobody_keeps_goes_though_logs_are_kept(
+def test_the_private_folder_is_removed_though_logs_are_kept(
     tmp_path: Path, consoles: Consoles, kept: bool
 ) -> None:
     with logs_of(LogOptions(log_dir=tmp_path if kept else None), consoles) as run_logs:
@@ -105,9 +105,7 @@ def test_what_nobody_keeps_goes_though_logs_are_kept(
     assert run_logs.folder.exists() == kept
 
 
-def test_streams_that_nobody_asked_for_are_the_agents_own(
-    tmp_path: Path, consoles: Consoles
-) -> None:
+def test_streams_that_were_not_asked_for_are_inherited(tmp_path: Path, consoles: Consoles) -> None:
     with logs_of(LogOptions(log_dir=tmp_path), consoles) as run_logs:
         logs = run_logs.attempt(0, PLACES)
         assert logs.descriptors(0) == (None, None)
@@ -182,7 +180,7 @@ def test_lines_are_duplicated_by_filters(tmp_path: Path, consoles: Consoles) -> 
         assert not (attempt / "filtered_stderr.log").exists()
 
 
-def test_a_folder_that_nobody_asked_for_is_temporary(
+def test_without_a_given_folder_logs_are_temporary(
     consoles: Consoles, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "holdfast.process")
@@ -202,7 +200,7 @@ def test_a_temporary_folder_stays_if_files_were_asked_for(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And who did not say where hears it."""
+    """And a user who gave no folder is told."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with logs_of(LogOptions(redirects=Std.ERR), consoles) as run_logs:
         assert not run_logs.temporary

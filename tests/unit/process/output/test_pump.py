@@ -239,7 +239,7 @@ while at < len(out):
     assert len(lines) == 8 * 400
 
 
-def test_a_console_that_nobody_reads_holds_up_its_workers_in_little_memory(
+def test_a_console_without_a_reader_blocks_its_workers_and_takes_little_memory(
     tmp_path: Path,
 ) -> None:
     reader = Reader(*by_pipe())
@@ -390,7 +390,7 @@ def test_lines_that_the_console_has_not_taken_at_the_end_are_counted(
         else:
             pump.close(0)
     shown = os.read(reading, select.PIPE_BUF).count(b"\n")
-    why = "a signal ended the wait" if hurried else "nobody reads them"
+    why = "a signal ended the wait" if hurried else "no process reads them"
     lost = f"standard output: the last {2000 - shown} lines are lost: {why}"
     assert 0 < shown < 2000
     assert caplog.messages == [lost]
@@ -491,7 +491,7 @@ def test_a_grandchild_that_holds_the_pipe_is_not_waited_for(
         os.close(kept)
     assert (tmp_path / "0.log").read_bytes() == b"done"
     assert console.text() == b"[0]:done\n"
-    assert caplog.messages == ["rank 0: a process still holds it; not read any further"]
+    assert caplog.messages == ["rank 0: a process still holds it open; it is not read any further"]
 
 
 def test_lines_that_match_are_duplicated_in_one_file(tmp_path: Path, console: Reader) -> None:

@@ -62,7 +62,7 @@ def test_the_bad_part_of_streams_is_named(text: str, bad: str) -> None:
 
 
 def test_a_rank_may_be_named_once() -> None:
-    with pytest.raises(UsageError, match="local rank 1 is there twice"):
+    with pytest.raises(UsageError, match="local rank 1 is given twice"):
         parse_streams("1:1,1:2")
 
 

@@ -304,7 +304,7 @@ def test_a_native_crash_leaves_its_stack(starter: Starter, folder: Path) -> None
     assert ended.error is None
 
 
-def test_a_user_who_wants_the_stack_on_stderr_has_it(starter: Starter, folder: Path) -> None:
+def test_a_user_can_have_the_stack_on_stderr(starter: Starter, folder: Path) -> None:
     (folder / "crash.py").write_text("import ctypes\nctypes.string_at(0)")
     environment = {"PYTHONFAULTHANDLER": "1"}
     ended = run(starter, launch_of(folder.parent, Script("crash.py"), environment=environment))
@@ -347,7 +347,7 @@ def test_what_the_parent_ignored_or_blocked_does_not_reach_a_worker(
 def test_a_program_has_the_signals_of_a_program(starter: Starter, folder: Path) -> None:
     ended = ours(starter, folder, Program("grep", ("Sig[BI]", "/proc/self/status")))
     masks = dict(line.split(":\t") for line in ended.stdout.splitlines())
-    # nohup's word is kept; and 32 and 33 are the C library's own: nobody can set them, and make
+    # nohup's word is kept; and 32 and 33 are the C library's own: they cannot be set, and make
     # lets its children begin with them ignored.
     kept = sum(1 << (number - 1) for number in (signal.SIGHUP, 32, 33))
     assert int(masks["SigBlk"], 16) == 0

@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.clock import Deadline
 from holdfast.errors import Unavailable, UsageError
 from holdfast.process.spec import Entrypoint, Function, Module, Program, Script, StartMethod
 from holdfast.process.start.returns import read_return
-from holdfast.process.start.spawn import Starter, check_entrypoint
+from holdfast.process.start.spawn import Starter
 from tests.unit.process.workers import TIMEOUT_S, Running, launch_of, run
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def end_late() -> None:
     import atexit
 
     def outlast() -> None:
-        threading.Event().wait(0.2)
+        until(Deadline.after(0.2).passed)
         print("thread", flush=True)
 
     threading.Thread(target=outlast).start()
@@ -316,43 +318,11 @@ def test_a_main_module_without_its_guard_does_not_start_itself_for_ever(
 # What is missing, and what the process is.
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "message"),
-    [
-        (Script("no/such.py"), "script 'no/such.py': no such file"),
-        (Module("no_such_module.part"), "module 'no_such_module.part': no module named"),
-        (Module("plain.nothere"), "module 'plain.nothere': no module named 'plain.nothere'"),
-        (Module("plain.inner.x.y"), "module 'plain.inner.x.y': no module named 'plain.inner.x'"),
-        (Module("alone.x"), "module 'alone.x': no module named 'alone.x'"),
-        (Module("plain.inner"), "module 'plain.inner': it is a package, and has no __main__"),
-        (Module("bare"), "module 'bare': it is a package, and has no __main__"),
-        (Program("no-such-program"), "program 'no-such-program': not found in PATH"),
-        (Program("./no-such-program"), "program './no-such-program': no such file"),
-        (Program("./plain.txt"), "program './plain.txt': it is not executable"),
-        (Script("plain.txt", python="no-such-python"), "python 'no-such-python': not found"),
-        (Script("plain.txt", ("a\0b",)), "cannot start plain.txt .rank 0.: embedded null byte"),
-    ],
-)
-def test_what_is_missing_is_told_before_anything_runs(
-    starter: Starter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    entrypoint: Entrypoint,
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.txt").touch(mode=0o644)
-    (tmp_path / "alone.py").touch()
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "plain" / "inner").mkdir(parents=True)
-    for package in ("plain", "plain/inner"):
-        (tmp_path / package / "__init__.py").write_text("raise SystemExit('nobody runs this')")
-    with pytest.raises(UsageError, match=message) as caught:
-        starter.start(launch_of(tmp_path, entrypoint), None, None)
-    assert "\n" not in str(caught.value)
-    if "cannot start" not in message:
-        with pytest.raises(UsageError, match=message):
-            check_entrypoint(entrypoint, os.environ)
+def test_what_the_system_cannot_take_is_told(starter: Starter, tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").touch()
+    launch = launch_of(tmp_path, Script(str(tmp_path / "plain.txt"), ("a\0b",)))
+    with pytest.raises(UsageError, match=r"cannot start plain.txt .rank 0.: embedded null byte"):
+        starter.start(launch, None, None)
 
 
 def test_a_system_without_room_is_told_apart(starter: Starter, tmp_path: Path) -> None:
@@ -366,34 +336,6 @@ def test_a_system_without_room_is_told_apart(starter: Starter, tmp_path: Path) -
             starter.start(launch, None, None)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.parametrize("name", ["json.tool", "encodings.utf_8", "own.more", "own.odd", "own"])
-def test_a_module_that_may_be_there_is_left_to_the_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Modules, and what only the code of a package knows."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "__init__.py").write_text("__path__.append('elsewhere')")
-    check_entrypoint(Module(name), os.environ)
-
-
-def test_a_finder_that_fails_refuses_no_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Broken:
-        def find_spec(self, name: str, path: object, target: object = None) -> None:
-            if name == "plain.module":
-                raise RuntimeError("never seen such a name")
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "__init__.py").touch()
-    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    check_entrypoint(Module("plain.module"), os.environ)
-    with pytest.raises(UsageError, match=r"no module named 'plain\.other'"):
-        check_entrypoint(Module("plain.other"), os.environ)
 
 
 def test_a_module_is_found_where_the_worker_will_look(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from holdfast.process.spec import Function, Launch, Module, Program, Script, for_local_rank
-from holdfast.process.start import spawn
+from holdfast.process.start import warm as warm_module
 from holdfast.process.start.returns import read_return
 from holdfast.process.start.spawn import Starter
 from holdfast.process.start.warm import Standbys
@@ -143,6 +143,7 @@ def test_arguments_that_name_the_local_rank_are_those_of_each_standby(folder: Pa
         for rank in (1, 0, 1):
             ended = run(starter, launch(folder, for_local_rank(script, rank), rank=rank))
             assert ended.stdout == f"{['tell.py', f'--gpu={rank}']} True\n"
+            starter.replenish()
 
 
 OPTIONS = """
@@ -194,6 +195,7 @@ def test_a_standby_is_used_only_where_it_fits(folder: Path) -> None:
         assert not was_warm(folder, starter, launch(folder, Module("look")))
         assert run(starter, launch(folder, Program("true"))).exit.ok
         assert was_warm(folder, starter, launch(folder, script))
+        starter.replenish()
         assert was_warm(folder, starter, launch(folder, script, OTHER="3"))
 
 
@@ -334,12 +336,14 @@ def test_a_standby_dies_with_its_agent(folder: Path, text: str) -> None:
 def test_replacements_wait_before_they_import(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spawn, "REFILL_DELAY_S", 1000.0)  # however slow the worker is
+    monkeypatch.setattr(warm_module, "REFILL_DELAY_S", 1000.0)  # however slow the worker is
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     (folder / "tell.py").write_text("print('done')")
     (folder / "marks.py").write_text("import os; open(f'mark{os.getpid()}', 'w')")
     script = Script("tell.py")
     with warm(script, "marks") as starter:
         running = Running(starter, launch(folder, script))
+        starter.replenish()
         assert running.end().stdout == "done\n"
         marks = [path.name for path in folder.glob("mark[0-9]*")]
         assert marks == [f"mark{running.process.pid}"]
@@ -374,6 +378,56 @@ def test_where_the_folder_is_gone_workers_start_cold(
             assert run(starter, work).stdout.startswith("hello")
 
 
+@pytest.mark.parametrize(
+    ("args", "processors", "delays"),
+    [
+        ((), 2, [warm_module.REFILL_DELAY_S]),
+        ((), 3, [0.0]),
+        (("${local_rank}",), 3, [warm_module.REFILL_DELAY_S] * 2),
+        (("${local_rank}",), 4, [0.0] * 2),
+    ],
+)
+def test_replacements_wait_only_where_processors_are_few(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str, ...],
+    processors: int,
+    delays: list[float],
+) -> None:
+    """One process imports for all, unless the arguments of each are others."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    standbys = Standbys(("slow",), Script("x.py", args), count=2, environment=ENVIRONMENT)
+    seen: list[float] = []
+    real = standbys._open
+
+    def started(rank: int, delay: float, fields: Any) -> Any:
+        seen.append(delay)
+        return real(rank, delay, fields)
+
+    monkeypatch.setattr(standbys, "_open", started)
+    standbys.replace()
+    standbys.close()
+    assert seen == delays
+
+
+def test_a_standby_enters_the_control_group_before_it_is_needed(folder: Path) -> None:
+    """The kernel may take longer for that than all the rest of a warm start takes."""
+    (folder / "hello.py").write_text("print('hello')")
+    (folder / "slow.py").write_text("print(open('../group').read())")
+    group, later = folder.parent / "group", folder.parent / "later"
+    for file in (group, later):
+        file.touch()
+    script = Script("hello.py")
+    standbys = Standbys(("slow",), script, count=1, environment=ENVIRONMENT, cgroup=group)
+    standbys.fill()
+    starter = Starter(standbys=standbys, cgroup=later)
+    try:
+        assert run(starter, launch(folder, script)).stdout == "0\nhello\n"
+        assert later.read_text() == ""
+    finally:
+        starter.close()
+
+
 def test_standbys_for_which_there_is_no_room_fail_no_worker(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -387,6 +441,7 @@ def test_standbys_for_which_there_is_no_room_fail_no_worker(
         with monkeypatch.context() as patch:
             patch.setattr("holdfast.process.start.warm.open_process", refuse)
             assert run(starter, launch(folder, entrypoint)).stdout == "hello\n"
+            starter.replenish()
         assert [r.getMessage() for r in caplog.records if r.name == "holdfast.process"] == [
             "no worker can be kept warm: no more processes"
         ]

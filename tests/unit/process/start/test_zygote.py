@@ -42,7 +42,7 @@ def starter() -> Iterator[Starter]:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module that says who imported it."""
+    """A module that says which process imported it."""
     (tmp_path / "zygote_test_module.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "zygote_test_module"
@@ -111,7 +111,7 @@ def await_reaped(starter: Starter, tmp_path: Path, pid: int, parent: int) -> Non
     assert str(pid) not in children
 
 
-def test_a_worker_that_the_agent_let_go_early_is_taken_away_when_it_ends(
+def test_a_worker_that_the_agent_released_early_is_reaped_when_it_ends(
     starter: Starter, tmp_path: Path
 ) -> None:
     worker = starter.start(launch_of(tmp_path, function("pause")), None, None)

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast import env
 from holdfast.process.stop import containment as module
-from holdfast.process.stop import handle
+from holdfast.process.stop import handle, search
 from holdfast.process.stop.containment import Containment, outlive_group
 from tests.unit.process.workers import slow_to_end
 
@@ -107,7 +107,7 @@ def test_a_signal_reaches_a_process_that_leads_no_group_yet(containment: Contain
     process = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
     containment.signal(process.pid, signal.SIGTERM)
     assert process.wait(10) == -signal.SIGTERM
-    containment.signal(process.pid, signal.SIGTERM)  # nobody is there any more
+    containment.signal(process.pid, signal.SIGTERM)  # no process is there any more
 
 
 def test_what_a_worker_leaves_in_its_group_is_killed(containment: Containment) -> None:
@@ -170,7 +170,7 @@ def test_a_worker_that_is_gone_without_a_trace(containment: Containment) -> None
         containment.left(process.pid)
 
 
-def test_a_sweep_kills_daemons_and_nobody_else(containment: Containment) -> None:
+def test_a_sweep_kills_daemons_and_no_other_process(containment: Containment) -> None:
     with (
         running(parent(detached=True, then=""), containment.environment) as (process, daemon),
         held(daemon) as ended,
@@ -183,16 +183,16 @@ def test_a_sweep_kills_daemons_and_nobody_else(containment: Containment) -> None
         assert stranger.poll() is None
 
 
-def test_a_sweep_waits_for_who_is_on_its_way_out(
+def test_a_sweep_waits_for_exiting_processes(
     containment: Containment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KILL_WAIT_S", 0.05)
     with slow_to_end() as slow:
         found = iter([[slow.pid], []])
-        monkeypatch.setattr(module, "_all_pids", lambda: next(found))
+        monkeypatch.setattr(containment, "_near", lambda: next(found))
         mark = containment.group_environment()
         item = f"{env.GROUP}={mark[env.GROUP]}".encode()
-        monkeypatch.setattr(module, "_environment_of", lambda _: [item])
+        monkeypatch.setattr(search, "environment_of", lambda _: [item])
         descriptor = os.pidfd_open(slow.pid)
 
         def let_go(_: int) -> bool:
@@ -226,6 +226,73 @@ def test_leftovers_of_one_group_are_killed_and_not_those_of_another(
         os.kill(twelfth, 0)
         containment.close()
         assert other_ended()
+
+
+def entering(procs: Path, code: str) -> str:
+    """Return code that enters a control group first, as workers do."""
+    return f"open({str(procs)!r}, 'w').write('0');" + code
+
+
+def test_leftovers_are_looked_for_in_the_control_group_alone(
+    containment: Containment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if containment.procs_path is None:
+        pytest.skip("no control group of version 2 can be made here")
+
+    def never() -> list[int]:
+        raise AssertionError("every process of the host was looked at")
+
+    monkeypatch.setattr(module, "all_pids", never)
+    mark = containment.group_environment()
+    code = entering(containment.procs_path, parent(detached=True, then=""))
+    with running(code, mark) as (_, daemon), held(daemon) as ended:
+        assert containment.kill_leftovers(mark) == ()
+        assert ended()
+    monkeypatch.undo()
+
+
+def test_what_left_the_control_group_is_found_a_little_later(
+    containment: Containment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if containment.procs_path is None:
+        pytest.skip("no control group of version 2 can be made here")
+    monkeypatch.setattr(module, "LOOK_WIDELY_AFTER_S", 0.01)
+    marks = [containment.group_environment() for _ in range(2)]
+    code = parent(detached=True, then="")  # it never enters
+    for mark in marks:
+        with running(code, mark) as (_, daemon), held(daemon) as ended:
+            containment.kill_leftovers(mark)
+            assert ended()
+
+
+ADOPTING = """
+import os, subprocess, sys
+from holdfast.process.stop import containment as module
+def never():
+    raise AssertionError("every process of the host was looked at")
+with module.Containment(cgroup=False, adopt=True) as containment:
+    mark = containment.group_environment()
+    # The daemon itself says its number: it has a session of its own by then.
+    code = "setsid sh -c 'echo $$; exec sleep 1000 > /dev/null 2>&1' &"
+    variables = {**os.environ, **mark}
+    worker = subprocess.run(
+        ["sh", "-c", code], env=variables, capture_output=True, start_new_session=True
+    )
+    everything, module.all_pids = module.all_pids, never
+    left = containment.kill_leftovers(mark)
+    module.all_pids = everything
+    try:
+        os.kill(int(worker.stdout), 0)
+    except ProcessLookupError:
+        print(left, "killed and reaped")
+"""
+
+
+def test_leftovers_are_looked_for_among_adopted_orphans_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ADOPTING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("() killed and reaped\n", "")
 
 
 def test_what_serves_several_groups_lives_until_the_end(containment: Containment) -> None:
@@ -265,7 +332,7 @@ def test_the_end_of_a_good_agent_leaves_the_folder_alone(tmp_path: Path) -> None
     assert tmp_path.exists()
 
 
-def test_the_reaper_forgets_who_has_left_and_kills_the_others(tmp_path: Path) -> None:
+def test_the_reaper_kills_only_the_groups_that_have_not_left(tmp_path: Path) -> None:
     """Hundreds come and go, pids that are gone among them; then the pipe breaks off."""
     folder = tmp_path / "it's $(here); *"
     folder.mkdir()
@@ -343,7 +410,7 @@ def test_a_reaper_that_died_is_told_of_once(caplog: pytest.LogCaptureFixture) ->
     assert caplog.text.count("the reaper is lost") == 1
 
 
-def test_a_reaper_that_reads_nothing_kills_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reaper_that_reads_nothing_kills_no_process(caplog: pytest.LogCaptureFixture) -> None:
     with Containment() as containment, running(SLEEP, containment.environment) as (worker, _):
         reaper = reaper_of(containment)
         os.kill(reaper.pid, signal.SIGSTOP)
@@ -383,21 +450,20 @@ def test_without_pidfds_nothing_is_swept_and_a_line_says_so(
     assert caplog.text.count("no /proc or no pidfd") == 1
 
 
-def test_a_process_that_becomes_another_program_is_found(
-    containment: Containment, tmp_path: Path
-) -> None:
+def test_a_process_that_becomes_another_program_is_found(tmp_path: Path) -> None:
     """It has no environment in the moment of the change."""
     changing = tmp_path / "changing.sh"
     changing.write_text('exec /bin/sh "$0"')
-    for _ in range(30):
-        environment = {**os.environ, **containment.environment}
-        process = subprocess.Popen(["/bin/sh", changing], env=environment)
-        try:
-            assert containment.kill_leftovers(environment) == ()
-            assert process.wait(10) == -signal.SIGKILL
-        finally:
-            process.kill()
-            process.wait()
+    with Containment(cgroup=False) as containment:  # where all processes are looked at, at once
+        for _ in range(30):
+            environment = {**os.environ, **containment.environment}
+            process = subprocess.Popen(["/bin/sh", changing], env=environment)
+            try:
+                assert containment.kill_leftovers(environment) == ()
+                assert process.wait(10) == -signal.SIGKILL
+            finally:
+                process.kill()
+                process.wait()
 
 
 # Control groups.

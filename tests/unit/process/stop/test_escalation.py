@@ -91,7 +91,7 @@ def test_after_a_late_tick_kill_still_has_its_time() -> None:
     assert escalation.tick(52.0) == [Abandon((1,))]
 
 
-def test_who_is_on_its_way_out_has_more_time() -> None:
+def test_an_exiting_process_gets_more_time() -> None:
     escalation = Escalation([1, 2, 3], kill_wait_s=2.0)
     assert escalation.stop(SIGKILL, 0.0, 100.0) == [Kill((1, 2, 3))]
     escalation.ending(2)
@@ -108,7 +108,7 @@ def test_who_is_on_its_way_out_has_more_time() -> None:
     assert escalation.next_wake() is None
 
 
-def test_when_all_are_on_their_way_out_nobody_is_given_up_early() -> None:
+def test_when_all_are_exiting_no_process_is_abandoned_early() -> None:
     escalation = Escalation([1], kill_wait_s=2.0)
     escalation.ending(1)
     escalation.stop(SIGKILL, 0.0, 100.0)

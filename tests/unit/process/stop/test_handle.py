@@ -77,7 +77,7 @@ def test_a_system_without_descriptors_of_processes_is_told_once(
     assert "workers may outlive an agent that is killed" in record.getMessage()
 
 
-def test_a_status_that_somebody_else_took_is_no_success() -> None:
+def test_an_exit_status_that_another_thread_took_is_no_success() -> None:
     process = start("true")
     os.waitpid(process.pid, 0)
     ended = process.reap()
@@ -191,7 +191,9 @@ def test_a_thread_that_goes_while_it_is_looked_at_does_not_count(
     end(process)
 
 
-def test_where_the_system_does_not_tell_nobody_is_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_does_not_tell_no_process_is_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(path: str) -> list[str]:
         raise PermissionError(path)
 
