@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.sim.seeds import Report, Tally
 
@@ -61,3 +62,31 @@ def is_the_same_when_traced(run_seed: Callable[..., Report]) -> None:
     assert (plain.counts, plain.faults) == (traced.counts, traced.faults)
     assert plain.trace is None
     assert traced.trace
+
+
+class CommonPromises:
+    """The tests that every simulation has; a subclass says which one, and what to try.
+
+    `sim` is its module, with `run_seed` and `draw_plan`; `traces` is how many seeds are traced
+    twice, `plans` how many are drawn.
+    """
+
+    sim: Any
+    traces = 20
+    plans = 300
+
+    def test_the_same_seed_gives_the_same_trace_in_any_process(self) -> None:
+        repeats_itself(self.sim.__name__, self.traces)
+
+    def test_a_report_says_how_to_see_it_again_and_all_that_went_wrong(self) -> None:
+        text = reports(self.sim.run_seed, self.sim.__name__.removesuffix(".sim"))
+        plan = self.sim.draw_plan(3)
+        for line in (*str(plan).split("\n"), *map(str, plan.faults.incidents)):
+            assert line in text
+
+    def test_tracing_does_not_change_a_run(self) -> None:
+        is_the_same_when_traced(self.sim.run_seed)
+
+    def test_plans_differ_between_seeds_and_not_between_draws(self) -> None:
+        assert self.sim.draw_plan(1) == self.sim.draw_plan(1)
+        assert len({str(self.sim.draw_plan(seed)) for seed in range(self.plans)}) == self.plans

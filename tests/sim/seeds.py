@@ -17,7 +17,16 @@ from typing import Protocol
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.testing.faultplan import Fault, FaultPlan
 
-__all__ = ["Plan", "Report", "RunSeed", "Tally", "command", "run_many", "usable_cores"]
+__all__ = [
+    "Plan",
+    "Report",
+    "RunSeed",
+    "SeededRuns",
+    "Tally",
+    "command",
+    "run_many",
+    "usable_cores",
+]
 
 _SHOWN_MAX = 5
 _NAMED_MAX = 100
@@ -185,6 +194,34 @@ def command(
     write(f"{tally}\n" + (f"{easy}\n" if easy else ""))
     write(f"{tally.broken_runs} of {tally.runs} seeds broke a promise\n")
     return 1 if tally.broken_runs or easy else 0
+
+
+@dataclass(frozen=True, slots=True)
+class SeededRuns:
+    """One simulation over many seeds: `run_seeds` and `main` are what its module offers.
+
+    `module` is what runs it from the command line, and `least` says how often some things must
+    happen in each run.
+    """
+
+    title: str
+    module: str
+    run_seed: RunSeed
+    least: Mapping[str, int]
+
+    def run_seeds(
+        self,
+        seeds: Iterable[int],
+        *,
+        processes: int = 1,
+        show: Callable[[str], object] = lambda text: None,
+    ) -> Tally:
+        """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
+        return run_many(self.run_seed, self.least, seeds, processes, show)
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run seeds from the command line; 0 if no promise was broken and the runs count."""
+        return command(self.title, self.module, self.run_seed, self.least, argv)
 
 
 def usable_cores() -> int:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK
+from holdfast.clock import Deadline
 from holdfast.testing.faultplan import Fault, FaultPlan
 from tests.sim import seeds
 from tests.sim.seeds import Report, RunSeed, Tally, command, run_many, usable_cores
+from tests.waiting import until
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ def run(seed: int, *, traced: bool = False) -> Report:
 
 
 def run_slowly(seed: int, *, traced: bool = False) -> Report:
-    """Pretend for so long that all of many seeds would never end."""
-    SYSTEM_CLOCK.sleep(0.02)
+    """Run a seed so slowly that all of many seeds would never end."""
+    until(Deadline.after(0.02).passed)
     return run(seed)
 
 

@@ -23,6 +23,7 @@ from holdfast.agent.effects import (
 )
 from holdfast.agent.machine import AgentMachine, State, Terms
 from holdfast.agent.policy import RestartBudget
+from holdfast.agent.story import tell_effect
 from holdfast.errors import RendezvousClosed, UsageError
 from holdfast.process.outcome.failure import Failure, WorkerExited
 from holdfast.process.spec import Exit
@@ -220,31 +221,7 @@ class AgentStory:
             agent.machine.run_ended(closed.reason, closed.failed, self._now)
 
     def _say(self, agent: StoryAgent, effect: Effect) -> None:
-        self._lines.append(f"{self._now:6.2f}  {agent.name} {describe(effect)}")
-
-
-def describe(effect: Effect) -> str:
-    """Say what an agent does."""
-    match effect:
-        case Join(why):
-            return f"asks for a round{f', because {why}' if why else ''}"
-        case StartWorkers(place):
-            where = f"round {place.round}, as node {place.node} of {place.nodes}"
-            return f"starts workers in {where}, after {place.failures} failures"
-        case Stop(number, grace_s, why):
-            return f"stops its workers by {number.name} within {grace_s:g} s: {why}"
-        case Publish(failures, final):
-            ranks = " ".join(str(one.rank) for one in failures) or "nobody"
-            return f"tells the others who failed: {ranks}{', and that is all' if final else ''}"
-        case CountFailure():
-            return "counts the failure"
-        case Meet():
-            return "waits for the others to be done"
-        case Close(reason, failed):
-            return f"closes the run as {'failed' if failed else 'done'}: {reason}"
-        case Finish(outcome):
-            ranks = " ".join(str(one.rank) for one in outcome.failures)
-            return f"ends: {outcome.ending}: {outcome.reason}{f' [{ranks}]' if ranks else ''}"
+        self._lines.append(f"{self._now:6.2f}  {agent.name} {tell_effect(effect)}")
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)

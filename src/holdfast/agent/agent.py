@@ -1,7 +1,7 @@
 """An agent at work: one thread that owns the machine, one queue that brings it events.
 
 The shell around `machine.py`. Everything that may block goes to other threads, which only put what
-came of it on the queue: a clerk for what is written to the store, one after the other; a keeper,
+came of it on the queue: a writer for what is written to the store, in order; a keeper,
 which starts the workers, so that they end with it, and releases them; one for each wait for a
 round or for the exit barrier; one that reads what the other nodes report.
 """
@@ -12,14 +12,15 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import assert_never
 
-from holdfast.agent.attempt import Attempt, GroupMaker, Membership
-from holdfast.agent.clerk import Clerk
+from holdfast.agent import inputs
+from holdfast.agent.attempt import Attempt, AttemptPlace, GroupMaker, Membership
 from holdfast.agent.effects import (
     Close,
     CountFailure,
@@ -32,18 +33,16 @@ from holdfast.agent.effects import (
     StartWorkers,
     Stop,
 )
-from holdfast.agent.exchange import (
-    decode_report,
-    meet_at_exit,
-    publish,
-    say_done,
-    swap,
-    watch_reports,
-)
+from holdfast.agent.exchange import decode_report, meet_at_exit, swap, watch_reports
 from holdfast.agent.job import Job
-from holdfast.agent.machine import AgentMachine, State
+from holdfast.agent.machine import AgentMachine
 from holdfast.agent.narrator import Narrator
 from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.restarts import Restarts
+from holdfast.agent.run_writer import RunWriter
+from holdfast.agent.status import AgentStatus, WaitForRound
+from holdfast.agent.task_thread import TaskThread
+from holdfast.agent.terms import State
 from holdfast.agent.torch_store import Opened, master_of, open_torch_store
 from holdfast.agent.vouching import Witness
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
@@ -56,44 +55,33 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.observe.metrics import Metrics
+from holdfast.observe.recorder import Recorder, Recording
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.process.outcome.failure import WorkerExited
+from holdfast.process.outcome.stacks import WorkerStack
 from holdfast.process.output.logs import RunLogs
 from holdfast.process.signals import SignalEvents, hear_of_children
 from holdfast.process.spec import GroupEnded, forks
-from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.store.store import Watch
 from holdfast.threads import start_thread
 
-__all__ = ["AgentStatus", "Barrier", "ElasticAgent"]
+__all__ = ["Barrier", "ElasticAgent"]
 
-STORE_WITHIN_S = 30.0
 SWAP_WITHIN_S = 60.0
 END_WITHIN_S = 10.0
 SIGNALS_EVERY_S = 0.1
 TURN_EVERY_S = 5.0
 """How often the loop turns though nothing happens, so that others can see that it does."""
+ATTEMPTS_KEPT = 100
+"""Of so many attempts is known which ranks they had."""
+COUNT_EVERY_S = 1.0
+"""How often it tells how much longer it waits for a round."""
 
 _log = logging.getLogger("holdfast.agent")
 
 Barrier = Callable[[Round, Callable[[], bool], Deadline], None]
 """Wait until every node of the round is done, or until told that it makes no sense any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentStatus:
-    """What the agent does, for people and probes; `turned_at` is when its loop last turned.
-
-    `ending` is how it ended, once it has.
-    """
-
-    state: State
-    reason: str
-    place: Place | None
-    membership: Membership | None
-    turned_at: float
-    ending: Ending | None = None
 
 
 class ElasticAgent:
@@ -121,54 +109,72 @@ class ElasticAgent:
         self._clock = clock
         self._narrator = Narrator(job.run_id, sink or LogSink(), metrics or Metrics(), clock)
         self._machine = AgentMachine(job.terms)
+        self._recorder = Recorder(inputs.AGENT, self._machine)
+        self._wanted: list[Effect] = []
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._clerk = Clerk("holdfast-agent-clerk")
-        self._keeper = Clerk("holdfast-agent-keeper")
+        self._writer = TaskThread("holdfast-agent-writer")
+        self._written = RunWriter(rendezvous, self._post, clock)
+        self._keeper = TaskThread("holdfast-agent-keeper")
         self._starting = threading.RLock()  # ends of workers are told after their start
         self._attempts = 0
+        self._places: deque[AttemptPlace] = deque(maxlen=ATTEMPTS_KEPT)
         self._attempt: Attempt | None = None
         self._closing: Attempt | None = None
         self._membership: Membership | None = None
         self._opened = Opened()
         self._ended = False
         self._outcome: Outcome | None = None
-        self._shown: tuple[State, str] | None = None
-        self._shown_at = self._joining_at = 0.0
+        self._restarts = Restarts()
+        self._wait_for = WaitForRound()
+        self._shown: tuple[State, str, str, int | None] | None = None
         self._turned_at = clock.monotonic()
 
     def status(self) -> AgentStatus:
         """Return what it does. From any thread."""
-        machine, ending = self._machine, self._outcome.ending if self._outcome else None
-        told = (machine.place, self._membership, self._turned_at, ending)
-        return AgentStatus(machine.state, self._reason(), *told)
-
-    def _reason(self) -> str:
-        """Return why it does that; where nodes gather slowly, what they wait for comes first."""
-        machine = self._machine
-        place, reason = machine.place, machine.reason
-        if machine.state is not State.JOINING or self._now() < self._joining_at + TURN_EVERY_S:
-            return reason
-        progress = self._rendezvous.progress()
-        if progress is None or progress.number <= (place.round if place else 0):
-            return reason  # no node has told of the next round yet
-        return f"{progress.reason}; {reason}" if place else progress.reason
+        machine, place = self._machine, self._machine.place
+        waiting, left_s = "", None
+        if machine.state is State.JOINING:
+            last_round = place.round if place else 0
+            waiting, left_s = self._wait_for.explain(
+                self._rendezvous.progress(), last_round, self._now()
+            )
+        return AgentStatus(
+            machine.state,
+            machine.reason,
+            place,
+            self._membership,
+            self._turned_at,
+            ending=self._outcome.ending if self._outcome else None,
+            waiting=waiting,
+            left_s=left_s,
+            restarts=self._restarts,
+            logs=None if self._logs.temporary else self._logs.folder,
+        )
 
     def pids(self) -> dict[int, int]:
         """Return the processes of the workers that run, by local rank. From any thread."""
         attempt = self._attempt
         return attempt.pids() if attempt is not None else {}
 
+    def stacks(self, ranks: Collection[int] | None) -> list[WorkerStack]:
+        """Return where the workers of these ranks are, or all; blocks for a second. Any thread."""
+        attempt = self._attempt
+        return attempt.stacks(ranks) if attempt is not None else []
+
+    def attempts(self) -> list[AttemptPlace]:
+        """Return its last attempts to run workers. From any thread."""
+        return list(self._places)
+
     def run(self) -> Outcome:
         """Do the job and return how it ended.
 
-        Blocks until then. Whatever happens, no worker is left running. Does not
-        close the rendezvous: the code that made it does.
+        Blocks until then. Whatever happens, no worker is left running. The rendezvous stays open.
         """
         hear_of_children()
         with SignalEvents(self._job.signals, self._signalled):
             try:
-                self._rendezvous.subscribe(self._look_soon)
-                self._machine.start()
+                self._rendezvous.subscribe(lambda: self._post(lambda: None))  # every turn looks
+                self._step(inputs.AgentBegins())
                 while True:
                     self._perform()
                     if self._outcome is not None:
@@ -181,11 +187,18 @@ class ElasticAgent:
             finally:
                 self._end()
 
+    def recording(self) -> Recording:
+        """Return the machine's last steps. From any thread."""
+        return self._recorder.recording()
+
     # The loop.
 
-    def _post(self, act: Callable[[], None]) -> None:
-        """Let the loop do this, soon. From any thread, and from signal handlers."""
-        self._inbox.put(act)
+    def _step(self, event: inputs.AgentInput) -> None:
+        self._wanted += self._recorder.step(event, self._now())
+
+    def _post(self, act: inputs.AgentInput | Callable[[], None]) -> None:
+        """Let the loop give the machine this, or do it, soon. From any thread or signal handler."""
+        self._inbox.put(act if callable(act) else partial(self._step, act))
 
     def _now(self) -> float:
         return self._clock.monotonic()
@@ -193,16 +206,17 @@ class ElasticAgent:
     def _turn(self) -> None:
         """Wait for something to happen, and hear it."""
         wake_at = self._machine.next_wake()
-        patience = TURN_EVERY_S if wake_at is None else max(0.0, wake_at - self._now())
+        wait_s = TURN_EVERY_S if wake_at is None else max(0.0, wake_at - self._now())
         if not self._told_of_changes():
-            patience = min(patience, self._job.monitor_interval_s)
+            wait_s = min(wait_s, self._job.monitor_interval_s)
         act: Callable[[], None] | None = None
         with contextlib.suppress(queue.Empty):
-            act = self._inbox.get(timeout=min(patience, TURN_EVERY_S))
+            joining = self._machine.state is State.JOINING
+            act = self._inbox.get(timeout=min(wait_s, COUNT_EVERY_S if joining else TURN_EVERY_S))
         self._turned_at = self._now()
         # First: after a long pause, what became of the workers is no failure of theirs (AG-10).
-        self._machine.held(self._rendezvous.held())
-        self._machine.tick(self._turned_at)
+        self._step(inputs.Held(self._rendezvous.held()))
+        self._step(inputs.AgentTick())
         if act is not None:
             act()
         self._look()
@@ -215,18 +229,14 @@ class ElasticAgent:
         """See what has become of the round, if we are in one."""
         if self._machine.state not in (State.RUNNING, State.STOPPING, State.FINISHED):
             return
-        now = self._now()
         # Closing a run ends its round: asked in this order, we never take the one for the other.
         over, ended = self._rendezvous.over(), self._rendezvous.ended()
         if ended is not None:
-            self._machine.run_ended(ended.reason, ended.failed, now)
+            self._step(inputs.SawRunEnded(ended.reason, ended.failed))
         elif over is not None:
-            self._machine.round_over(over, now)
+            self._step(inputs.SawRoundOver(over))
         elif (number := self._rendezvous.nodes_waiting()) > 0:
-            self._machine.newcomers(number, now)
-
-    def _look_soon(self) -> None:
-        self._post(lambda: None)  # every turn looks
+            self._step(inputs.SawNewcomers(number))
 
     def _signalled(self, number: int) -> None:
         self._post(lambda: self._obey(Signals(number)))
@@ -235,46 +245,49 @@ class ElasticAgent:
         self._narrator.signalled(number)
         if self._closing is not None:
             self._closing.hurry()
-        self._machine.signalled(number, self._now())
+        self._step(inputs.SignalCame(number))
+
+    def stop(self, by: str, grace_s: float | None) -> None:
+        """Stop the whole job, as this user wants; returns at once. From any thread."""
+        self._post(lambda: self._obey_user(by, grace_s))
+
+    def _obey_user(self, by: str, grace_s: float | None) -> None:
+        self._narrator.stop_asked(by)
+        self._step(inputs.StopAsked(by, grace_s))
 
     def _told(self, event: WorkerExited | GroupEnded) -> None:
         """Hear from the group's thread."""
         with self._starting:
-            match event:
-                case WorkerExited():
-                    self._post(lambda: self._worker_exited(event))
-                case GroupEnded(abandoned):
-                    self._post(lambda: self._machine.group_ended(abandoned, self._now()))
-                case _:
-                    assert_never(event)
+            self._post(lambda: self._workers_ended(event))
 
-    def _worker_exited(self, event: WorkerExited) -> None:
-        if event.failure is not None and not self._machine.lapsed:
-            self._narrator.failed(event.failure)
-        self._machine.worker_exited(event, self._now())
+    def _workers_ended(self, event: WorkerExited | GroupEnded) -> None:
+        failure = event.failure if isinstance(event, WorkerExited) else None
+        if failure is not None and not self._machine.lapsed:
+            self._narrator.failed(failure)
+        self._step(event)
 
     def _perform(self) -> None:
-        while effects := self._machine.take_effects():
+        while effects := self._wanted:
+            self._wanted = []
             for effect in effects:
                 self._perform_one(effect)
         self._show_if_new()
 
     def _show_if_new(self) -> None:
         status = self.status()
-        told = (status.state, status.reason)
-        gathering = self._shown is not None and self._shown[0] is status.state is State.JOINING
-        # Not each of a thousand that come: every turn looks again.
-        if told == self._shown or (gathering and self._now() < self._shown_at + TURN_EVERY_S):
-            return
-        self._shown, self._shown_at = told, self._now()
-        self._show(status)
+        left_s = None if status.left_s is None else round(status.left_s)
+        told = (status.state, status.reason, status.waiting, left_s)
+        if told != self._shown:
+            self._shown = told
+            self._show(status)
 
     def _perform_one(self, effect: Effect) -> None:
         match effect:
-            case Join(why):
-                self._joining_at = self._now()
+            case Join(why, cause):
+                self._wait_for.begin(self._now(), self._job.join_s)
                 self._close_attempt()  # what the others report of it is heard until the next begins
                 if self._attempts:
+                    self._restarts = self._restarts.plus(cause or why)
                     self._narrator.restarting(why, self._here().failures)
                 self._wait(lambda: self._wait_for_round(why))
             case StartWorkers():
@@ -285,19 +298,19 @@ class ElasticAgent:
                     self._attempt.stop(number, grace_s)
             case Publish():
                 here = self._here()
-                self._clerk.do(self._guarded(lambda: self._publish(here, effect)))
+                self._writer.submit(self._guarded(lambda: self._written.publish(here, effect)))
             case CountFailure():
-                self._clerk.do(self._guarded(self._count))
+                self._writer.submit(self._guarded(self._written.count))
             case Meet(timeout_s):
                 here = self._here()
                 self._narrator.finished()
                 self._rendezvous.finish()
-                # By the clerk, which is waited for even if a signal makes us leave at once: the
-                # round goes on without a node that finished, and would wait for its word.
-                self._clerk.do(self._guarded(lambda: self._say_done(here)))
+                # On the writer, which is waited for even if a signal makes us leave at once: the
+                # round goes on without a node that finished, and would wait for its report.
+                self._writer.submit(self._guarded(lambda: self._written.say_done(here)))
                 self._wait(lambda: self._meet(here, timeout_s))
             case Close(reason, failed):
-                self._clerk.do(self._guarded(lambda: self._close_run(reason, failed)))
+                self._writer.submit(self._guarded(lambda: self._written.close_run(reason, failed)))
             case Finish(outcome):
                 self._narrator.ended(outcome)
                 self._outcome = outcome
@@ -309,6 +322,8 @@ class ElasticAgent:
     def _start(self) -> None:
         number, self._attempts = self._attempts, self._attempts + 1
         member = self._member()
+        ranks = [one.rank for one in member.ranks()]
+        self._places.append(AttemptPlace(number, member.here.number, ranks[0], len(ranks)))
         self._narrator.starting(member)
         try:
             attempt = Attempt(self._job, number, member, self._logs, self._make_group, self._told)
@@ -317,9 +332,9 @@ class ElasticAgent:
             if forks(self._job.entrypoint):  # which needs what belongs to this thread
                 start()
             else:
-                self._keeper.do(start)
+                self._keeper.submit(start)
         except HoldfastError as error:
-            self._machine.start_failed(error)
+            self._step(inputs.StartFailed(error))
 
     def _joined(self, membership: Membership, opened: Opened) -> None:
         here = membership.here
@@ -328,9 +343,9 @@ class ElasticAgent:
         if opened.reports is not None:
             watch = opened.reports
             self._wait(lambda: self._read_reports(here, watch))
-        own = membership.nodes[here.rank].workers
+        own = membership.share.workers
         place = Place(here.number, here.rank, here.world_size, own, here.failures)
-        self._machine.joined(place, self._now())
+        self._step(inputs.Joined(place))
 
     def _member(self) -> Membership:
         if self._membership is None:
@@ -341,10 +356,10 @@ class ElasticAgent:
         return self._member().here
 
     def _close_attempt(self) -> None:
-        """Let go of the last attempt: its workers have ended."""
+        """Release the last attempt: its workers have ended."""
         if self._attempt is not None:
             self._closing, self._attempt = self._attempt, None
-            self._keeper.do(self._guarded(self._closing.close))
+            self._keeper.submit(self._guarded(self._closing.close))
         self._opened.close_torch_store()
 
     def _with_results(self, outcome: Outcome) -> Outcome:
@@ -364,8 +379,8 @@ class ElasticAgent:
             self._turned_at = self._now()
             while not self._inbox.empty():  # a signal hurries it
                 self._inbox.get()()
-        if not self._clerk.close(END_WITHIN_S):
-            _log.warning("run %s: the store did not take the last words", self._job.run_id)
+        if not self._writer.close(END_WITHIN_S):
+            _log.warning("run %s: the store did not take the last writes", self._job.run_id)
 
     # What blocks, on threads of its own.
 
@@ -374,26 +389,25 @@ class ElasticAgent:
             try:
                 pids = attempt.start()
             except HoldfastError as error:
-                self._post(partial(self._machine.start_failed, error))
+                self._post(inputs.StartFailed(error))
                 return
             if pids:  # else they were stopped before
                 self._post(lambda: self._narrator.started(member, pids))
 
-    def _guarded(self, errand: Callable[[], object]) -> Callable[[], None]:
+    def _guarded(self, task: Callable[[], object]) -> Callable[[], None]:
         def guarded() -> None:
             try:
-                errand()
+                task()
             except HoldfastError as error:
-                self._post(partial(self._machine.broke, error))
+                self._post(inputs.Broke(error))
             except Exception as error:  # a thread that dies must not leave the loop waiting
                 _log.error("the agent failed", exc_info=error)
-                bug = InternalError(f"a bug in holdfast: {error!r}")
-                self._post(partial(self._machine.broke, bug))
+                self._post(inputs.Broke(InternalError(f"a bug in holdfast: {error!r}")))
 
         return guarded
 
-    def _wait(self, errand: Callable[[], None]) -> None:
-        guarded = self._guarded(errand)
+    def _wait(self, task: Callable[[], None]) -> None:
+        guarded = self._guarded(task)
         start_thread(threading.Thread(target=guarded, name="holdfast-agent-wait", daemon=True))
 
     def _wait_for_round(self, why: str) -> None:
@@ -401,9 +415,9 @@ class ElasticAgent:
             try:
                 here = self._rendezvous.next_round(why)
             except HoldfastError as error:
-                self._post(partial(self._machine.join_failed, error, self._now()))
+                self._post(inputs.JoinFailed(error))
                 return
-            opened = Opened(open_torch_store(self._job, here))
+            opened = Opened(open_torch_store(self._job, here, again=self._attempts > 0))
             try:
                 membership = self._become_member(here, opened)
             except HoldfastError:
@@ -448,7 +462,7 @@ class ElasticAgent:
             raise  # the caller reports it: what became of the others cannot be known (AG-7)
         except Exception as error:  # whatever it is, the workers are done (AG-7)
             trouble = str(error) or repr(error)
-        self._post(lambda: self._machine.met(here.number, trouble, self._now()))
+        self._post(inputs.BarrierOver(here.number, trouble))
 
     def _read_reports(self, here: Round, watch: Watch) -> None:
         try:
@@ -465,34 +479,4 @@ class ElasticAgent:
         except PeerViolation as error:
             _log.warning("run %s: node %d: %s", self._job.run_id, node, error)
             return
-        self._post(lambda: self._machine.peer_told(number, node, failures, final, self._now()))
-
-    # The clerk's errands.
-
-    def _publish(self, here: Round, effect: Publish) -> None:
-        deadline = Deadline.after(STORE_WITHIN_S, self._clock)
-        try:
-            publish(here, effect.failures, effect.final, self._clock.wall(), deadline)
-        except HoldfastError as error:  # the others learn of the round's end anyway
-            _log.warning("run %s: a failure could not be told: %s", self._job.run_id, error)
-
-    def _say_done(self, here: Round) -> None:
-        try:
-            say_done(here, Deadline.after(STORE_WITHIN_S, self._clock))
-        except HoldfastError as error:  # the others wait in vain, but not for ever
-            _log.warning("run %s: our end could not be told: %s", self._job.run_id, error)
-
-    def _count(self) -> None:
-        try:
-            failures = self._rendezvous.count_failure(timeout=STORE_WITHIN_S)
-        except HoldfastError as error:
-            self._post(partial(self._machine.count_failed, error, self._now()))
-            return
-        wall = self._clock.wall()
-        self._post(lambda: self._machine.counted(failures.count, failures.times, wall, self._now()))
-
-    def _close_run(self, reason: str, failed: bool) -> None:
-        try:
-            self._rendezvous.close(reason, failed=failed)
-        except HoldfastError as error:
-            _log.warning("run %s: it could not be closed: %s", self._job.run_id, error)
+        self._post(inputs.PeerTold(number, node, failures, final))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from signal import Signals
 from typing import Any, Protocol
 
 from holdfast.agent.environment import RoundFacts, worker_environment
 from holdfast.agent.job import Job
-from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
+from holdfast.agent.roles import NodeShare, WorkerRanks
 from holdfast.agent.torch_store import master_of
 from holdfast.process.numa import cpus_for
 from holdfast.process.outcome.failure import WorkerExited
+from holdfast.process.outcome.stacks import WorkerStack, take_stacks
 from holdfast.process.output.logs import AttemptLogs, RunLogs, WorkerPlace
 from holdfast.process.spec import Function, GroupEnded, Launch, for_local_rank
 from holdfast.process.start.returns import read_return
 from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Round
 
-__all__ = ["Attempt", "Group", "GroupMaker", "Membership", "Report"]
+__all__ = ["Attempt", "AttemptPlace", "Group", "GroupMaker", "Membership", "Report"]
 
 FLUSH_WITHIN_S = 5.0
 """How long the end of an attempt waits for a console that takes nothing."""
@@ -42,6 +43,10 @@ class Group(Protocol):
         """Return the processes that run, by local rank."""
         ...
 
+    def ask_stack(self, pid: int) -> bool:
+        """Let a worker write its stacks to its file; say whether it can."""
+        ...
+
     def close(self) -> tuple[int, ...]:
         """Kill what still runs; return what cannot be killed."""
         ...
@@ -53,15 +58,25 @@ GroupMaker = Callable[[Sequence[Launch], AttemptLogs, Report], Group]
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """This node's place in a round: its members, and whether torch's store is served there."""
+    """This node's place in a round: its share of the ranks, and whether torch's store is there."""
 
     here: Round
-    nodes: tuple[NodeInfo, ...]
+    share: NodeShare
     torch_store: bool
 
     def ranks(self) -> tuple[WorkerRanks, ...]:
         """Return the ranks of this node's workers."""
-        return assign(self.nodes, self.here.rank)
+        return self.share.worker_ranks()
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPlace:
+    """Which attempt of this node it is, in which round, and the ranks that its workers have."""
+
+    number: int
+    round: int
+    first_rank: int
+    workers: int
 
 
 class Attempt:
@@ -99,6 +114,16 @@ class Attempt:
     def pids(self) -> dict[int, int]:
         """Return the processes that run, by local rank."""
         return self._group.pids()
+
+    def stacks(self, ranks: Collection[int] | None) -> list[WorkerStack]:
+        """Return where the workers of these ranks are that run, or all; blocks for a second."""
+        pids = self._group.pids()
+        wanted = [
+            (launch, pids[launch.local_rank])
+            for launch in self._launches
+            if launch.local_rank in pids and (ranks is None or launch.rank in ranks)
+        ]
+        return take_stacks(wanted, self._group.ask_stack)
 
     def results(self) -> dict[int, Any]:
         """Return what the function returned, by rank; for anything else nothing."""

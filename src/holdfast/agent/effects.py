@@ -39,9 +39,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Ask for the next round; then call `joined` or `join_failed`."""
+    """Ask for the next round; then call `joined` or `join_failed`.
+
+    `cause` is `why` in a few words, where it is a worker's failure.
+    """
 
     why: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

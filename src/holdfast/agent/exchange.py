@@ -1,13 +1,23 @@
 """What the agents of one round tell each other, through the store that they share.
 
     node/R        what node R says of its workers (`NodeInfo`), written when the round begins
+    share/R       the ranks of node R's workers (`NodeShare`), as node 0 divides them
     torch_store   whether node 0 serves torch's store protocol in this round: 1 or 0
     terms         what all nodes should have been told alike, in the words of node 0
     ROUND/failed/R   which workers of node R have failed so far (on the board)
     ROUND/done/R     the workers of node R are done (on the board)
+    ROUND/done_count how many nodes have said so (on the board)
+    ROUND/all_done   that all have (on the board)
 
-The first three are in the round's own store, which ends with the round. Reports outlive it, since
+The first four are in the round's own store, which ends with the round. Reports outlive it, since
 they are about its end: they are on the run's board, below the number of the round.
+
+Guarantees
+    EX-1  To learn its ranks costs a node a constant number of operations and bytes, whatever the
+          number of nodes; node 0 alone reads what each of them says, and by parts of PART keys.
+    EX-2  So does the exit barrier, at every node.
+    EX-3  The exit barrier ends only when every node has said that it is done, whichever answer of
+          the store is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +26,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.agent.roles import NodeInfo, decode_node
+from holdfast.agent.roles import NodeInfo, NodeShare, decode_node, decode_share, divide
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import Fenced, PeerViolation, StoreUnavailable, TimeoutExpired
 from holdfast.process.outcome.failure import Failure, dump_json, first_cause, load_json
@@ -31,6 +41,10 @@ SLICE_S = 1.0
 """How often a wait for other nodes looks whether it still makes sense."""
 RETRY_S = 0.2
 """How long a wait rests when the store cannot be reached."""
+PART = 100
+"""How many keys are read or written at once: etcd takes 128."""
+NAMED_MAX = 100
+"""Among how many nodes the exit barrier looks for those that are late, to name them."""
 REPORT_FAILURES_MAX = 64
 REPORT_BYTES_MAX = 1 << 20
 """About how large a report may be: a request to etcd holds 1.5 MiB."""
@@ -43,33 +57,67 @@ def swap(
     over: Callable[[], bool],
     deadline: Deadline,
     terms: str = "",
-) -> tuple[tuple[NodeInfo, ...], bool] | None:
-    """Tell the round of this node; return all of them by rank, and whether torch's store is served.
+) -> tuple[NodeShare, bool] | None:
+    """Tell the round of this node; return its ranks, and whether torch's store is served (EX-1).
 
-    None if the round is over before all nodes have spoken. Two operations, whatever the number of
-    nodes. A node whose `terms` are not those of node 0 warns, and goes on.
+    None if the round is over before all nodes have spoken. A node whose `terms` are not those of
+    node 0 warns, and goes on.
     """
-    said = {f"node/{here.rank}": mine.encode()}
-    if here.rank == 0:
-        said |= {"torch_store": b"1" if torch_store else b"0", "terms": terms.encode()}
     try:
-        here.store.multi_set(said, timeout=deadline.remaining())
+        if here.rank == 0:
+            share = _divide_ranks(here, mine, torch_store, over, deadline, terms)
+            return None if share is None else (share, torch_store)
+        here.store.set(f"node/{here.rank}", mine.encode(), timeout=deadline.remaining())
     except Fenced:
         return None
-    keys = [f"node/{rank}" for rank in range(here.world_size)]
+    told = _wait(here, [f"share/{here.rank}", "torch_store", "terms"], over, deadline)
+    if told is None:
+        return None
+    share_told, there, alike = told
+    if (theirs := alike.decode(errors="replace")) != terms:
+        warning = "nodes disagree: this one was started with %r, node 0 with %.80r"
+        _log.warning(f"{warning}; start all nodes with the same", terms, theirs)
+    return decode_share(share_told, mine, here.rank, here.world_size), there == b"1"
+
+
+def _divide_ranks(
+    here: Round,
+    mine: NodeInfo,
+    torch_store: bool,
+    over: Callable[[], bool],
+    deadline: Deadline,
+    terms: str,
+) -> NodeShare | None:
+    """Read what all nodes say, and tell each of them its share; return that of node 0."""
+    nodes = [mine]
+    for part in _parts(range(1, here.world_size)):
+        said = _wait(here, [f"node/{rank}" for rank in part], over, deadline)
+        if said is None:
+            return None
+        nodes += map(decode_node, said)
+    shares = divide(nodes)
+    first = {"torch_store": b"1" if torch_store else b"0", "terms": terms.encode()}
+    here.store.multi_set(first, timeout=deadline.remaining())
+    for part in _parts(range(1, here.world_size)):
+        told = {f"share/{rank}": shares[rank].encode() for rank in part}
+        here.store.multi_set(told, timeout=deadline.remaining())
+    return shares[0]
+
+
+def _parts(ranks: range) -> list[range]:
+    return [ranks[start : start + PART] for start in range(0, len(ranks), PART)]
+
+
+def _wait(
+    here: Round, keys: list[str], over: Callable[[], bool], deadline: Deadline
+) -> list[bytes] | None:
+    """Wait for keys of the round; None if it is over before they are there."""
     while not over():
         try:
-            *nodes, there, alike = here.store.wait(
-                [*keys, "torch_store", "terms"], timeout=deadline.sooner(SLICE_S).remaining()
-            )
+            return here.store.wait(keys, timeout=deadline.sooner(SLICE_S).remaining())
         except TimeoutExpired:
             if deadline.passed():
                 raise
-            continue
-        if (theirs := alike.decode(errors="replace")) != terms:
-            told = "this node was told of %r, node 0 of %.80r: give all nodes the same"
-            _log.warning(told, terms, theirs)
-        return tuple(map(decode_node, nodes)), there == b"1"
     return None
 
 
@@ -115,13 +163,19 @@ def decode_report(data: bytes, wall: float) -> tuple[tuple[Failure, ...], bool]:
         if not isinstance(told, list) or not isinstance(final, bool):
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise PeerViolation(f"report of failures: {data[:60]!r} is none") from None
+        raise PeerViolation(f"report of failures: {data[:60]!r} is malformed") from None
     return tuple(Failure.from_json(one, wall) for one in told), final
 
 
 def say_done(here: Round, deadline: Deadline) -> None:
-    """Tell the other nodes that our workers are done: whatever becomes of us, do not wait."""
-    here.board.set(f"{here.number}/done/{here.rank}", b"", timeout=deadline.remaining())
+    """Tell the other nodes that our workers are done: whatever becomes of us, do not wait.
+
+    Once for each round: it is counted. The last node to do so tells all others.
+    """
+    board, round_ = here.board, here.number
+    board.set(f"{round_}/done/{here.rank}", b"", timeout=deadline.remaining())
+    if board.add(f"{round_}/done_count", timeout=deadline.remaining()) == here.world_size:
+        board.set(f"{round_}/all_done", b"", timeout=deadline.remaining())
 
 
 def meet_at_exit(here: Round, stopped: Callable[[], bool], deadline: Deadline) -> None:
@@ -130,21 +184,37 @@ def meet_at_exit(here: Round, stopped: Callable[[], bool], deadline: Deadline) -
     TimeoutExpired names the nodes that have not. A store that cannot be reached may come back:
     whether it is lost is the rendezvous' to say, and then the wait is stopped.
     """
-    keys = [f"{here.number}/done/{rank}" for rank in range(here.world_size)]
     while not stopped():
         try:
-            here.board.wait(keys, timeout=deadline.sooner(SLICE_S).remaining())
-        except TimeoutExpired as error:
+            if _all_done(here, deadline):
+                return
             if deadline.passed():
-                late = ", ".join(key.rpartition("/")[2] for key in error.waiting_for)
-                raise TimeoutExpired(
-                    f"not all workers were done in time: waited for node {late}",
-                    waiting_for=error.waiting_for,
-                ) from None
-            continue
-        except StoreUnavailable:
+                raise _too_late(here)
+        except (StoreUnavailable, TimeoutExpired):
             if deadline.passed():
                 raise
             SYSTEM_CLOCK.sleep(RETRY_S)
-            continue
-        return
+
+
+def _all_done(here: Round, deadline: Deadline) -> bool:
+    """Wait for a moment until all nodes are done, and say whether they are."""
+    board, round_ = here.board, here.number
+    try:
+        board.wait([f"{round_}/all_done"], timeout=deadline.sooner(SLICE_S).remaining())
+    except TimeoutExpired:
+        # The last node may not have heard that it was the last (EX-3).
+        count = board.get(f"{round_}/done_count", timeout=SLICE_S)
+        return count == b"%d" % here.world_size
+    return True
+
+
+def _too_late(here: Round) -> TimeoutExpired:
+    """Say which nodes have not finished: those among the first that a single operation reads."""
+    keys = [f"{here.number}/done/{rank}" for rank in range(min(here.world_size, NAMED_MAX))]
+    done = here.board.multi_get(keys, timeout=SLICE_S)
+    late = [str(rank) for rank, value in enumerate(done) if value is None]
+    names = f"node {', '.join(late)}" if late else f"a node after {len(keys) - 1}"
+    waiting_for = tuple(f"{here.number}/done/{rank}" for rank in late)
+    return TimeoutExpired(
+        f"not all nodes finished in time: waited for {names}", waiting_for=waiting_for
+    )

@@ -91,7 +91,7 @@ class HealthServer:
             self.addresses = self._listen(reactor)
         except HoldfastError as error:
             reactor.close()
-            _log.warning("no health checks: %s", error)
+            _log.warning("health checks are not answered: %s", error)
             return
         self._reactor = reactor
         reactor.start()
@@ -190,8 +190,8 @@ class _ProbeConnection:
             path = words[1].partition(b"?")[0].decode("ascii", "replace")
             try:
                 status, kind, text = self._answer(path)
-            except Exception:  # HE-1: that the agent cannot say how it is says enough
-                _log.exception("the agent cannot say how it is")
+            except Exception:  # HE-1: an agent that cannot answer is not healthy
+                _log.exception("the health of the agent cannot be determined")
                 self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
                 return
             self._send(status, kind, text, body=words[0] == b"GET")

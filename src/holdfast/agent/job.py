@@ -7,8 +7,8 @@ from dataclasses import field
 from pathlib import Path
 from signal import Signals
 
-from holdfast.agent.machine import Terms
 from holdfast.agent.roles import NodeInfo
+from holdfast.agent.terms import Terms
 from holdfast.process.spec import Entrypoint
 from holdfast.records import dataclass
 
@@ -22,7 +22,8 @@ class Job:
     `environment` is what workers inherit, before the variables of their rank. `master_address`
     and `master_port` replace the round's, as they are. `torch_store` says whether node 0 serves
     torch's store protocol at the master's address. `alike` is what every node should have been told
-    alike, in words: a node that was told otherwise warns.
+    alike, in words: a node that was told otherwise warns. `join_s` is how long a round may take to
+    come, None if that is not known.
     """
 
     run_id: str
@@ -41,3 +42,4 @@ class Job:
     secret_file: Path | None = None
     monitor_interval_s: float = 0.1
     alike: str = ""
+    join_s: float | None = None

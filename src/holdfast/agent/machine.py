@@ -37,13 +37,14 @@ Guarantees
     AG-10 Workers run only while this node surely holds its place in the round: they are stopped
           when the end of its lease comes near, killed before the lease can have ended elsewhere,
           and not started after that. What becomes of them then is no failure of the job.
+    AG-11 A user's stop closes the run for every node, and this node ends as stopped by that user;
+          but a failure that had ended the job before is what it ends with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from signal import Signals
 
 from holdfast.agent.effects import (
@@ -58,11 +59,10 @@ from holdfast.agent.effects import (
     StartWorkers,
     Stop,
 )
-from holdfast.agent.outcome import Ending, Outcome, gist
-from holdfast.agent.policy import RestartBudget
+from holdfast.agent.outcome import Ending, Outcome, name_cause, sentence, stopped_by
+from holdfast.agent.terms import State, Terms
 from holdfast.errors import HoldfastError, InternalError, RendezvousClosed, RunOver, WorkersStuck
 from holdfast.process.outcome.failure import Failure, WorkerExited, first_cause
-from holdfast.records import dataclass
 from holdfast.rendezvous.effects import LeaseHeld
 
 __all__ = ["NOT_HELD", "AgentMachine", "State", "Terms"]
@@ -72,28 +72,7 @@ NOT_HELD = "this node could not renew its lease: the others may go on without it
 GATHER_S = 3.0
 """How long a failed job waits for what the other nodes know of it."""
 
-
-class State(StrEnum):
-    """What the agent is doing."""
-
-    INIT = "init"
-    JOINING = "joining"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    FINISHED = "finished"
-    GATHERING = "gathering"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """The numbers that an agent goes by. Durations are seconds."""
-
-    budget: RestartBudget
-    grace_s: float = 30.0
-    """Between the first signal to a worker and KILL."""
-    exit_barrier_s: float = 300.0
-    """How long a node whose workers are done waits for those of the others."""
+_LEAVING = (Ending.SIGNALLED, Ending.STOPPED)
 
 
 class AgentMachine:
@@ -194,7 +173,7 @@ class AgentMachine:
             pids = ", ".join(map(str, abandoned))
             self._break(
                 WorkersStuck(
-                    f"KILL did not end process {pids}: this node takes no further part",
+                    f"SIGKILL did not end process {pids}: this node leaves the job",
                     pids=tuple(abandoned),
                 )
             )
@@ -236,7 +215,7 @@ class AgentMachine:
         if final:
             self._told_all.add(node)
         if failures and self.state in (State.RUNNING, State.FINISHED):
-            self._over(_sentence(failures[0]), now)
+            self._over(sentence(failures[0]), now, name_cause(failures[0]))
         elif self.state is State.STOPPING:
             self._tell_if_first()
         elif self.state is State.GATHERING:
@@ -250,7 +229,7 @@ class AgentMachine:
     def newcomers(self, number: int, now: float) -> None:
         """Hear that nodes wait to come in."""
         if self.state is State.RUNNING:
-            self._over(f"{number} more to come in", now)
+            self._over(f"{number} more waiting to join", now)
 
     def run_ended(self, reason: str, failed: bool, now: float) -> None:
         """Hear that a node has closed the run."""
@@ -276,7 +255,7 @@ class AgentMachine:
             self._gather(now)
             return
         failures = self._all_failures()
-        why = f"stopped by {number.name}{f', after {_sentence(failures[0])}' if failures else ''}"
+        why = f"stopped by {number.name}{f', after {sentence(failures[0])}' if failures else ''}"
         outcome = Outcome(
             ending=Ending.SIGNALLED, reason=why, failures=failures, signal=int(number)
         )
@@ -286,7 +265,29 @@ class AgentMachine:
         if not self._is_decided():
             self._after = outcome
         # A repeated signal asks for a stop without grace.
-        self._stop_workers(number, why, self._terms.grace_s if self._signals == 1 else 0.0)
+        grace_s = self._terms.grace_s if self._signals == 1 else 0.0
+        self._stop_workers(number, why, grace_s)
+        key = "Ctrl-C" if number is Signals.SIGINT else number.name
+        if grace_s:
+            self.reason += f"; the workers have {grace_s:g} s to end, a second {key} kills them"
+
+    def stop_asked(self, by: str, grace_s: float | None, now: float) -> None:
+        """Hear that a user stops the whole job, with this grace, or with ours (AG-11)."""
+        if self.state is State.ENDED:
+            return
+        failures = self._all_failures()
+        outcome = stopped_by(by, failures)
+        self._close_run(outcome.reason, failed=True)
+        if self.state is State.GATHERING and failures:
+            self._finish_failed()
+        elif not self._group_alive:
+            self._end(outcome)
+        else:
+            after = self._after
+            by_closing = isinstance(after, Outcome) and after.ending is Ending.FAILED
+            if not self._is_decided() or (by_closing and not failures):
+                self._after = outcome
+            self._stop_workers(Signals.SIGTERM, outcome.reason, grace_s)
 
     def met(self, round_number: int, trouble: str | None, now: float) -> None:
         """Hear that the exit barrier is over; `trouble` says what went wrong with it."""
@@ -341,9 +342,9 @@ class AgentMachine:
     def _go(self, state: State, reason: str) -> None:
         self.state, self.reason = state, reason
 
-    def _join(self, why: str) -> None:
+    def _join(self, why: str, cause: str = "") -> None:
         self._go(State.JOINING, why or "waiting for a round")
-        self._effects.append(Join(why))
+        self._effects.append(Join(why, cause))
 
     def _failed(self, failure: Failure) -> None:
         """Count a failure, tell of it (AG-4), and stop the other workers; the account decides."""
@@ -352,7 +353,7 @@ class AgentMachine:
         self._after = None
         self._effects.append(CountFailure())
         self._publish()
-        self._stop_workers(Signals.SIGTERM, _sentence(failure))
+        self._stop_workers(Signals.SIGTERM, sentence(failure))
 
     def _tell_if_first(self) -> None:
         """Tell at once of a failure before all that are known, if the round's is counted (AG-4)."""
@@ -369,9 +370,9 @@ class AgentMachine:
         self._go(State.FINISHED, "all workers of this node are done: waiting for the others")
         self._effects.append(Meet(self._terms.exit_barrier_s))
 
-    def _over(self, reason: str, now: float) -> None:
+    def _over(self, reason: str, now: float, cause: str = "") -> None:
         """Stop, and ask for the next round, since this one ends by no fault of ours (AG-2)."""
-        self._after = Join(reason)
+        self._after = Join(reason, cause)
         if self._group_alive:
             self._stop_workers(Signals.SIGTERM, reason)
         else:
@@ -414,12 +415,12 @@ class AgentMachine:
                 self._end(after)
         elif isinstance(after, Join):
             self._say_all()  # another node may be gathering
-            self._join(after.why)
+            self._join(after.why, after.cause)
         elif self._restart:
             why = f"{self._cause()}; {self._verdict}"
             self._forgiven = self._all_failures()  # whatever closes the run is not them
             self._forget_failures()
-            self._join(why)
+            self._join(why, name_cause(self._forgiven[0]))
         elif self._restart is False:
             self._gather_all(f"{self._cause()}; {self._verdict}", now)
 
@@ -474,7 +475,7 @@ class AgentMachine:
         known = self._all_failures()
         if outcome.ending is Ending.BROKEN:  # with what is known by now (AG-9)
             outcome = replace(outcome, failures=known or self._forgiven)
-        elif known and outcome.ending is Ending.SIGNALLED and self.state is State.STOPPING:
+        elif known and self.state is State.STOPPING and outcome.ending in _LEAVING:
             self._say_all()  # another node may be gathering, or will be
         self._go(State.ENDED, outcome.reason)
         self._effects.append(Finish(outcome))
@@ -488,13 +489,7 @@ class AgentMachine:
 
     def _cause(self) -> str:
         failures = self._all_failures()
-        return _sentence(failures[0]) if failures else self.reason
+        return sentence(failures[0]) if failures else self.reason
 
     def _round(self) -> int:
         return self.place.round if self.place else 0
-
-
-def _sentence(failure: Failure) -> str:
-    known = gist(failure)
-    what = f": {known}" if known else ""
-    return f"rank {failure.rank} on {failure.host} failed ({failure.exit}){what}"

@@ -14,6 +14,7 @@ from holdfast.observe.events import (
     Event,
     JobEnded,
     JobFailed,
+    StopRequested,
     WorkerFailed,
     WorkersFinished,
     WorkersRestarting,
@@ -114,6 +115,10 @@ class Narrator:
     def signalled(self, number: Signals) -> None:
         """Tell that a signal came."""
         self._emit(AgentSignalled(**self._base(), signal=number.name))
+
+    def stop_asked(self, by: str) -> None:
+        """Tell that a user stops the job."""
+        self._emit(StopRequested(**self._base(), by=by))
 
     def ended(self, outcome: Outcome) -> None:
         """Tell how it ended."""

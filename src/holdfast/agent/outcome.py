@@ -9,11 +9,11 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Stopped
 from holdfast.process.outcome.failure import Failure, hint_for
 from holdfast.records import dataclass
 
-__all__ = ["Ending", "Outcome", "gist"]
+__all__ = ["Ending", "Outcome", "gist", "name_cause", "sentence", "stopped_by"]
 
 
 class Ending(StrEnum):
@@ -25,6 +25,8 @@ class Ending(StrEnum):
     """Workers of the job failed, and no restart was left."""
     SIGNALLED = "signalled"
     """A signal told this agent to stop; the job may go on without it."""
+    STOPPED = "stopped"
+    """A user stopped the whole job: `error` says which."""
     NOT_NEEDED = "not needed"
     """The job ended well without this node: while it waited for a place, or had begun anew."""
     BROKEN = "broken"
@@ -36,8 +38,8 @@ class Outcome:
     """How it ended, and why.
 
     `failures` are those of the last round, of all nodes as far as they are known here, the first
-    cause first. An agent that broke or was signalled has those that it was handling then. `results`
-    are what functions returned, by rank; empty for anything but a success.
+    cause first. An agent that broke, was signalled or stopped has those that it was handling then.
+    `results` are what functions returned, by rank; empty for anything but a success.
     """
 
     ending: Ending
@@ -46,6 +48,13 @@ class Outcome:
     signal: int | None = None
     error: HoldfastError | None = None
     results: dict[int, Any] = field(default_factory=dict)
+
+
+def stopped_by(user: str, failures: tuple[Failure, ...]) -> Outcome:
+    """Return the end of a job that a user stopped while these failures were handled."""
+    why = f"stopped by {user}"
+    error = Stopped(why, by=user)
+    return Outcome(ending=Ending.STOPPED, reason=why, failures=failures, error=error)
 
 
 def gist(failure: Failure) -> str:
@@ -57,3 +66,16 @@ def gist(failure: Failure) -> str:
     # What was raised may begin on the line after its type.
     told = 2 if lines and lines[0].endswith(":") else 1
     return " ".join(lines[:told])
+
+
+def sentence(failure: Failure) -> str:
+    """Return in one line which worker failed, how its process ended, and what is known of it."""
+    known = gist(failure)
+    what = f": {known}" if known else ""
+    return f"rank {failure.rank} on {failure.host} failed ({failure.exit}){what}"
+
+
+def name_cause(failure: Failure) -> str:
+    """Return a failure in a few words: the rank, and what was raised or how the process ended."""
+    raised = failure.error_type.rpartition(".")[2]
+    return f"rank {failure.rank}: {raised or failure.exit}"

@@ -79,15 +79,18 @@ class Opened:
             self.reports.close()
 
 
-def open_torch_store(job: Job, here: Round) -> TorchStoreServer | None:
+def open_torch_store(job: Job, here: Round, *, again: bool = False) -> TorchStoreServer | None:
     """Serve torch's store in this round, if that is this node's to do; None if it is not served."""
-    return serve_master(master_of(job, here), here) if job.torch_store and here.rank == 0 else None
+    if not job.torch_store or here.rank != 0:
+        return None
+    return serve_master(master_of(job, here), here, again=again)
 
 
-def serve_master(master: Address, here: Round) -> TorchStoreServer | None:
+def serve_master(master: Address, here: Round, *, again: bool = False) -> TorchStoreServer | None:
     """Serve torch's store at the master's address; None if that cannot be bound here.
 
-    Rank 0 serves the store then, as it does without an agent. Blocks while a name is looked up.
+    Rank 0 serves the store then, as it does without an agent, and a warning says so, unless an
+    earlier round had one (`again`). Blocks while a name is looked up.
     """
     from holdfast.net.tcp import resolve
 
@@ -98,5 +101,6 @@ def serve_master(master: Address, here: Round) -> TorchStoreServer | None:
         return TorchStoreServer(Address(str(where[0]), master.port), here)
     except (UsageError, Unavailable) as error:
         # Its text alone: a log record that is kept would keep the socket that could not be bound.
-        _log.warning("torch's store is not served by the agent but by rank 0: %s", str(error))
+        level = logging.DEBUG if again else logging.WARNING
+        _log.log(level, "torch's store is not served by the agent but by rank 0: %s", str(error))
         return None

@@ -29,7 +29,7 @@ import socket
 import threading
 from itertools import count
 
-from holdfast.agent.clerk import Clerk
+from holdfast.agent.task_thread import TaskThread
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import Fenced, HoldfastError, PeerViolation, Unavailable, UsageError
 from holdfast.net.address import Address, is_loopback, parse_address
@@ -72,11 +72,11 @@ class Inquiry:
     def __init__(self, here: Round, clock: Clock = SYSTEM_CLOCK) -> None:
         self._here = here
         self._clock = clock
-        self._clerk = Clerk("holdfast-inquiry")
+        self._asking = TaskThread("holdfast-inquiry")
         self._watch: Watch | None = None
         self._reader: threading.Thread | None = None
         self._numbers = count(1)
-        self._places: dict[str, set[int]] = {}  # the nodes at each address; the clerk's alone
+        self._places: dict[str, set[int]] = {}  # the nodes at each address; only `_ask` uses it
         self._lock = threading.Lock()  # guards what follows
         self._fresh: list[_Question] = []
         self._open: dict[int, _Question] = {}
@@ -88,20 +88,20 @@ class Inquiry:
             if not full:
                 self._fresh.append(_Question(ends, answer, self._clock.monotonic(), set()))
                 if len(self._fresh) == 1:
-                    self._clerk.do(self._ask)
+                    self._asking.submit(self._ask)
         if full:
-            answer(f"{QUESTIONS_MAX} connections wait already until their hosts vouch for them")
+            answer(f"{QUESTIONS_MAX} connections already wait for their hosts to vouch for them")
 
     def close(self) -> None:
         """Stop asking; what waits hears nothing any more. Idempotent."""
-        if not self._clerk.close(END_WITHIN_S):
-            _log.warning("the store did not take the last question about connections")
+        if not self._asking.close(END_WITHIN_S):
+            _log.warning("the store did not take the last question about a connection")
         if self._watch is not None:
             self._watch.close()
         if self._reader is not None:
             self._reader.join(END_WITHIN_S)
 
-    # On the clerk's thread.
+    # On the thread that asks.
 
     def _ask(self) -> None:
         with self._lock:
@@ -154,9 +154,9 @@ class Inquiry:
             }
         for question in nowhere:
             question.answer(
-                f"no agent of this round is at {question.ends.client.host} and could say whose it "
-                "is; if addresses are translated on the way, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
-                "leaves the store to rank 0, which admits everybody"
+                f"no agent of this round is at {question.ends.client.host} to vouch for it; if "
+                "addresses are translated on the way, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 leaves "
+                "the store to rank 0, which admits every connection"
             )
         keys = sorted(said)
         for start in range(0, len(keys), NODES_PER_WRITE):
@@ -180,7 +180,7 @@ class Inquiry:
         except UsageError:
             pass  # closed
         except HoldfastError as error:
-            _log.warning("answers about connections are not heard any more: %s", error)
+            _log.warning("answers about connections are no longer received: %s", error)
 
     def _hear(self, node: int, told: bytes) -> None:
         try:
@@ -242,7 +242,7 @@ class Witness:
         except UsageError:
             pass  # closed
         except HoldfastError as error:
-            _log.warning("questions about connections are not answered any more: %s", error)
+            _log.warning("questions about connections are no longer answered: %s", error)
 
     def _answer(self, asked: bytes) -> None:
         store, rank = self._here.store, self._here.rank
@@ -262,7 +262,7 @@ def _verdict(ends: Ends) -> str:
     except Unavailable as error:
         why = str(error)
     if why is None:
-        why = "no process there has its other end"
+        why = "no process there holds its other end"
     return why and f"on {socket.gethostname()}: {why}"
 
 
@@ -284,7 +284,7 @@ def _decode_questions(data: bytes) -> dict[int, Ends]:
             number, client, server = line.split(" ")
             found[int(number)] = Ends(parse_address(client), parse_address(server))
     except ValueError:  # a UsageError, too
-        raise PeerViolation(f"question about connections: {data[:60]!r} is none") from None
+        raise PeerViolation(f"question about connections: {data[:60]!r} is malformed") from None
     return found
 
 
@@ -299,5 +299,5 @@ def _decode_verdicts(data: bytes) -> dict[int, str]:
             number, _, why = line.partition(" ")
             found[int(number)] = why
     except ValueError:
-        raise PeerViolation(f"answer about connections: {data[:60]!r} is none") from None
+        raise PeerViolation(f"answer about connections: {data[:60]!r} is malformed") from None
     return found

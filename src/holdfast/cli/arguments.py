@@ -38,11 +38,16 @@ class Parser(argparse.ArgumentParser):
         name = word.partition("=")[0]
         known = [option for action in self._actions for option in action.option_strings]
         near = [option for option in known if option.startswith(name)] if len(name) > 2 else []
-        near = near or difflib.get_close_matches(name, known, n=1)
+        near = near or _begins_like(name, known) or difflib.get_close_matches(name, known, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message)} (see {self.prog} --help)\n")
+
+
+def _begins_like(name: str, known: Sequence[str]) -> list[str]:
+    """Return the option that a word begins like, but for its last letter: --nprocs, --nproc-…."""
+    return [option for option in known if len(name) > 6 and option.startswith(name[:-1])][:1]
 
 
 def one_line(text: str) -> str:

@@ -15,7 +15,8 @@ from holdfast.errors import HoldfastError
 
 __all__ = ["main", "parser"]
 
-_COMMANDS = ("run", "store", "doctor")
+_STEERING = ("ps", "status", "stop", "events")
+_COMMANDS = ("run", *_STEERING, "stack", "logs", "store", "doctor", "replay")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,6 +63,20 @@ def parser(command: str = "") -> Parser:
         from holdfast.cli import run
 
         run.add_command(commands)
+    if set(_STEERING) & set(wanted):
+        from holdfast.cli import steer
+
+        for name in _STEERING:
+            if name in wanted:
+                getattr(steer, f"add_{name}")(commands)
+    if "stack" in wanted:
+        from holdfast.cli import stack
+
+        stack.add_stack(commands)
+    if "logs" in wanted:
+        from holdfast.cli import logs
+
+        logs.add_logs(commands)
     if "store" in wanted:
         from holdfast.cli import store
 
@@ -70,6 +85,10 @@ def parser(command: str = "") -> Parser:
         from holdfast.cli import doctor
 
         doctor.add_command(commands)
+    if "replay" in wanted:
+        from holdfast.cli import replay
+
+        replay.add_command(commands)
     return top
 
 

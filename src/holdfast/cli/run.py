@@ -19,21 +19,23 @@ from holdfast import env
 from holdfast.cli.arguments import one_line
 from holdfast.cli.output import complain, say
 from holdfast.cli.run_flags import add_flags, read_flags
-from holdfast.errors import HoldfastError, WorkersFailed
+from holdfast.clock import SYSTEM_CLOCK, iso_time
+from holdfast.errors import HoldfastError, WorkersFailed, exit_code
 from holdfast.observe.live import Live, is_for_us
 from holdfast.observe.patient import patient_stderr
 from holdfast.process.signals import SignalEvents
 
 if TYPE_CHECKING:
-    from holdfast.agent.agent import AgentStatus
+    from holdfast.agent.status import AgentStatus
     from holdfast.cli.arguments import Commands
+    from holdfast.cli.run_resolve import Invocation
 
 __all__ = ["add_command"]
 
 _DESCRIPTION = """\
 Start workers on this node and keep them running: on failures, and when nodes come and go.
-What stands after SCRIPT belongs to SCRIPT. Every flag that torchrun has can also be given as a
-variable, such as PET_NNODES, and with _ for -.
+Arguments after SCRIPT are passed to it. Every flag that torchrun has can also be set by a variable,
+such as PET_NNODES, and may be written with _ instead of -.
 """
 
 
@@ -69,35 +71,47 @@ def _run_or_show(given: argparse.Namespace) -> int:
     if given.dry_run:
         say(json.dumps(describe(found), indent=2))
         return 0
-    from holdfast.agent.machine import State
+    _log_to_stderr(variables, events=found.config.event_log_handler == "console")
+    terminal = is_for_us(sys.stderr, variables)
+    live = Live(sys.stderr, terminal=terminal, color=not variables.get("NO_COLOR"))
+    return _launch(found, live)
+
+
+def _launch(found: Invocation, live: Live) -> int:
+    """Run the job, show it, and say how it ended; return the exit code."""
     from holdfast.agent.outcome import Ending
+    from holdfast.cli.run_end import last_line
     from holdfast.cli.run_view import view
     from holdfast.launch.launcher import run_job
 
-    _log_to_stderr(variables, events=found.config.event_log_handler == "console")
-    host = os.uname().nodename
-    terminal = is_for_us(sys.stderr, variables)
-    live = Live(sys.stderr, terminal=terminal, color=not variables.get("NO_COLOR"))
-
+    host, started = os.uname().nodename, SYSTEM_CLOCK.monotonic()
     late = _LateSignal(found.config.signals)
+    last: AgentStatus | None = None
 
     def show(status: AgentStatus) -> None:
-        late.is_late = status.ending not in (None, Ending.SIGNALLED)
-        # Without a terminal the end is told by the exit code, and by the report of a failure.
-        if terminal or status.state not in (State.GATHERING, State.ENDED):
-            live.show(view(status, host, found.config.max_restarts))
+        nonlocal last
+        last = status
+        late.is_late = status.ending not in (None, Ending.SIGNALLED, Ending.STOPPED)
+        live.show(view(status, host, found.config.max_restarts))
 
+    code = 0
     try:
         with live, late.events:
-            run_job(found.config, found.entrypoint, show=show)
+            run_job(found.config, found.entrypoint, show=show, adopt=True)
     except WorkersFailed as error:
         _print_report(str(error))
-        return error.exit_code
+        code = error.exit_code
     except HoldfastError as error:
         for note in getattr(error, "__notes__", ()):  # what had gone wrong before it
             _print_report(note)
-        raise
-    return 0
+        told = (Ending.SIGNALLED, Ending.STOPPED, Ending.BROKEN)
+        if last is None or last.ending not in told:
+            raise  # it is not why the agent ended: no line tells it yet
+        code = exit_code(error)
+    if last is not None and last.ending is not None:
+        line = last_line(last, last.ending, SYSTEM_CLOCK.monotonic() - started)
+        complain(f"holdfast: {iso_time(SYSTEM_CLOCK.wall())}  {host}  {one_line(line)}")
+    return code
 
 
 class _LateSignal:

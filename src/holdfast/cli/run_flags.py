@@ -61,32 +61,32 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
                 name="nnodes",
                 metavar="N|MIN:MAX",
                 default="1:1",
-                help="nodes of the job, or how few and how many it may have",
+                help="number of nodes, or the fewest and the most that the job may have",
             ),
             Flag(
                 name="nproc-per-node",
                 metavar="N",
                 default="1",
                 also=("PET_N_PROC_PER_NODE",),
-                help="workers on this node; or auto, cpu, gpu, xpu: as many as there are",
+                help="workers on this node; cpu, gpu, xpu: one for each; auto: by what is there",
             ),
         ),
     ),
     (
         "where nodes meet",
         (
-            Flag(name="standalone", help="one node, and nobody else: the next flags do not count"),
+            Flag(name="standalone", help="a job of this node alone; the next flags have no effect"),
             Flag(
                 name="rdzv-backend",
                 metavar="NAME",
                 default="static",
                 help="static, c10d, etcd, etcd-v2, file, or one of an installed package",
             ),
-            Flag(name="rdzv-endpoint", metavar="HOST[:PORT]", help="where the backend is"),
+            Flag(name="rdzv-endpoint", metavar="HOST[:PORT][,…]", help="where the backend is"),
             Flag(
                 name="rdzv-id", metavar="ID", default="none", help="name of the job, on every node"
             ),
-            Flag(name="rdzv-conf", metavar="K=V,...", help="more for the backend"),
+            Flag(name="rdzv-conf", metavar="K=V,...", help="options of the backend"),
             Flag(
                 name="secret-file",
                 metavar="FILE",
@@ -109,13 +109,13 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
         (
             Flag(name="module", short="-m", help="SCRIPT is a module, as for python -m"),
             Flag(name="no-python", help="SCRIPT is a program of any kind"),
-            Flag(name="run-path", help="SCRIPT is a Python file, whatever else is said"),
+            Flag(name="run-path", help="SCRIPT is a Python file; overrides the two flags above"),
             Flag(name="role", metavar="NAME", default="default", help="role of the workers"),
             Flag(
                 name="start-method",
                 metavar="NAME",
                 default="spawn",
-                help="spawn, fork or forkserver; matters to functions alone, not to a SCRIPT",
+                help="spawn, fork or forkserver; applies to functions, not to a SCRIPT",
             ),
             Flag(
                 name="warm",
@@ -133,13 +133,13 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
         ),
     ),
     (
-        "when it fails or ends",
+        "failures and shutdown",
         (
             Flag(
                 name="max-restarts",
                 metavar="N",
                 default="0",
-                help="failures of the job that are followed by a restart",
+                help="how many failures of the job lead to a restart",
             ),
             Flag(
                 name="restarts",
@@ -151,7 +151,7 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
                 name="signals-to-handle",
                 metavar="NAMES",
                 default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-                help="signals that are passed on to the workers, and end the job here",
+                help="signals that are passed on to the workers, and end the job on this node",
             ),
             Flag(
                 name="shutdown-timeout",
@@ -163,15 +163,20 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
                 metavar="S",
                 bare=True,
                 default="300",
-                help="seconds that a node which is done waits for the others",
+                help="seconds that a node waits for the others when its workers are done",
             ),
             Flag(
                 name="monitor-interval",
                 metavar="S",
                 default="0.1",
-                help="look so often who is on its way out, at most every 0.5 s",
+                help="seconds between checks for exiting workers; no more than 0.5 is used",
             ),
-            Flag(name="report", metavar="FILE", bare=True, help="leave a failure there, as JSON"),
+            Flag(
+                name="report",
+                metavar="FILE",
+                bare=True,
+                help="write a failure to this file, as JSON",
+            ),
         ),
     ),
     (
@@ -206,7 +211,7 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
             Flag(
                 name="duplicate-stdout-filters",
                 metavar="TEXTS",
-                help="copy lines that have one of these (a,b) to a file for all workers",
+                help="copy lines that contain one of these (a,b) to one file for all workers",
             ),
             Flag(name="duplicate-stderr-filters", metavar="TEXTS", help="the same for stderr"),
             Flag(
@@ -220,7 +225,7 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
                 metavar="NAME",
                 bare=True,
                 default="default",
-                help="no other is there",
+                help="only the default exists",
             ),
         ),
     ),

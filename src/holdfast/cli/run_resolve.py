@@ -137,9 +137,11 @@ def _meeting(flags: _Flags, warnings: list[str]) -> dict[str, Any]:
             for name, value in config.items()
             if name in CONFIG_KEYS["c10d"] or name not in known
         }
+        given = flags.text("rdzv_id")
         return {
             "min_nodes": 1,
             "max_nodes": 1,
+            "run_id": "" if given == UNNAMED_RUN else given,
             "rdzv_endpoint": "localhost:0",
             "rdzv_configs": own,
         }
@@ -224,7 +226,25 @@ def _entrypoint(flags: _Flags, command: Sequence[str], python: str) -> Entrypoin
         return Program(name, tuple(args))
     if not os.path.exists(name):
         raise UsageError(f"script {name!r:.200}: no such file")
+    if other := _other_interpreter(name):
+        raise UsageError(
+            f"script {name!r:.200}: begins with {other!r:.80}, which is not Python: "
+            "add --no-python to run it as a program"
+        )
     return Script(name, tuple(args), python)
+
+
+def _other_interpreter(path: str) -> str:
+    """Return the first line of a script that names an interpreter other than Python, else ""."""
+    if not os.path.isfile(path):
+        return ""  # a folder with a __main__.py, or a pipe, of which nothing may be taken
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(200).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""  # told when it is run
+    names = ("python", "pypy", "uv ")
+    return line if line.startswith("#!") and not any(name in line for name in names) else ""
 
 
 def _check_backend(name: str) -> None:
@@ -245,7 +265,8 @@ def _check_secret(config: LaunchConfig, environment: env.Environment) -> None:
     hosts_store = (config.rdzv_backend == "c10d" and not in_a_file) or (
         config.rdzv_backend == "static" and config.max_nodes > 1
     )
-    if hosts_store and not is_loopback(parse_address(config.rdzv_endpoint or "localhost", 0).host):
+    parts = (config.rdzv_endpoint or "localhost").split(",")
+    if hosts_store and not all(is_loopback(parse_address(part, 0).host) for part in parts):
         raise UsageError(
             f"nodes that meet at {config.rdzv_endpoint} need the job's secret: make one, "
             "(umask 077; openssl rand -hex 32 > job.secret), copy it to every node, and add "
@@ -320,4 +341,4 @@ def _one_of(allowed: tuple[str, ...]) -> Callable[[str], str]:
 
 def _logs_specs(text: str) -> None:
     if text != "default":
-        raise UsageError(f"{text!r:.40} is not supported; the flags of output do what it was for")
+        raise UsageError(f"{text!r:.40} is not supported; use the flags for output instead")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,7 @@ from holdfast.cli.arguments import add_timeout, checked, one_line
 from holdfast.cli.exits import MISSING
 from holdfast.cli.output import flush, say, say_bytes
 from holdfast.clock import Deadline
-from holdfast.errors import UsageError
-from holdfast.net.address import Address
+from holdfast.errors import StoreUnavailable, UsageError
 from holdfast.net.descriptors import many_descriptors
 from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import INT_MAX, INT_MIN, Change, check_key, check_prefix
@@ -30,7 +29,9 @@ __all__ = ["add_commands"]
 
 if TYPE_CHECKING:
     from holdfast.cli.arguments import Commands
+    from holdfast.store.server import StoreServer
 
+_log = logging.getLogger("holdfast.store")
 _ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -48,6 +49,12 @@ def add_commands(commands: Commands) -> None:
         nargs="?",
         default="tcp://127.0.0.1:29400",
         help="where to listen (default: %(default)s; port 0 picks a free one)",
+    )
+    serve.add_argument(
+        "--join",
+        metavar="ENDPOINT",
+        help="become one more member of the store that is served there (tcp://host:port,…); "
+        "three members survive the loss of one",
     )
     serve.set_defaults(run=_serve)
 
@@ -110,19 +117,36 @@ def _serve(given: argparse.Namespace) -> int:
     # Blocked before any thread starts, for all of them: only sigwait takes these signals.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
-        with many_descriptors(), serve_store(given.endpoint) as server:
-            say(f"export HOLDFAST_STORE=tcp://{_reachable(server.address)}")
+        with many_descriptors(), serve_store(given.endpoint, join=given.join) as server:
+            dismissed: list[str] = []
+
+            def end(why: str) -> None:
+                dismissed.append(why)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+            server.on_dismissed = end
+            _tell_apart(given, server)
+            say(f"export HOLDFAST_STORE=tcp://{','.join(server.members)}")
             flush()
             signal.sigwait(_ENDING)
+            if dismissed:
+                address = server.announced
+                raise StoreUnavailable(
+                    f"{address} is no member of its store any more: {dismissed[0]}; start it again",
+                    address=str(address),
+                )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
 
 
-def _reachable(address: Address) -> Address:
-    """Return what others can connect to: "all addresses" is none."""
-    everywhere = address.host in {"0.0.0.0", "::"}
-    return address._replace(host=socket.gethostname()) if everywhere else address
+def _tell_apart(given: argparse.Namespace, server: StoreServer) -> None:
+    """Say whether this is a store of its own: nothing of an earlier one is kept."""
+    if given.join is None:
+        text = "a new, empty store; `--join` adds this process to one that is there already"
+    else:
+        text = f"a member of the store at {given.join}, with {len(server.members)} members now"
+    _log.info("store %s: %s", server.announced, text)
 
 
 def _get(store: Store, given: argparse.Namespace) -> int:

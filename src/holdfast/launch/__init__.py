@@ -5,6 +5,9 @@ Layout, in reading order (◦ = pure)
     entrypoints.py  functions and commands, as people give them
     devices.py      how many workers `auto`, `gpu` and `cpu` mean here
     report.py ◦     what went wrong, as text, as JSON and as an exit code
+    recordings.py   the last steps of the job's machines, in its report
+    report_file.py  the file of the report
+    steering.py     what an agent answers its user's commands
     launcher.py     elastic_launch: put the parts together and run
 """
 

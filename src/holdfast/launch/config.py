@@ -111,14 +111,14 @@ class LaunchConfig:
         """Refuse nodes that could not find each other, each with a name or a store of its own."""
         if self.max_nodes > 1 and not self.run_id:
             raise UsageError(
-                f"run_id '': up to {self.max_nodes} nodes know their job by it; "
-                "give a name, the same on each"
+                f"run_id '': a job of up to {self.max_nodes} nodes needs one; "
+                "give the same name on each"
             )
         built_in = self.rdzv_backend in ("c10d", "static")
         if built_in and self.max_nodes > 1 and not self.rdzv_endpoint:
             raise UsageError(
-                f"rdzv_endpoint '': up to {self.max_nodes} nodes need one place to meet; "
-                "give host:port, the same on each"
+                f"rdzv_endpoint '': a job of up to {self.max_nodes} nodes needs one; "
+                "give the same host:port on each"
             )
 
     def _check_master(self) -> None:

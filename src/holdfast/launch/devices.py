@@ -36,7 +36,7 @@ def count_workers(text: str, variables: Mapping[str, str], root: Path = Path("/"
         case "gpu" | "xpu":
             found = (_gpus if text == "gpu" else _xpus)(variables, root)
             if not found:
-                raise UsageError(f"{text!r}: there is none here; give a number, or cpu, or auto")
+                raise UsageError(f"{text!r}: this machine has none; give a number, or cpu, or auto")
             return found
         case _:
             raise UsageError(

@@ -57,8 +57,8 @@ def _check_home(function: Callable[..., Any]) -> None:
         return
     if path is None or not os.path.exists(path):
         raise UsageError(
-            f"function {getattr(function, '__qualname__', function)!s:.80}: its program is in no "
-            "file, so workers cannot find it; save it as one, or use start_method=fork"
+            f"function {getattr(function, '__qualname__', function)!s:.80}: its program is not in "
+            "a file, so workers cannot import it; save it to one, or use start_method=fork"
         )
 
 

@@ -10,12 +10,10 @@ for all nodes, since none could say what has become of this node's part.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import random
 import socket
-import stat
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,19 +21,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, assert_never, overload
 
 from holdfast import env
-from holdfast.agent.agent import AgentStatus, Barrier, ElasticAgent
+from holdfast.agent.agent import Barrier, ElasticAgent
 from holdfast.agent.attempt import Report
 from holdfast.agent.environment import common_environment
 from holdfast.agent.exchange import meet_at_exit
 from holdfast.agent.job import Job
-from holdfast.agent.machine import State, Terms
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.roles import NodeInfo
+from holdfast.agent.status import AgentStatus
+from holdfast.agent.terms import State, Terms
 from holdfast.clock import SYSTEM_CLOCK
+from holdfast.control.folder import open_folder
+from holdfast.control.jobs import AgentEntry
+from holdfast.control.server import ControlServer
 from holdfast.errors import (
+    BUG,
     HoldfastError,
     InternalError,
     Signalled,
+    Stopped,
     UsageError,
     WorkersFailed,
     exit_code,
@@ -43,17 +47,22 @@ from holdfast.errors import (
 from holdfast.ids import new_token
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
+from holdfast.launch.report_file import check_report_file, write_report_file
+from holdfast.launch.steering import Steering
 from holdfast.net.descriptors import many_descriptors
+from holdfast.observe.journal import Journal
 from holdfast.observe.metrics import Metrics
-from holdfast.observe.sinks import LogSink, Sink
+from holdfast.observe.sinks import FanOut, LogSink, Sink
 from holdfast.process.group import LOOK_EVERY_S, WorkerGroup
-from holdfast.process.outcome.errorfile import examine, replace_file, write_reply_file
+from holdfast.process.outcome.errorfile import examine, write_reply_file
 from holdfast.process.outcome.failure import Failure
 from holdfast.process.outcome.memory import MemoryWatch
 from holdfast.process.output.logs import AttemptLogs, RunLogs
 from holdfast.process.signals import HeldSignals
 from holdfast.process.spec import Entrypoint, Exit, Launch, Program, entrypoint_name
-from holdfast.process.start.spawn import Starter, check_entrypoint
+from holdfast.process.start.checks import check_entrypoint
+from holdfast.process.start.forker import Forker
+from holdfast.process.start.spawn import Starter
 from holdfast.process.start.warm import Standbys
 from holdfast.process.stop.containment import Containment
 from holdfast.rendezvous.handler import Rendezvous
@@ -104,17 +113,24 @@ def run_job(
     show: Callable[[AgentStatus], None] = lambda status: None,
     exit_barrier: Barrier = meet_at_exit,
     sink: Sink | None = None,
+    adopt: bool = False,
 ) -> dict[int, Any]:
     """Run this node's part of a job and return the results of its workers by rank.
 
     `show` is told, on this thread, whenever what the agent does has changed. `exit_barrier` and
-    `sink` replace where nodes wait for each other at the end, and where events go.
+    `sink` replace where nodes wait for each other at the end, and where events go. `adopt` is for a
+    process that does nothing else: it becomes the parent of what its workers leave behind.
     """
-    _check_report(config.report_file)
+    check_report_file(config.report_file)
     environment = env.current()
     run_id = config.run_id or new_token(random.SystemRandom(), 8)
-    outcome = _Launch(config, entrypoint, run_id, environment, sink).run(show, exit_barrier)
-    return _judge(outcome, config, entrypoint_name(entrypoint), run_id, environment)
+    launch = _Launch(config, entrypoint, run_id, environment, sink, adopt=adopt)
+    try:
+        outcome = launch.run(show, exit_barrier)
+    except Exception as error:
+        launch.report((), str(error) or repr(error), error)
+        raise
+    return _judge(outcome, launch, entrypoint_name(entrypoint), run_id, environment)
 
 
 class _Launch:
@@ -127,15 +143,22 @@ class _Launch:
         run_id: str,
         environment: env.Environment,
         sink: Sink | None,
+        *,
+        adopt: bool,
     ) -> None:
+        self._adopt = adopt
         self._config = config
         self._entrypoint = entrypoint
         self._run_id = run_id
         self._environment = environment
-        self._sink = sink or LogSink(as_json=config.event_log_handler == "console")
+        self._journal = Journal()
+        chosen = sink or LogSink(as_json=config.event_log_handler == "console")
+        self._sink = FanOut([chosen, self._journal])
         self._host = socket.gethostname()
         self._metrics = Metrics()
         self._agent: ElasticAgent | None = None
+        self._rendezvous: Rendezvous | None = None
+        self._report_file = config.report_file
         self._watchdog: Watchdog | None = None
 
     def run(self, show: Callable[[AgentStatus], None], exit_barrier: Barrier) -> Outcome:
@@ -155,6 +178,7 @@ class _Launch:
         """Run the job; whatever is opened for it is closed by the stack."""
         files = stack.enter_context(many_descriptors())  # first: servers take a share of them
         self._serve_health(stack)
+        steering = self._serve_commands(stack)
         logs, containment = self._contain(stack)
         job = self._job(logs.private)
         check_entrypoint(job.entrypoint, job.environment)
@@ -163,6 +187,7 @@ class _Launch:
             files=files,
             close_in_child=containment.forget,
             standbys=self._standbys(job, containment),
+            forker=self._forker(job, containment, files),
         )
         stack.callback(starter.close)
         self._watch_timers(job, stack)
@@ -172,7 +197,7 @@ class _Launch:
         ) -> WorkerGroup:
             return self._group(launches, attempt, starter, containment, report, gone=logs.temporary)
 
-        rendezvous = self._meet(show)
+        rendezvous = self._rendezvous = self._meet(show)
         try:
             _fence(containment, rendezvous)
             self._agent = ElasticAgent(
@@ -185,6 +210,7 @@ class _Launch:
                 sink=self._sink,
                 metrics=self._metrics,
             )
+            steering.follow(self._agent, rendezvous)
             return self._supervise(self._agent, rendezvous)
         finally:
             # Not by the stack: a host waits for the other nodes here, and a signal ends that wait.
@@ -197,7 +223,9 @@ class _Launch:
         """
         logs = RunLogs(self._config.logs, self._run_id)
         logs.open()
-        containment = Containment(logs.private)
+        if self._report_file is None and not logs.temporary:
+            self._report_file = logs.folder / "report.json"
+        containment = Containment(logs.private, adopt=self._adopt)
         stack.callback(containment.close)
         stack.callback(logs.close)
         stack.callback(containment.empty)
@@ -206,11 +234,12 @@ class _Launch:
     def _meet(self, show: Callable[[AgentStatus], None]) -> Rendezvous:
         """Find the place where nodes meet; it may be a while until it is there."""
         endpoint = self._config.rdzv_endpoint
+        parameters = self._config.rendezvous(self._run_id)
         if endpoint and not endpoint.endswith(":0"):  # that is here
             looking = f"looking for the rendezvous at {endpoint}"
             now = SYSTEM_CLOCK.monotonic()
-            show(AgentStatus(State.JOINING, looking, place=None, membership=None, turned_at=now))
-        return create_rendezvous(self._config.rendezvous(self._run_id))
+            show(AgentStatus(State.JOINING, looking, None, None, now, left_s=parameters.join_s))
+        return create_rendezvous(parameters)
 
     def _supervise(self, agent: ElasticAgent, rendezvous: Rendezvous) -> Outcome:
         try:
@@ -243,6 +272,7 @@ class _Launch:
             secret_file=self._secret_file(folder),
             monitor_interval_s=config.monitor_interval,
             alike=self._alike(),
+            join_s=config.rendezvous(self._run_id).join_s,
         )
 
     def _alike(self) -> str:
@@ -279,13 +309,30 @@ class _Launch:
         if not self._config.warm:
             return None
         if isinstance(job.entrypoint, Program):
-            _log.warning("warm: %s is no Python: nothing is kept warm", job.entrypoint.path)
+            _log.warning(
+                "warm: %s is not run by Python: no worker is kept warm", job.entrypoint.path
+            )
             return None
         workers = job.node.workers
         common = common_environment(job.environment, workers) | containment.environment
-        standbys = Standbys(self._config.warm, job.entrypoint, count=workers, environment=common)
+        standbys = Standbys(
+            self._config.warm,
+            job.entrypoint,
+            count=workers,
+            environment=common,
+            cgroup=containment.procs_path,
+        )
         standbys.fill()
         return standbys
+
+    def _forker(
+        self, job: Job, containment: Containment, files: tuple[int, int] | None
+    ) -> Forker | None:
+        """Begin to start what starts programs, while the nodes still meet."""
+        if not isinstance(job.entrypoint, Program):
+            return None
+        environment = {**job.environment, **containment.environment}
+        return Forker(environment, cgroup=containment.procs_path, files=files)
 
     def _group(
         self,
@@ -325,6 +372,22 @@ class _Launch:
             monitor_interval_s=max(LOOK_EVERY_S, self._config.monitor_interval),
         )
 
+    def report(self, failures: tuple[Failure, ...], reason: str, error: Exception) -> None:
+        """Write the report where the user asked for it, else beside the logs if they are kept.
+
+        Nothing is written of what went wrong before there was an agent.
+        """
+        if self._report_file is None or self._agent is None or self._rendezvous is None:
+            return
+        from holdfast.launch import recordings, report
+
+        taken = (self._agent.recording(), self._rendezvous.recording())
+        machines = recordings.write_machines(one for one in taken if one is not None)
+        code = exit_code(error) if isinstance(error, HoldfastError) else BUG
+        name = entrypoint_name(self._entrypoint)
+        told = report.as_json(name, self._run_id, failures, reason, code, machines)
+        write_report_file(self._report_file, report.dump(told))
+
     # What runs beside the agent.
 
     def _watch_timers(self, job: Job, stack: ExitStack) -> None:
@@ -354,6 +417,30 @@ class _Launch:
         server.start()
         stack.callback(server.close)
 
+    def _serve_commands(self, stack: ExitStack) -> Steering:
+        """Let the user's commands find this agent; what prevents it is no error of the job's."""
+        name = entrypoint_name(self._entrypoint)
+        steering = Steering(self._config, self._run_id, name, self._host, journal=self._journal)
+        endpoint = self._config.rdzv_endpoint
+        entry = AgentEntry(
+            token=new_token(random.SystemRandom(), 16),
+            run=self._run_id,
+            host=self._host,
+            pid=os.getpid(),
+            started_at=SYSTEM_CLOCK.wall(),
+            endpoint="" if endpoint.endswith(":0") else endpoint,
+        )
+        try:
+            folder = open_folder(self._environment.state_dir, host=self._host)
+            server = ControlServer(folder, entry, steering.answer)
+            server.start()
+        except HoldfastError as error:
+            _log.info("commands such as `holdfast status` do not find this job: %s", error)
+        else:
+            stack.callback(server.close)
+            stack.callback(self._journal.close)
+        return steering
+
     def _health(self) -> dict[str, object]:
         if self._agent is None:
             return {"state": "starting"}
@@ -379,7 +466,7 @@ def _fence(containment: Containment, rendezvous: Rendezvous) -> None:
 
 def _judge(
     outcome: Outcome,
-    config: LaunchConfig,
+    launch: _Launch,
     name: str,
     run_id: str,
     environment: env.Environment,
@@ -398,34 +485,12 @@ def _judge(
             error = Signalled(reason, signal=outcome.signal or 0)
         case Ending.FAILED:
             error = report.workers_failed(name, run_id, failures, reason)
-        case Ending.BROKEN:
+        case Ending.BROKEN | Ending.STOPPED:
             error = outcome.error or InternalError(reason)
         case _:
             assert_never(outcome.ending)
     if failures and not isinstance(error, WorkersFailed):  # whose text is the report
         error.add_note(report.as_text(name, run_id, failures, reason))
-    if config.report_file is not None and (failures or isinstance(error, WorkersFailed)):
-        told = report.as_json(name, run_id, failures, reason, exit_code(error))
-        _write_report(config.report_file, told)
+    if failures or not isinstance(error, (Signalled, Stopped)):
+        launch.report(failures, reason, error)
     raise error
-
-
-def _check_report(path: Path | None) -> None:
-    """Raise UsageError if what is there is nothing that a report may replace."""
-    with contextlib.suppress(OSError):  # nothing is there, or writing will tell
-        if path is not None and not stat.S_ISREG(path.lstat().st_mode):
-            raise UsageError(
-                f"report {str(path)!r}: must be a regular file, or not be there; a link is not "
-                "followed"
-            )
-
-
-def _write_report(path: Path, report: dict[str, Any]) -> None:
-    data = json.dumps(report, indent=2) + "\n"
-    try:
-        _check_report(path)
-        replace_file(path, data.encode(), 0o666)
-    except OSError as error:
-        _log.warning("report %s: %s", path, error.strerror)
-    except UsageError as error:  # another process put it there while the job ran
-        _log.warning("%s", error)

@@ -18,10 +18,12 @@ after it. The JSON is for programs; its fields are
         stack                               the Python stack at a crash or before a KILL
         hint                                what else is known
         error_file                          where the worker left it
+    machines    the last steps of the machines that decided here, for `holdfast replay`
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from textwrap import indent
@@ -31,7 +33,7 @@ from holdfast.agent.outcome import gist
 from holdfast.errors import WorkersFailed
 from holdfast.process.outcome.failure import Failure, clip, lost_a_peer
 
-__all__ = ["as_json", "as_text", "workers_failed"]
+__all__ = ["as_json", "as_text", "dump", "workers_failed"]
 
 _TRACEBACK_CHARS = 8 * 1024
 _LINE_CHARS = 160
@@ -71,7 +73,12 @@ def as_text(name: str, run_id: str, failures: Sequence[Failure], reason: str = "
 
 
 def as_json(
-    name: str, run_id: str, failures: Sequence[Failure], reason: str, exit_code: int
+    name: str,
+    run_id: str,
+    failures: Sequence[Failure],
+    reason: str,
+    exit_code: int,
+    machines: Sequence[dict[str, object]] = (),
 ) -> dict[str, Any]:
     """Return the report for programs; the fields are listed above."""
     return {
@@ -80,7 +87,15 @@ def as_json(
         "reason": reason,
         "exit_code": exit_code,
         "failures": [_fields(failure, failures[0]) for failure in failures],
+        "machines": list(machines),
     }
+
+
+def dump(report: dict[str, Any]) -> str:
+    """Return a report as text: indented, but for its machines, which have a line each."""
+    rest = json.dumps({key: value for key, value in report.items() if key != "machines"}, indent=2)
+    machines = ",".join(f"\n    {json.dumps(machine)}" for machine in report["machines"])
+    return f'{rest[:-2]},\n  "machines": [{machines}\n  ]\n}}\n'
 
 
 def _whole(failure: Failure) -> str:

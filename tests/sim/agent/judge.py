@@ -4,7 +4,7 @@ The truth is what the played workers did, and the history of the run's keys in t
 
     AG-1  workers start on a node only when none of an earlier round is left there
     AG-10 and only when none of an earlier round runs anywhere, but on a node that is paused, or
-          where nobody could keep them from it (`may_work_on`)
+          where no agent could keep them from it (`may_work_on`)
     S4    the run is closed as failed only if its account is overdrawn or workers could not be
           started, as succeeded only if all workers of a complete round are done
     S5    each round that ends uses up one event: a worker of it failed, a member went away or
@@ -67,7 +67,7 @@ class AgentJudge(Judge):
         self.calm_since: float | None = None
         """Since when nothing disturbs the network any more."""
         self.causes_known = True
-        """Whether clocks agree, and workers end before agents lose patience with each other."""
+        """Whether clocks agree, and workers end before the agents' timeouts for each other."""
         self._alive: Counter[NodeId] = Counter()
         self._done: Counter[int] = Counter()
         self._worlds: dict[int, int] = {}
@@ -221,13 +221,13 @@ class AgentJudge(Judge):
 
     def _completed(self, record: RoundRecord) -> None:
         super()._completed(record)
-        members = {member.node for member in record.members}
+        members = {member.node for member in self.members_of(record)}
         hasty = self.rules.grace_s < self.rules.lease_s + self.rules.stop_s
         waited = self._clock() - self._forming_since >= self.rules.grace_s * CLOCKS_AGREE
         if hasty and waited:
             self._left_behind.update(self.announced)
         self._left_behind -= members
-        just_gone = self._clock() < self._gone_at + LATE_S  # who leads may not have heard of it
+        just_gone = self._clock() < self._gone_at + LATE_S  # the leader may not have heard of it
         # A leader that was cut off for longer may count on a member that is gone: the round ends by
         # that, though an earlier round used the event up.
         if just_gone or members != self.announced.keys():
@@ -235,11 +235,11 @@ class AgentJudge(Judge):
 
     def _ended(self, old: RoundRecord, new: RoundRecord) -> None:
         super()._ended(old, new)
-        departed = [one.node for one in old.members if self._departed[one.node]]
+        departed = [one.node for one in self.members_of(old) if self._departed[one.node]]
         if departed:
             self._departed[departed[0]] -= 1
         elif not self.causes.get(old.number) and old.number not in self._knocked:
-            left = all(self._has_left(member.node, old) for member in old.members)
+            left = all(self._has_left(member.node, old) for member in self.members_of(old))
             if not left:
                 self._fail(f"S5: nothing happened in round {old.number}: {new.reason}")
 

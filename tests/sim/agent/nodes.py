@@ -26,13 +26,13 @@ from holdfast.agent.effects import (
     StartWorkers,
     Stop,
 )
-from holdfast.agent.exchange import RETRY_S, decode_report, publish
+from holdfast.agent.exchange import decode_report, publish
 from holdfast.agent.machine import NOT_HELD, State
 from holdfast.agent.machine import AgentMachine as Machine
 from holdfast.agent.outcome import Outcome
+from holdfast.agent.roles import NodeShare
 from holdfast.clock import Deadline
 from holdfast.errors import (
-    Fenced,
     HoldfastError,
     RendezvousClosed,
     RendezvousLost,
@@ -54,18 +54,17 @@ from holdfast.rendezvous.effects import (
     TimedOut,
 )
 from holdfast.rendezvous.model import RoundRecord
-from holdfast.store.ops import AnyOp, Guarded, Set, Wait
+from holdfast.store.ops import AnyOp, Set
 from holdfast.testing.network import Link, Timer
-from tests.sim.agent.judge import NOT_IN_TIME, AgentJudge
+from tests.sim.agent.exchange import meet, swap
+from tests.sim.agent.judge import AgentJudge
 from tests.sim.agent.workers import AgentBehaviour, Workers
 from tests.sim.rendezvous.nodes import Agent, Behaviour, NodeProgram
 from tests.sim.store.actors import WatchRecord
 
 __all__ = ["STORE_WITHIN_S", "AgentProgram", "AgentUser"]
 
-SLICE_S = 1.0
 STORE_WITHIN_S = 30.0
-SWAP_WITHIN_S = 60.0
 LAST_WORDS_S = 10.0
 
 
@@ -89,14 +88,15 @@ class AgentUser(Agent):
         # What the rendezvous would say.
         self._record: RoundRecord | None = None
         self._rank = 0
+        self._share: NodeShare | None = None
         self._over_why: str | None = None
         self._is_closed: Closed | None = None
         self._lost: str | None = None
         self._joining = False
-        self._counted: Callable[[], None] | None = None  # ends the errand of counting
+        self._counted: Callable[[], None] | None = None  # ends the task of counting
         self._closed: Callable[[], None] | None = None  # ends that of closing
-        self._scheduler: deque[Callable[[Callable[[], None]], None]] = deque()
-        self._errand_busy = False
+        self._tasks: deque[Callable[[Callable[[], None]], None]] = deque()
+        self._task_busy = False
         self.workers: Workers | None = None
         self._reports: WatchRecord | None = None
         self._wake: Timer | None = None
@@ -187,15 +187,15 @@ class AgentUser(Agent):
                     self.workers.stop(grace_s)
             case Publish():
                 where = (self._here().number, self._rank)
-                self._errand(lambda done: self._publish(where, effect, done))
+                self._submit(lambda done: self._publish(where, effect, done))
             case CountFailure():
-                self._errand(self._count)
+                self._submit(self._count)
             case Meet(timeout_s):
-                self._meet(timeout_s)
+                meet(self, timeout_s)
             case Close(reason, failed):
                 number = self.machine.place.round if self.machine.place else 0
                 self.judge.closing(number, reason, failed)
-                self._errand(lambda done: self._close_run(reason, failed, done))
+                self._submit(lambda done: self._close_run(reason, failed, done))
             case Finish(outcome):
                 self._finish_all(outcome)
             case _:
@@ -214,7 +214,7 @@ class AgentUser(Agent):
             case RoundReady(record, rank):
                 self._over_why = None
                 if self.outcome is None:
-                    self._swap(record, rank)
+                    swap(self, record, rank)
             case RoundOver(_, reason):
                 self._over_why = reason
                 self.turn(lambda: None)
@@ -236,7 +236,7 @@ class AgentUser(Agent):
             case Left():
                 self.end("left")
             case StoreLost(reason):
-                if self._rng.random() < 0.5 and self._reports is not None:  # who hears it first
+                if self._rng.random() < 0.5 and self._reports is not None:  # any node
                     self.turn(lambda: self.machine.broke(StoreUnavailable(reason)))
                 self._lost = self.last_reason = reason
                 self._run_over(RendezvousLost(reason))
@@ -282,48 +282,20 @@ class AgentUser(Agent):
             self.judge.rests(self.id)
             self.program.node.ask(why, now)
 
-    def _swap(self, record: RoundRecord, rank: int) -> None:
-        """Tell the others of the round how many workers are here, and hear it of them."""
-        keys = self.judge.keys
-        prefix = f"{keys.of_round(record.number)}node/"
-        say = Set(f"{prefix}{rank}", str(self.own_workers).encode())
-        names = tuple(f"{prefix}{one}" for one in range(len(record.members)))
-        until = self.now() + SWAP_WITHIN_S
-
-        def said(result: object) -> None:
-            if isinstance(result, Fenced):
-                self._ask_for(self._over_why or "the round ended before it began")
-            elif isinstance(result, int):
-                self._do(Wait(names), SLICE_S, heard)
-            else:
-                self._broke("the others of the round cannot be told")
-
-        def heard(result: object) -> None:
-            if self._over_why is not None or self._lost or self._is_closed:
-                if self._joining:
-                    self._ask_for(self._over_why or "the round ended before it began")
-            elif isinstance(result, tuple):
-                self._joined(record, rank, [int(entry.value) for entry in result])
-            elif self.now() >= until:
-                self._broke("the others of the round say nothing")
-            else:
-                self._do(Wait(names), SLICE_S, heard)
-
-        self._do(Guarded(keys.round, record.encode(), say), SWAP_WITHIN_S, said)
-
-    def _joined(self, record: RoundRecord, rank: int, workers: list[int]) -> None:
+    def _joined(self, record: RoundRecord, share: NodeShare) -> None:
         self._joining = False
-        self._record, self._rank, self._all_workers = record, rank, workers
+        self._record, self._rank, self._share = record, share.group_rank, share
         if self._reports is not None:
             self.program.close_watch(self._reports)
         prefix = f"{self.judge.keys.board}{record.number}/failed/"
         self._reports = self.program.watch(prefix, prefix=True)
-        place = Place(record.number, rank, len(workers), self.own_workers, record.failures)
+        place = Place(record.number, self._rank, record.size, self.own_workers, record.failures)
         self.turn(lambda: self.machine.joined(place, self.local()))
 
     def _start(self, place: Place) -> None:
-        own = place.workers
-        first, world = sum(self._all_workers[: place.node]), sum(self._all_workers)
+        own, share = place.workers, self._share
+        assert share is not None
+        first, world = share.first, share.world_size
         luck = random.Random(f"start {self.seed} {self.id} {place.round}")
         if luck.random() < self.behaviour.cannot_start:
             self.judge.start_failures += 1
@@ -358,35 +330,7 @@ class AgentUser(Agent):
         failures, final = decode_report(report, self.wall())
         self.turn(lambda: self.machine.peer_told(number, node, failures, final, self.local()))
 
-    # The exit barrier.
-
-    def _meet(self, timeout_s: float) -> None:
-        record, prefix = self._here(), f"{self.judge.keys.board}{self._here().number}/done/"
-        names = tuple(f"{prefix}{one}" for one in range(len(record.members)))
-        until = self.now() + timeout_s
-        self.judge.finishes(self.id, record.number)
-        self.program.request(self.program.node.finish)
-
-        def met(trouble: str | None) -> None:
-            self.turn(lambda: self.machine.met(record.number, trouble, self.local()))
-
-        def waited(result: object) -> None:
-            if self.machine.state is not State.FINISHED:
-                return
-            if isinstance(result, tuple):
-                met(None)
-            elif isinstance(result, StoreUnavailable) and self.now() < until:
-                self._later(RETRY_S, self._do, Wait(names), SLICE_S, waited)
-            elif isinstance(result, StoreUnavailable):
-                self.turn(lambda: self.machine.broke(result))
-            elif self.now() >= until:
-                met(NOT_IN_TIME)
-            else:
-                self._do(Wait(names), SLICE_S, waited)
-
-        self._do(Set(f"{prefix}{self._rank}", b""), timeout_s + SLICE_S, waited)
-
-    # Errands.
+    # Tasks.
 
     def _do(self, op: AnyOp, timeout: float, then: Callable[[Any], None]) -> None:
         def heard(result: object) -> None:
@@ -395,15 +339,15 @@ class AgentUser(Agent):
 
         self.program.perform(op, timeout, heard)
 
-    def _errand(self, act: Callable[[Callable[[], None]], None]) -> None:
-        self._scheduler.append(act)
-        if not self._errand_busy:
-            self._next_errand()
+    def _submit(self, act: Callable[[Callable[[], None]], None]) -> None:
+        self._tasks.append(act)
+        if not self._task_busy:
+            self._next_task()
 
-    def _next_errand(self) -> None:
-        self._errand_busy = bool(self._scheduler)
-        if self._scheduler and self.ended is None:
-            self._scheduler.popleft()(self._next_errand)
+    def _next_task(self) -> None:
+        self._task_busy = bool(self._tasks)
+        if self._tasks and self.ended is None:
+            self._tasks.popleft()(self._next_task)
 
     def _publish(self, where: tuple[int, int], effect: Publish, done: Callable[[], None]) -> None:
         said: dict[str, bytes] = {}
@@ -465,7 +409,7 @@ class AgentUser(Agent):
         number = self.machine.place.round if self.machine.place else 0
         self.judge.agent_ended(self.id, number, outcome)
         self._later(LAST_WORDS_S, self._go)
-        self._errand(lambda done: self._go())
+        self._submit(lambda done: self._go())
 
     def _go(self) -> None:
         if self._lost is not None:

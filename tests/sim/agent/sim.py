@@ -24,13 +24,15 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from unittest.mock import patch
 
 from holdfast.agent.machine import GATHER_S, State, Terms
 from holdfast.agent.policy import RestartBudget
 from holdfast.ids import NodeId, RunId
+from holdfast.rendezvous import roll
 from holdfast.rendezvous.decide import Rules
 from holdfast.rendezvous.model import Keys, Status
 from holdfast.testing.faultplan import (
@@ -46,8 +48,8 @@ from tests.sim.agent.judge import AgentJudge
 from tests.sim.agent.nodes import STORE_WITHIN_S, AgentProgram, AgentUser
 from tests.sim.agent.workers import KILL_WAIT_S, AgentBehaviour
 from tests.sim.rendezvous.nodes import ClusterServer, NodePlan
-from tests.sim.rendezvous.sim import NOTICE_S
-from tests.sim.seeds import Report, Tally, command, run_many
+from tests.sim.rendezvous.sim import NOTICE_S, PAGE_MEMBERS
+from tests.sim.seeds import Report, SeededRuns
 from tests.sim.store.actors import SERVER, Journal, is_loose
 
 __all__ = ["AgentCluster", "AgentPlan", "draw_plan", "main", "run_seed", "run_seeds"]
@@ -230,7 +232,7 @@ class AgentCluster:
                 user.signal()
 
     def _targeted_crash(self) -> None:
-        """Let who counts a failure die before it can act on what comes of it."""
+        """Let the node that counts a failure die before it can act on the count."""
         if (
             len(self.judge.counted) == self.plan.targeted_crash
             and self.sim.now < self.plan.faults.calm_at
@@ -267,6 +269,10 @@ class AgentCluster:
 
     def run(self) -> None:
         """Let everything go wrong, heal, and end."""
+        with patch.object(roll, "PAGE_MEMBERS", PAGE_MEMBERS):
+            self._run()
+
+    def _run(self) -> None:
         plan = self.plan
         if plan.faults.calm_at > 0.0:
             self.sim.run(plan.faults.calm_at + plan.faults.delay_s + NOTICE_S)
@@ -318,13 +324,5 @@ def run_seed(seed: int, *, traced: bool = False) -> Report:
     )
 
 
-def run_seeds(
-    seeds: Iterable[int], *, processes: int = 1, show: Callable[[str], object] = lambda text: None
-) -> Tally:
-    """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
-    return run_many(run_seed, _LEAST, seeds, processes, show)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run seeds from the command line; 0 if no promise was broken and the runs count."""
-    return command("simulated jobs", _MODULE, run_seed, _LEAST, argv)
+_RUNS = SeededRuns("simulated jobs", _MODULE, run_seed, _LEAST)
+run_seeds, main = _RUNS.run_seeds, _RUNS.main

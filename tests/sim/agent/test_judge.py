@@ -16,18 +16,17 @@ from holdfast.rendezvous.model import (
     Announcement,
     Failures,
     Keys,
-    Member,
     Phase,
     RoundRecord,
     Status,
 )
 from holdfast.store.ops import Change, CompareSet, LeaseKeep
 from tests.sim.agent.judge import LATE_S, NOT_IN_TIME, AgentJudge
+from tests.sim.rendezvous.test_judge import write_roll
 from tests.unit.agent.stories import failure
 
 KEYS = Keys(RunId("sim"))
 A, B = map(NodeId, "ab")
-MEMBERS = tuple(Member(node, node, node, 1) for node in (A, B))
 
 
 class Court:
@@ -47,8 +46,8 @@ class Court:
         self.judge.changed(Change(key, plain, 1))
 
     def round(self, number: int, failures: int = 0) -> None:
-        record = RoundRecord(number, Status.COMPLETE, MEMBERS, "so it is", failures)
-        self.set(KEYS.round, record)
+        record = RoundRecord(number, Status.COMPLETE, "so it is", failures=failures)
+        self.set(KEYS.round, write_roll(self.judge, record, (A, B)))
         for rank, node in enumerate((A, B)):
             self.judge.started(node, Place(number, rank, 2, 1, failures), 1, 2)
 
@@ -56,7 +55,8 @@ class Court:
         self.judge.asks(A, number)
         for node in (A, B):
             self.judge.workers_died(node, 1)
-        self.set(KEYS.round, RoundRecord(number + 1, Status.FORMING, MEMBERS, "over"))
+        record = RoundRecord(number + 1, Status.FORMING, "over")
+        self.set(KEYS.round, write_roll(self.judge, record, (A, B)))
 
     def count(self, *rounds: int) -> None:
         known = Failures()
@@ -137,7 +137,7 @@ def test_an_overdrawn_account(court: Court) -> None:
     assert "S6: a starts workers after 2 failures" in text
 
 
-def test_who_may_close_the_run(court: Court) -> None:
+def test_which_nodes_may_close_the_run(court: Court) -> None:
     court.judge.closing(1, "too many", failed=True)
     court.judge.closing(1, "done", failed=False)
     assert [one[:10] for one in court.blamed] == ["S4: closed", "S4: closed"]
@@ -220,7 +220,8 @@ def test_a_node_may_work_that_a_leader_could_not_wait_for(court: Court, waits: b
     judge = court.judge
     court.over(1)
     court.now += judge.rules.grace_s if waits else 0.9 * judge.rules.grace_s
-    court.set(KEYS.round, RoundRecord(2, Status.COMPLETE, MEMBERS[:1], "without b"))
+    record = RoundRecord(2, Status.COMPLETE, "without b")
+    court.set(KEYS.round, write_roll(court.judge, record, (A,)))
     assert judge.may_work_on(B) is waits
     assert not judge.may_work_on(A)
     court.set(KEYS.node(B), None)  # its lease has ended, so it must have stopped

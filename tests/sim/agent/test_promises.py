@@ -6,10 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.sim.agent.sim import draw_plan, run_seed, run_seeds
-from tests.sim.promises import is_the_same_when_traced, keeps_them, repeats_itself, reports
+from tests.sim.agent import sim
+from tests.sim.agent.sim import run_seed, run_seeds
+from tests.sim.promises import CommonPromises, keeps_them
 
-SHARES = 2
+SHARES = 4
+
+
+class TestPromises(CommonPromises):
+    sim = sim
+    traces = 10
 
 
 @pytest.mark.parametrize("share", range(SHARES))
@@ -38,16 +44,3 @@ def test_no_seed_breaks_a_promise(share: int, sim_range: Callable[[int], range])
 )
 def test_a_seed_that_broke_a_promise_once(seed: int) -> None:
     assert run_seed(seed).failures == []
-
-
-def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
-    repeats_itself("tests.sim.agent.sim", 10)
-
-
-def test_a_report_says_how_to_see_it_again_and_all_that_went_wrong() -> None:
-    text = reports(run_seed, "tests.sim.agent")
-    assert f"{len(draw_plan(3).nodes)} nodes" in text
-
-
-def test_tracing_does_not_change_a_run() -> None:
-    is_the_same_when_traced(run_seed)

@@ -78,14 +78,14 @@ def test_nodes_die_and_are_signalled() -> None:
     assert (counts["signalled"], counts["succeeded"], broken) == (1, 2, [])
 
 
-def test_who_counts_a_failure_may_die_at_that_moment() -> None:
+def test_a_node_that_counts_a_failure_may_die_at_that_moment() -> None:
     behaviour = replace(
         BEHAVIOUR, failures=1.0, until=60.0, terms=replace(TERMS, budget=RestartBudget(0))
     )
     faults = FaultPlan(delay_s=0.0, calm_at=20.0)
     counts, broken = ran(replace(PLAN, faults=faults, behaviour=behaviour, targeted_crash=1))
     assert broken == []
-    assert (counts["targeted_crashes"], counts["attempts"]) == (1, 3)  # nobody started again
+    assert (counts["targeted_crashes"], counts["attempts"]) == (1, 3)  # none was started again
 
 
 def test_of_agents_that_are_all_killed_nothing_is_asked() -> None:
@@ -144,10 +144,8 @@ def test_an_exception_of_a_machine_is_found_with_its_seed(monkeypatch: pytest.Mo
     assert "RuntimeError: a bug" in run_seed(1).failures[0]
 
 
-def test_plans_differ_between_seeds_and_not_between_draws() -> None:
-    assert draw_plan(1) == draw_plan(1)
+def test_plans_have_every_number_of_nodes_and_signals_and_deaths() -> None:
     plans = [draw_plan(seed) for seed in range(200)]
-    assert len({str(plan) for plan in plans}) == 200
     assert {len(plan.nodes) for plan in plans} == {2, 3, 4, 5, 6}
     assert any("a signal to" in str(plan) for plan in plans)
     assert any("dies" in str(plan) for plan in plans)

@@ -41,7 +41,7 @@ class AgentBehaviour(Behaviour):
 
 
 class Boss(Protocol):
-    """Whom the workers belong to."""
+    """The agent that the workers belong to."""
 
     host: Host
     id: NodeId

@@ -7,7 +7,7 @@ Each seed draws 2 to 5 workers and all that goes wrong: requests, answers and no
 doubled and out of order, connections break, pairs of workers are cut off from each other, workers
 stop for a while, die, and come back as new ones; of a death each worker hears at another moment,
 some even before the dead one has stopped. Callers are impatient in different ways, and some cancel.
-What insists (`rpc/client/retrying.py`) and what answers (`rpc/server/dispatcher.py`) are the real
+What retries (`rpc/client/retrying.py`) and what answers (`rpc/server/dispatcher.py`) are the real
 ones; `Worker` is what is around them. Checked at every step:
 
     O1  a call is run at most once, and only by the incarnation that it was made for
@@ -17,7 +17,7 @@ ones; `Worker` is what is around them. Checked at every step:
     O3  nothing is sent of a call that is over, or whose time is up (IS-3)
     O4  nothing is run for a caller that has been given up (AN-4)
 
-Then the network heals, everybody calls everybody once more, and within a bound
+Then the network heals, each worker calls each once more, and within a bound
 
     L1  every call is completed (IS-1), and no answer is kept any more (IS-5, RC-3)
 
@@ -29,7 +29,7 @@ from __future__ import annotations
 import random
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ from holdfast.testing.faultplan import Fault, FaultPlan, draw_faults
 from holdfast.testing.network import Simulation
 from tests.sim.lives import Lives
 from tests.sim.once.worker import Call, Try, Worker
-from tests.sim.seeds import Report, Tally, command, run_many
+from tests.sim.seeds import Report, SeededRuns
 
 __all__ = ["OncePlan", "OnceSim", "draw_plan", "main", "run_seed", "run_seeds"]
 
@@ -89,10 +89,10 @@ class OnceSim(Lives[Worker]):
         return worker
 
     def run(self) -> None:
-        """Let everybody call, then heal the network, and wait until all is over."""
+        """Let all workers call, then heal the network, and wait until all is over."""
         self.sim.run(self.plan.faults.calm_at)
         self.healed = True
-        # What is late, and who is paused or dead without anybody knowing, may still come to light.
+        # Late messages, and unnoticed pauses and deaths, may still come to light.
         self.sim.run(self.sim.now + 10.0)
         for worker in self.living():
             for other in self.living():
@@ -116,7 +116,7 @@ class OnceSim(Lives[Worker]):
         self.failures.append(f"{self.sim.now:.6f} {text}")
         self.sim.note("BROKEN", text)
 
-    # Who is there.
+    # Members.
 
     def living(self) -> list[Worker]:
         """Return those that live, and are known to."""
@@ -163,13 +163,5 @@ def run_seed(seed: int, *, traced: bool = False) -> Report:
     return Report(_MODULE, seed, plan, run.failures, run.sim.trace, run.faults, run.counts)
 
 
-def run_seeds(
-    seeds: Iterable[int], *, processes: int = 1, show: Callable[[str], object] = lambda text: None
-) -> Tally:
-    """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
-    return run_many(run_seed, _LEAST, seeds, processes, show)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run seeds from the command line; 0 if no promise was broken and the runs count."""
-    return command("simulation of calls that are repeated", _MODULE, run_seed, _LEAST, argv)
+_RUNS = SeededRuns("simulation of calls that are repeated", _MODULE, run_seed, _LEAST)
+run_seeds, main = _RUNS.run_seeds, _RUNS.main

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.rpc.client.calls import RetryTable
 from holdfast.rpc.client.retrying import RetriedCall, RetryingCalls
 from holdfast.rpc.server import dedup
 from holdfast.rpc.server.dedup import DedupTable, DedupVerdict
@@ -74,7 +75,7 @@ def an_old_acknowledgement_opens_what_is_over(patch: pytest.MonkeyPatch) -> None
     patch.setattr(DedupTable, "acknowledged", acknowledged)
 
 
-# Who asks is answered.
+# Every call is answered.
 
 
 @bug("L1", 200)
@@ -93,17 +94,17 @@ def who_asks_again_while_it_runs_hears_nothing(patch: pytest.MonkeyPatch) -> Non
 @bug("O2", 50)
 def what_is_open_is_acknowledged(patch: pytest.MonkeyPatch) -> None:  # IS-5
     patch.setattr(
-        "holdfast.rpc.client.retrying.encode_acknowledgement",
+        "holdfast.rpc.client.calls.encode_acknowledgement",
         lambda below, still: encode_acknowledgement(below),
     )
 
 
 @bug("L1", 20)
 def nothing_is_acknowledged(patch: pytest.MonkeyPatch) -> None:  # IS-5
-    patch.setattr(RetryingCalls, "acknowledge", lambda self, peer, call, size: None)
+    patch.setattr(RetryTable, "acknowledge", lambda self, to: None)
 
 
-# Those who are gone.
+# Workers that are gone.
 
 
 @bug("O4", 200)
@@ -134,27 +135,27 @@ def a_try_is_made_after_the_deadline(patch: pytest.MonkeyPatch) -> None:  # IS-3
         real = getattr(RetriedCall, name)
 
         def late(self: RetriedCall, *args: Any, real: Any = real) -> Any:
-            at, self._at = self._at, float("inf")
+            at, self.at = self.at, float("inf")
             try:
                 return real(self, *args)
             finally:
-                self._at = at
+                self.at = at
 
         patch.setattr(RetriedCall, name, late)
 
 
 @bug("O2", 50)
 def a_late_answer_completes_it_again(patch: pytest.MonkeyPatch) -> None:  # IS-1
-    real = RetriedCall._hear
+    real = RetriedCall._try_ended
 
-    def hear(self: RetriedCall, tried: int, answer: Any) -> None:
+    def ended(self: RetriedCall, tried: int, answer: Any) -> None:
         reply: Any = self.__dict__.setdefault("first", self._reply)
         if self._reply is None and isinstance(answer, Message):
             reply(answer)
         else:
             real(self, tried, answer)
 
-    patch.setattr(RetriedCall, "_hear", hear)
+    patch.setattr(RetriedCall, "_try_ended", ended)
 
 
 @pytest.mark.parametrize("name", BUGS)

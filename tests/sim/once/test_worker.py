@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from holdfast.errors import CallCancelled, CallTimedOut, PeerLost, UsageError
@@ -25,7 +27,7 @@ def call(run: OnceSim) -> Call:
 
 
 def reply(body: bytes) -> Message:
-    return Message(Kind.REPLY, 1, body)
+    return Message(Kind.REPLY, 1, pickle.dumps(body))
 
 
 def refusal(error: Exception) -> Message:
@@ -64,7 +66,7 @@ def test_what_runs_for_one_that_is_gone_is_wrong(run: OnceSim, call: Call) -> No
         reply(b"answer 0"),  # though it has not run
         reply(b"another's"),
         refusal(UsageError("this call was answered long ago")),
-        refusal(PeerLost("given up")),  # though nobody has given it up
+        refusal(PeerLost("given up")),  # though no worker has given it up
         ValueError("what is this?"),
     ],
 )

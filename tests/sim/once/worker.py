@@ -1,4 +1,4 @@
-"""One worker of the simulated calls: what insists and what answers are real, the rest is not.
+"""One worker of the simulated calls: what retries and what answers are real, the rest is not.
 
 A worker makes calls, some of which it cancels, and runs those of others: it answers at once, later,
 or with an error.
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 from holdfast.clock import Clock
 from holdfast.errors import CallCancelled, CallTimedOut, PeerLost
 from holdfast.rpc.client.contact import Contact
-from holdfast.rpc.client.future import ASYNC_MARK, Driver, Future
+from holdfast.rpc.client.future import ASYNC_MARK, Carrier, Future
 from holdfast.rpc.client.peer import Peer
-from holdfast.rpc.client.pipe import NEVER, Reply
+from holdfast.rpc.client.pipe import Reply
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.client.retrying import RetriedCall, RetryingCalls
 from holdfast.rpc.client.scheduler import Scheduler
@@ -24,8 +24,9 @@ from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.server.dispatcher import Dispatcher
 from holdfast.rpc.server.event_loop import EventLoop
 from holdfast.rpc.values.errors import load_error
+from holdfast.rpc.values.pickling import load
 from holdfast.rpc.wire.hello import Purpose, WorkerHello
-from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.messages import NEVER, Kind, Message
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Call:
         return f"call {self.number} of {self.caller.me} to {self.callee}"
 
     def is_open(self) -> bool:
-        """Say whether somebody still waits for it."""
+        """Say whether a caller still waits for it."""
         return self.outcome is None and self.caller.alive
 
     def answer(self) -> bytes:
@@ -89,7 +90,7 @@ class Call:
                 run.fail(f"O2: {self} is refused: {why}")
         elif isinstance(outcome, Message):
             run.counts["answered"] += 1
-            if self.runs != 1 or bytes(outcome.body) != self.answer():
+            if self.runs != 1 or load(outcome.body, ()) != self.answer():
                 run.fail(f"O2: {self} ran {self.runs} times and is answered by {outcome.body!r}")
         elif isinstance(outcome, CallTimedOut):
             run.counts["timed out"] += 1
@@ -137,7 +138,10 @@ class _OtherSide:
         self.contact = Contact(WorkerInfo(life.replace(".", "_"), 0), life, "", "", "")
         self.lost: PeerLost | None = None
 
-    def note(self, message: Message) -> None:
+    def post(self, message: Message, reply: Reply, at: float) -> Carrier | None:
+        return self._worker.post(message, reply, at)
+
+    def transmit(self, message: Message) -> None:
         me, to = self._worker.me, self.contact.incarnation
         callee = self._run.workers[to]
         self._run.carry(me, to, callee.take_note, me, message, via=None)
@@ -161,7 +165,7 @@ class Worker:
         """Those of whose end it has heard."""
         self._peers: dict[str, _OtherSide] = {}
         clock = cast("Clock", self)
-        self.desk = RetryingCalls(info, self, itertools.count(1), cast("Scheduler", self), clock)
+        self.desk = RetryingCalls(info, itertools.count(1), cast("Scheduler", self), clock)
         self.answerer = Dispatcher(
             info, life, cast("RRefTable", self), cast("EventLoop", self), clock, run.is_known
         )
@@ -169,7 +173,7 @@ class Worker:
     # Calling.
 
     def act(self) -> None:
-        """Call somebody, and do so again later."""
+        """Call a worker, and do so again later."""
         run = self._run
         if run.healed:
             return
@@ -181,7 +185,7 @@ class Worker:
         run.later(self, run.rng.random() * 2 * run.plan.every_s, self.act)
 
     def call(self, to: str, *, patient: bool = False) -> Call:
-        """Make a call, with some patience, or with all of it."""
+        """Make a call, with a limit of retries or without one."""
         rng = self._run.rng
         policy = RetryPolicy(
             max_retries=60 if patient else rng.choice((0, 1, 3, 6)),
@@ -196,6 +200,7 @@ class Worker:
         peer = self._peers.setdefault(to, _OtherSide(self._run, self, to))
         budget_ms = 0 if within_s == NEVER else int(within_s * 1000)
         message = Message(Kind.PYTHON_CALL, 0, str(call.number).encode(), budget_ms=budget_ms)
+        message.has_references = True  # so that `unpack` reads it
         call.request = self.desk.post(to, peer.find, message, call.heard, call.at, policy)
         return call
 
@@ -204,7 +209,7 @@ class Worker:
             call.request.stop()
 
     def died(self, life: str) -> None:
-        """Hear that somebody is gone."""
+        """Note that a worker is gone."""
         self._run.sim.note(self.me, "hears that", life, "is gone")
         self.gone.add(life)
         self.answerer.died(life)
@@ -213,9 +218,9 @@ class Worker:
             peer.lost = PeerLost("Connection closed by peer (it is gone)", incarnation=life)
         self.desk.lost(life, peer.lost)
 
-    # What insists sends by us (`Sender`), and has us do things later (`Scheduler`, `Clock`).
+    # What retries sends by us (`Peer`), and has us do things later (`Scheduler`, `Clock`).
 
-    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
+    def post(self, message: Message, reply: Reply, at: float) -> Carrier | None:
         """Carry a request there; its answer, or its failure, comes back."""
         call = self._run.calls[int(bytes(message.body))]
         call.sent(1 if call.request is None else 2)
@@ -264,8 +269,7 @@ class Worker:
     def _finish(self, later: Future[bytes], call: Call) -> None:
         later.set_result(call.answer())
 
-    # What answers asks of us (`RRefTable`, `EventLoop`): values are bytes, and nothing is
-    # cancelled.
+    # What the dispatcher asks of us (`RRefTable`, `EventLoop`): nothing is cancelled.
 
     def unpack(self, body: Any, buffers: Any) -> tuple[Any, tuple[Call], None]:
         """Return what is to be run."""
@@ -275,10 +279,6 @@ class Worker:
 
         setattr(execute, ASYNC_MARK, True)
         return execute, (self._run.calls[int(bytes(body))],), None
-
-    def pack(self, to: str, value: bytes, answer: bool) -> tuple[bytes, tuple[()], None]:
-        """Return a value as bytes."""
-        return value, (), None
 
     def cancel(self, future: Future[Any]) -> None:
         """Let a coroutine go on: none of these can be cancelled."""

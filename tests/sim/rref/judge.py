@@ -21,7 +21,7 @@ _CHECK_EVERY = 8
 
 @dataclass(eq=False, slots=True)
 class Handle:
-    """A reference as a user has it in his hands; no fork if the value is this worker's."""
+    """A reference as a user's program holds it; no fork if the value is this worker's."""
 
     reference: Number
     owner: str

@@ -21,7 +21,7 @@ class RRefPlan:
     every_s: float
     """How often a worker does something, on average."""
     targeted_crashes: frozenset[int]
-    """Who passes on the nth gift of the run dies right after it."""
+    """The worker that passes on the nth gift of the run dies right after it."""
     remembered: int
 
     def __str__(self) -> str:

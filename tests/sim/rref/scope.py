@@ -8,7 +8,7 @@ never, or the lease of a worker ends. Each of the others hears of that on its ow
 that worker stops.
 
 Every state that can be reached is visited once. In each, what a worker knows must fit; a value must
-not be freed while somebody holds it; a fork must not be refused before somebody has heard of an
+not be freed while a worker holds it; a fork must not be refused before a worker has heard of an
 end; and where nothing more can happen, nothing may be left.
 """
 
@@ -109,6 +109,8 @@ class Scene:
             if letter.kind is GIFT and self.faults:
                 moves += [("unread", letter, "late"), ("unread", letter, "never")]
         moves += [("answer", *answer) for answer in self.answers]
+        if self.faults:
+            moves += [("lose", letter) for letter, _ in self.answers if letter.kind is GIFT]
         moves += [("again", letter) for letter in self.stale if letter.target != self.dead]
         moves += [("hear", name) for name in self.unheard]
         if self.faults:
@@ -131,7 +133,15 @@ class Scene:
                 self._handle(letter)
             case ("answer", letter, answer):
                 self.answers -= {(letter, answer)}
-                self._answered(letter, answer)
+                if letter.kind is GIFT:
+                    giver = self.machine(letter.source)
+                    self._perform(letter.source, giver.taken_by(letter.target, [letter.body]))
+                else:
+                    self._answered(letter, answer)
+            case ("lose", letter):
+                self.faults -= 1
+                self.answers -= {(letter, True)}
+                self._tell(letter._replace(kind=Kind.RREF_UNREAD))
             case ("give up", letter):
                 self._answered(letter, True)
             case ("unread", letter, comes):
@@ -168,7 +178,7 @@ class Scene:
         reference, fork = hands[0]
         if step == "drop":
             del hands[0]
-            dropped = machine.let_go(reference) if fork is None else machine.drop(fork)
+            dropped = machine.release(reference) if fork is None else machine.drop(fork)
             self._perform(name, dropped)
             return
         given = machine.give_own(reference, step) if fork is None else machine.give(fork, step)
@@ -189,13 +199,16 @@ class Scene:
             return
         if letter.kind is GIFT:
             ticket: Ticket = letter.body
-            self._perform(name, machine.take(ticket))
+            self._perform(name, machine.take(ticket, True))
             mine = ticket.owner == name
             if not (mine and machine.was_freed(ticket.reference)):
                 self.hands[name].append((ticket.reference, None if mine else ticket.fork))
                 if letter not in self.unanswered:  # taken before: one more to be dropped
                     self.scripts = {**self.scripts, name: (*self.scripts[name], "drop")}
             # A gift is a call, which runs once: it is not handled again, but may be kept.
+            # Its answer says something if it goes to the owner; else no worker waits for it.
+            if letter in self.unanswered and mine and ticket.parent:
+                self.answers |= {(letter, True)}
             self._answered(letter, True)
             return
         if letter.kind is Kind.RREF_UNREAD:
@@ -221,7 +234,7 @@ class Scene:
 
     def _answered(self, letter: Letter, answer: bool) -> None:
         if letter not in self.unanswered:
-            return  # an answer that nobody waits for
+            return  # an answer that no caller waits for
         self.unanswered -= {letter}
         if letter.kind in {GIFT, Kind.RREF_UNREAD} or letter.source == self.dead:
             return
@@ -241,7 +254,7 @@ class Scene:
 
     def _stop(self, name: str) -> None:
         self.dead = name
-        # What it has sent may still arrive, once; what comes back is for nobody.
+        # What it has sent may still arrive, once; what comes back is ignored.
         self.stale |= {one for one in self.unanswered if one.source == name}
         self.unanswered = frozenset(one for one in self.unanswered if one.source != name)
         self.answers = frozenset(one for one in self.answers if one[0].source != name)

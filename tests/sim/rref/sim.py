@@ -16,7 +16,7 @@ call is sent once, and given up when its answer is late. `judge.py` checks at ev
         that its owner is gone (RR-5)
     S4  what each worker knows is consistent (`rrefjudge.inconsistencies`)
 
-Then the network heals, everybody drops everything, and within a bound
+Then the network heals, all workers drop everything, and within a bound
 
     L1  nothing is left: no value, no fork, no reference, nothing to be sent (RR-2)
 
@@ -26,7 +26,6 @@ A run of many seeds counts only if it was hard enough: see `seeds.Tally.too_easy
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.testing.faultplan import Crash, Fault
 from holdfast.testing.network import Simulation
@@ -34,7 +33,7 @@ from tests.sim.lives import Lives
 from tests.sim.rref.judge import Judge
 from tests.sim.rref.plan import RRefPlan, draw_plan
 from tests.sim.rref.worker import BEG, Frame, Worker
-from tests.sim.seeds import Report, Tally, command, run_many
+from tests.sim.seeds import Report, SeededRuns
 
 __all__ = ["RRefSim", "main", "run_seed", "run_seeds"]
 
@@ -63,7 +62,7 @@ class RRefSim(Lives[Worker]):
         self.judge.counts["deaths"] += 1
 
     def run(self) -> None:
-        """Let everybody work, then drop everything, and wait until nothing is left."""
+        """Let all workers work, then drop everything, and wait until nothing is left."""
         # Deaths that are heard of late may come after the work.
         self.sim.run(self.plan.faults.calm_at)
         self.dropping = True
@@ -75,7 +74,7 @@ class RRefSim(Lives[Worker]):
             self.sim.run(self.sim.now + 1.0)
         self.judge.ended()
 
-    # Who is there.
+    # Members.
 
     def living(self) -> list[Worker]:
         """Return those that live."""
@@ -87,7 +86,7 @@ class RRefSim(Lives[Worker]):
         return [one for one in self._names.values() if one not in strangers and not gone(one)]
 
     def targeted_crash(self, worker: Worker) -> bool:
-        """Strike a user who passes on a reference, if it is time: what it gave arrives late."""
+        """Kill a worker that passes on a reference, if it is time: its gift arrives late."""
         self._gifts += 1
         struck = self._gifts in self.plan.targeted_crashes and worker.me not in self.left
         if struck:
@@ -132,13 +131,5 @@ def run_seed(seed: int, *, traced: bool = False) -> Report:
     )
 
 
-def run_seeds(
-    seeds: Iterable[int], *, processes: int = 1, show: Callable[[str], object] = lambda text: None
-) -> Tally:
-    """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
-    return run_many(run_seed, _LEAST, seeds, processes, show)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run seeds from the command line; 0 if no promise was broken and the runs count."""
-    return command("simulation of remote references", _MODULE, run_seed, _LEAST, argv)
+_RUNS = SeededRuns("simulation of remote references", _MODULE, run_seed, _LEAST)
+run_seeds, main = _RUNS.run_seeds, _RUNS.main

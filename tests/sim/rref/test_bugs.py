@@ -65,10 +65,10 @@ def a_freed_value_is_made_again(patch: pytest.MonkeyPatch) -> None:  # RR-6
 
 @bug("S", 100)
 def a_delayed_gift_revives_a_fork(patch: pytest.MonkeyPatch) -> None:  # RR-3
-    def take(real: Any, self: References, ticket: Ticket) -> Any:
+    def take(real: Any, self: References, ticket: Ticket, *how: Any) -> Any:
         if ticket.owner != self._me:
             self._deleted._known.pop(ticket.fork, None)
-        return real(self, ticket)
+        return real(self, ticket, *how)
 
     instead(patch, "take", take)
 
@@ -89,8 +89,8 @@ def a_parent_deletes_before_its_child_is_accepted(patch: pytest.MonkeyPatch) -> 
 
 @bug("S3", 100)
 def a_child_is_accepted_before_it_is_confirmed(patch: pytest.MonkeyPatch) -> None:  # RR-5
-    def take(real: Any, self: References, ticket: Ticket) -> list[Outcome]:
-        outcomes: list[Outcome] = real(self, ticket)
+    def take(real: Any, self: References, ticket: Ticket, *how: Any) -> list[Outcome]:
+        outcomes: list[Outcome] = real(self, ticket, *how)
         if any(
             isinstance(one, ControlMessage) and one.kind is Kind.RREF_FORK_REQUEST
             for one in outcomes
@@ -117,20 +117,33 @@ def a_fork_is_deleted_while_its_children_wait(patch: pytest.MonkeyPatch) -> None
 
 @bug("L1", 20)
 def a_gift_to_the_owner_is_not_accepted(patch: pytest.MonkeyPatch) -> None:  # RR-2
-    def take(real: Any, self: References, ticket: Ticket) -> list[Outcome]:
-        outcomes: list[Outcome] = real(self, ticket)
+    def take(real: Any, self: References, ticket: Ticket, *how: Any) -> list[Outcome]:
+        outcomes: list[Outcome] = real(self, ticket, *how)
         return [] if ticket.owner == self._me else outcomes
 
     instead(patch, "take", take)
 
 
+@bug("L1", 20)
+def an_answer_accepts_nothing(patch: pytest.MonkeyPatch) -> None:  # RR-2
+    instead(patch, "taken_by", lambda real, self, worker, tickets: [])
+
+
+@bug("S", 60)
+def an_answer_accepts_what_the_callee_does_not_own(patch: pytest.MonkeyPatch) -> None:  # RR-5
+    def taken(real: Any, self: References, worker: str, tickets: list[Ticket]) -> list[Outcome]:
+        return [one for ticket in tickets for one in self._child_ended(ticket.fork)]
+
+    instead(patch, "taken_by", taken)
+
+
 @bug("L1", 60)
 def a_gift_of_the_owner_to_itself_is_counted_for_ever(patch: pytest.MonkeyPatch) -> None:  # RR-2
-    def take(real: Any, self: References, ticket: Ticket) -> list[Outcome]:
+    def take(real: Any, self: References, ticket: Ticket, *how: Any) -> list[Outcome]:
         if ticket.owner == self._me and not ticket.parent:
             self.hold(ticket.reference)
             return []
-        outcomes: list[Outcome] = real(self, ticket)
+        outcomes: list[Outcome] = real(self, ticket, *how)
         return outcomes
 
     instead(patch, "take", take)
@@ -214,8 +227,8 @@ def a_fork_request_is_counted_twice(patch: pytest.MonkeyPatch) -> None:  # RR-3
 
 @bug("S4", 60)
 def a_ticket_that_comes_twice_is_dropped_once(patch: pytest.MonkeyPatch) -> None:  # RR-1, RR-3
-    def take(real: Any, self: References, ticket: Ticket) -> list[Outcome]:
-        return [] if ticket.fork in self._held else real(self, ticket)
+    def take(real: Any, self: References, ticket: Ticket, *how: Any) -> list[Outcome]:
+        return [] if ticket.fork in self._held else real(self, ticket, *how)
 
     instead(patch, "take", take)
 

@@ -40,20 +40,20 @@ def test_each_fault_of_messages_strikes_and_is_counted(fault: str) -> None:
 
 
 @pytest.mark.parametrize("one_way", [False, True])
-def test_who_is_cut_off_hears_nothing_meanwhile(one_way: bool) -> None:
+def test_a_partitioned_worker_receives_nothing_meanwhile(one_way: bool) -> None:
     run = ran(with_faults(incidents=(Partition(1.0, 3.0, "w0", "w1", one_way),)))
     assert not run.judge.failures
     assert set(run.faults) == {Fault.ONE_WAY if one_way else Fault.PARTITION}
 
 
-def test_who_stands_still_goes_on_later() -> None:
+def test_a_paused_worker_goes_on_later() -> None:
     run = ran(with_faults(incidents=(Pause(1.0, 2.0, "w0"),)))
     assert not run.judge.failures
     assert run.faults[Fault.PAUSE] > 0
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_who_dies_may_come_back_as_another_one(silent: bool) -> None:
+def test_a_worker_that_dies_may_come_back_with_a_new_incarnation(silent: bool) -> None:
     run = ran(with_faults(incidents=(Crash(1.0, "w0", 2.5, silent),)))
     assert not run.judge.failures
     assert [worker.me for worker in run.living()] == ["w1.1", "w2.2", "w0.3"]

@@ -16,7 +16,7 @@ QUIET = RRefPlan(FaultPlan(calm_at=5.0), 2, 1e9, frozenset(), 1 << 16)
 
 
 class World(RRefSim):
-    """Two workers who do what they are told; messages of some kinds are lost."""
+    """Two workers that do what they are told; messages of some kinds are lost."""
 
     def __init__(self) -> None:
         super().__init__(1, QUIET)
@@ -69,13 +69,13 @@ def test_what_is_not_answered_comes_to_nothing(world: World, lost: Kind) -> None
     assert not any(world.two.references.counts().values())
 
 
-def test_who_has_nothing_gives_nothing(world: World) -> None:
+def test_a_worker_without_references_gives_none(world: World) -> None:
     world.two._beg(world.one.me)
     world.sim.run(1.0)
     assert world.two.handles == []
 
 
-def test_strangers_are_not_heard(world: World) -> None:
+def test_unknown_workers_are_not_served(world: World) -> None:
     world.one.strangers = frozenset({world.two.me})
     world.two._make(world.one.me)
     world.sim.run(1.0)

@@ -57,7 +57,7 @@ class Worker:
         self.handles: list[Handle] = []
         self.unsent = 0
         self.strangers = frozenset(sim.left)
-        """Those who were gone before this one came: it never hears of them."""
+        """Workers that were gone before this one came: it never hears of them."""
         self._calls: dict[int, Heard] = {}
         self._call = 0
 
@@ -85,7 +85,7 @@ class Worker:
         """Let a reference go."""
         self.handles.remove(handle)
         if handle.fork is None:
-            self.perform(self.references.let_go(handle.reference))
+            self.perform(self.references.release(handle.reference))
         else:
             self.perform(self.references.drop(handle.fork))
 
@@ -119,7 +119,11 @@ class Worker:
         elif handle.fork is not None and sim.targeted_crash(self):
             sim.sim.call_later(sim.rng.random(), sim.send, Frame(self.me, to, 0, _GIFT, ticket))
         else:
-            self._call_once(to, _GIFT, ticket, [ticket], lambda _: None)
+
+            def heard(_: object) -> None:
+                self.perform(self.references.taken_by(to, [ticket]))
+
+            self._call_once(to, _GIFT, ticket, [ticket], heard)
 
     def _beg(self, of: str) -> None:
         """Ask a worker for a reference: the answer brings it."""
@@ -260,7 +264,7 @@ class Worker:
         references = self.references
         match frame.kind:
             case Kind.PYTHON_CALL:  # a gift
-                self._take(frame.body)
+                self._take(frame.body, in_request=True)
                 return True
             case Kind.SCRIPT_CALL:
                 return self._beggared(frame)
@@ -290,7 +294,7 @@ class Worker:
         return True
 
     def _beggared(self, frame: Frame) -> list[Ticket]:
-        """Give somebody who begs what is at hand."""
+        """Give a reference that is at hand to a worker that asks for one."""
         if not self.handles:
             return []
         ticket = self._ticket(self.sim.rng.choice(self.handles), frame.source)
@@ -302,11 +306,11 @@ class Worker:
         self.perform(self.references.not_given(ticket))
         return []
 
-    def _take(self, ticket: Ticket) -> None:
+    def _take(self, ticket: Ticket, in_request: bool = False) -> None:
         fork = None if ticket.owner == self.me else ticket.fork
         handle = Handle(ticket.reference, ticket.owner, fork)
         freed = fork is None and self.references.was_freed(ticket.reference)
-        self.perform(self.references.take(ticket))
+        self.perform(self.references.take(ticket, in_request))
         if not freed:
             self.handles.append(handle)
             self.sim.judge.counts["taken"] += 1

@@ -84,6 +84,7 @@ EVENTS: dict[str, Act] = {
     "closed": lambda a: a.run_ended("a person closed it", False, 5.0),
     "closed failed": lambda a: a.run_ended("rank 3 failed", True, 5.0),
     "signal": lambda a: a.signalled(SIGINT, 5.0),
+    "stop": lambda a: a.stop_asked("user a", None, 5.0),
     "met": lambda a: a.met(1, None, 5.0),
     "met late": lambda a: a.met(9, None, 5.0),
     "met badly": lambda a: a.met(1, "node 1 is late", 5.0),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.agent import agent
+from holdfast.agent import status as status_module
 from holdfast.agent.exchange import meet_at_exit
 from holdfast.agent.machine import State, Terms
 from holdfast.agent.outcome import Ending
@@ -82,12 +83,13 @@ def test_its_state_can_be_seen_while_it_works(troupe: Troupe) -> None:
     one.ended()
 
 
-def test_who_waits_for_others_says_for_how_many(
+def test_a_waiting_agent_says_for_how_many_nodes(
     troupe: Troupe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "TURN_EVERY_S", 0.01)
+    monkeypatch.setattr(agent, "COUNT_EVERY_S", 0.01)
+    monkeypatch.setattr(status_module, "EXPLAIN_AFTER_S", 0.01)
     a = troupe.add("a", TWO)
-    while (status := a.shown.get(timeout=SOON_S)).reason != "have 1 of 2: waiting for 1 more":
+    while (status := a.shown.get(timeout=SOON_S)).waiting != "have 1 of 2: waiting for 1 more":
         assert status.state is State.JOINING
     b = troupe.add("b", TWO)
     a.next_group()
@@ -96,10 +98,11 @@ def test_who_waits_for_others_says_for_how_many(
         pass
     assert status.reason == "node 0 of 2 in round 1"
     b.agent._signalled(SIGTERM)
-    while not (status := a.shown.get(timeout=SOON_S)).reason.startswith("have 1 of 2: "):
+    while not (status := a.shown.get(timeout=SOON_S)).waiting.startswith("have 1 of 2: "):
         pass
     assert status.state is State.JOINING
-    assert status.reason.partition("; ")[2] == "round 1 is over: b is gone"
+    assert status.reason == "round 1 is over: b is gone"
+    assert str(status.restarts) == "1 restart (round 1 is over: b is gone)"
 
 
 def test_a_failure_restarts_the_workers_of_all_nodes_in_one_new_round(troupe: Troupe) -> None:
@@ -114,6 +117,8 @@ def test_a_failure_restarts_the_workers_of_all_nodes_in_one_new_round(troupe: Tr
     again.done()
     also.done()
     assert a.ended().ending is b.ended().ending is Ending.SUCCEEDED
+    told = [str(one.agent.status().restarts) for one in (a, b)]
+    assert told == 2 * ["1 restart (rank 1: exit code 3)"]
     (restarting,) = [one for one in b.sink.events if isinstance(one, WorkersRestarting)]
     assert "failed (exit code 3): boom" in restarting.reason
     rounds = {one.round for one in a.sink.events if isinstance(one, WorkersStarted)}
@@ -152,7 +157,7 @@ def test_a_newcomer_is_let_in(troupe: Troupe) -> None:
     both = [a.next_group(), b.next_group()]
     assert alone.stops
     assert environment(both[0])[0]["WORLD_SIZE"] == "4"
-    assert environment(both[0])[0]["TORCHELASTIC_RESTART_COUNT"] == "0"  # nobody failed
+    assert environment(both[0])[0]["TORCHELASTIC_RESTART_COUNT"] == "0"  # no worker failed
     for group in both:
         group.done()
     assert a.ended().ending is b.ended().ending is Ending.SUCCEEDED
@@ -209,7 +214,7 @@ def test_a_node_that_is_done_works_again_after_a_failure_elsewhere(troupe: Troup
     assert a.ended().ending is b.ended().ending is Ending.SUCCEEDED
 
 
-def test_a_node_that_is_done_and_told_to_stop_keeps_nobody_waiting(troupe: Troupe) -> None:
+def test_a_node_that_is_done_and_told_to_stop_keeps_no_node_waiting(troupe: Troupe) -> None:
     waits, let_go = threading.Event(), threading.Event()
 
     def barrier(here: Round, stopped: Callable[[], bool], deadline: Deadline) -> None:
@@ -264,7 +269,7 @@ def test_a_bug_in_a_wait_does_not_leave_the_loop_waiting(
     assert "a bug in holdfast: RuntimeError('a bug')" in end.reason
 
 
-def test_a_bug_in_an_errand_does_not_leave_the_loop_waiting(
+def test_a_bug_in_a_task_does_not_leave_the_loop_waiting(
     troupe: Troupe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def count_failure(self: object, *, timeout: float | None = None) -> Any:
@@ -281,7 +286,7 @@ def test_a_bug_in_an_errand_does_not_leave_the_loop_waiting(
 def test_a_rendezvous_that_does_not_speak_up_is_asked(
     troupe: Troupe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stranger's backend: it has no subscription, and no finish."""
+    """A third-party backend: it has no subscription, and no finish."""
     monkeypatch.setattr(StoreRendezvous, "subscribe", Rendezvous.subscribe)
     monkeypatch.setattr(StoreRendezvous, "finish", Rendezvous.finish)
     a, b = troupe.add("a", TWO), troupe.add("b", TWO)
@@ -311,7 +316,7 @@ def test_a_run_that_closes_while_we_look_is_no_round_that_ends(
     one = troupe.add("a", ONE, exit_barrier=wait)
     one.next_group().done()
     assert all_done.wait(SOON_S)
-    one.agent._look_soon()
+    one.agent._post(lambda: None)
     try:
         assert one.ended().ending is Ending.SUCCEEDED
     finally:
@@ -324,7 +329,7 @@ def test_a_store_that_takes_no_words_is_told_of_and_does_not_stop_it(
     def refuse(*args: object, **more: object) -> None:
         raise UsageError("not today")
 
-    monkeypatch.setattr("holdfast.agent.agent.publish", refuse)
+    monkeypatch.setattr("holdfast.agent.run_writer.publish", refuse)
     monkeypatch.setattr(StoreRendezvous, "close", refuse)
     a, b = troupe.add("a", TWO), troupe.add("b", TWO)
     a.next_group()
@@ -332,7 +337,7 @@ def test_a_store_that_takes_no_words_is_told_of_and_does_not_stop_it(
     for one in (a, b):
         one.next_group().done()
     assert a.ended().ending is b.ended().ending is Ending.SUCCEEDED
-    assert "a failure could not be told: not today" in caplog.text
+    assert "a failure could not be reported: not today" in caplog.text
     assert "it could not be closed: not today" in caplog.text
 
 

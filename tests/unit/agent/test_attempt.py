@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.agent.attempt import Attempt, Membership, Report
 from holdfast.agent.job import Job
-from holdfast.agent.roles import NodeInfo
+from holdfast.agent.roles import NodeInfo, divide
 from holdfast.process.output.logs import AttemptLogs, RunLogs
 from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import Function, Launch, Program
@@ -48,7 +48,8 @@ def membership(store: MemoryStore, **changes: Any) -> Membership:
         "reason": "",
         "failures": 2,
     }
-    return Membership(Round(**given | changes), NODES, True)
+    here = Round(**given | changes)
+    return Membership(here, divide(NODES)[here.rank], True)
 
 
 def attempt(job: Job, where: Membership, logs: RunLogs) -> tuple[Attempt, PlayedGroup]:

@@ -18,7 +18,7 @@ from holdfast.agent.environment import (
     limits_threads,
     worker_environment,
 )
-from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
+from holdfast.agent.roles import NodeInfo, WorkerRanks, divide
 from holdfast.errors import UsageError
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "environment.md"
@@ -35,8 +35,8 @@ FACTS = RoundFacts(
     round=4,
 )
 NODES = (NodeInfo("ps", 3), NodeInfo("trainer", 2), NodeInfo("trainer", 4))
-RANKS = assign(NODES, 2)[1]
-ALONE = assign([NodeInfo("trainer", 1)], 0)[0]
+RANKS = divide(NODES)[2].worker_ranks()[1]
+ALONE = divide([NodeInfo("trainer", 1)])[0].worker_ranks()[0]
 ALWAYS = {
     "RANK": "6",
     "WORLD_SIZE": "9",

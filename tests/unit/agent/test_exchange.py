@@ -7,12 +7,15 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.exchange import (
+    NAMED_MAX,
+    PART,
     REPORT_BYTES_MAX,
     REPORT_FAILURES_MAX,
     decode_report,
@@ -22,16 +25,20 @@ from holdfast.agent.exchange import (
     swap,
     watch_reports,
 )
-from holdfast.agent.roles import NodeInfo
+from holdfast.agent.roles import NodeInfo, divide
 from holdfast.clock import Deadline
 from holdfast.errors import PeerViolation, StoreUnavailable, TimeoutExpired
 from holdfast.rendezvous.handler import Round
 from holdfast.store.fenced import FencedStore
 from holdfast.store.memory import MemoryStore
+from holdfast.store.ops import Op
 from holdfast.store.prefix import PrefixStore
+from holdfast.store.store import Watch
+from holdfast.store.view import View
 from tests.unit.agent.stories import failure
 
 NOW = 1_700_000_000.0
+R = TypeVar("R")
 
 
 def soon() -> Deadline:
@@ -77,14 +84,15 @@ def here() -> Iterator[Here]:
     here.close()
 
 
-def test_nodes_learn_who_the_others_are_and_whether_there_is_a_torch_store(here: Here) -> None:
+def test_nodes_learn_about_each_other_and_whether_there_is_a_torch_store(here: Here) -> None:
     nodes = NodeInfo("trainer", 4), NodeInfo("evaluator", 1)
     with ThreadPoolExecutor(2) as pool:
         both = [
             pool.submit(swap, here(rank), nodes[rank], torch_store, never, soon())
             for rank, torch_store in ((0, True), (1, False))  # only node 0's word counts
         ]
-    assert [one.result() for one in both] == [(nodes, True)] * 2
+    shares = divide(nodes)
+    assert [one.result() for one in both] == [(share, True) for share in shares]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +101,12 @@ def test_nodes_learn_who_the_others_are_and_whether_there_is_a_torch_store(here:
         ("1:2 nodes", []),
         (
             "2:2 nodes",
-            ["this node was told of '2:2 nodes', node 0 of '1:2 nodes': give all nodes the same"],
+            [
+                (
+                    "nodes disagree: this one was started with '2:2 nodes', "
+                    "node 0 with '1:2 nodes'; start all nodes with the same"
+                )
+            ],
         ),
     ],
 )
@@ -106,7 +119,8 @@ def test_a_node_that_was_told_otherwise_says_so(
             pool.submit(swap, here(rank), nodes[rank], False, never, soon(), terms)
             for rank, terms in ((0, "1:2 nodes"), (1, other))
         ]
-    assert [one.result() for one in both] == [(nodes, False)] * 2
+    shares = divide(nodes)
+    assert [one.result() for one in both] == [(share, False) for share in shares]
     assert caplog.messages == told
 
 
@@ -114,11 +128,15 @@ def test_a_round_that_is_over_needs_no_exchange(here: Here) -> None:
     one = here(0)
     calls = iter([False, True])
     assert swap(one, NodeInfo("", 1), False, lambda: next(calls), soon()) is None
+    calls = iter([False, True])
+    assert swap(here(1), NodeInfo("", 1), False, lambda: next(calls), soon()) is None
+    one.store.set("node/1", NodeInfo("", 1).encode())
     here.end()
-    assert swap(one, NodeInfo("", 1), False, never, soon()) is None
+    for rank in (0, 1):
+        assert swap(here(rank), NodeInfo("", 1), False, never, soon()) is None
 
 
-def test_who_waits_too_long_for_the_others_says_for_whom(here: Here) -> None:
+def test_a_node_that_waits_too_long_names_the_missing_nodes(here: Here) -> None:
     with pytest.raises(TimeoutExpired) as raised:
         swap(here(0), NodeInfo("", 1), False, never, Deadline.after(0.0))
     assert "node/1" in str(raised.value.waiting_for)
@@ -128,6 +146,66 @@ def test_what_another_node_says_of_itself_is_judged(here: Here) -> None:
     here(1).store.set("node/1", b"[]")
     with pytest.raises(PeerViolation):
         swap(here(0), NodeInfo("", 1), False, never, soon())
+
+
+def test_what_node_0_tells_is_judged(here: Here) -> None:
+    here(0).store.multi_set({"share/1": b"[]", "torch_store": b"0", "terms": b""})
+    with pytest.raises(PeerViolation):
+        swap(here(1), NodeInfo("", 1), False, never, soon())
+
+
+class Counting(View):
+    """A store that counts operations, and the bytes of what they are given and return."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store, "counted")
+        self.ops = 0
+        self.bytes = 0
+
+    def _perform(self, op: Op[R], deadline: Deadline) -> R:
+        self.ops += 1
+        result = self._store._perform(op, deadline)
+        self.bytes += len(repr(op)) + len(repr(result))
+        return result
+
+    def _open_watch(self, key: str, prefix: bool, deadline: Deadline) -> Watch:
+        raise NotImplementedError
+
+
+def costs(size: int) -> tuple[int, int]:
+    """Return operations and bytes of the last node of a round so large: ranks, and exit barrier."""
+    mine = NodeInfo("trainer", 8)
+    with MemoryStore() as store:
+        counting = Counting(store)
+        place = replace(Here()(size - 1), world_size=size, store=counting, board=counting)
+        store.set(f"share/{size - 1}", divide([mine] * size)[-1].encode())
+        store.multi_set({"torch_store": b"1", "terms": b"words"})
+        store.set("7/done_count", b"%d" % (size - 1))
+        assert swap(place, mine, False, never, soon(), "words") is not None
+        say_done(place, soon())
+        meet_at_exit(place, never, soon())
+        return counting.ops, counting.bytes
+
+
+def test_what_a_node_pays_does_not_grow_with_the_number_of_nodes() -> None:
+    """EX-1, EX-2."""
+    (few_ops, few_bytes), (many_ops, many_bytes) = costs(1024), costs(16_000)
+    assert few_ops == many_ops == 6
+    assert many_bytes - few_bytes < 40  # digits
+
+
+def test_node_0_reads_and_tells_by_parts(here: Here) -> None:
+    """EX-1."""
+    size = 2 * PART + 1
+    with MemoryStore() as store:
+        counting = Counting(store)
+        place = replace(here(0), world_size=size, store=counting)
+        infos = [NodeInfo("", rank % 3 + 1) for rank in range(size)]
+        store.multi_set({f"node/{rank}": infos[rank].encode() for rank in range(1, size)})
+        assert swap(place, infos[0], False, never, soon()) == (divide(infos)[0], False)
+        assert counting.ops == 5
+        for rank, share in enumerate(divide(infos)[1:], 1):
+            assert store.get(f"share/{rank}") == share.encode()
 
 
 # Reports.
@@ -234,14 +312,27 @@ def test_nodes_wait_for_each_other_at_the_exit(here: Here) -> None:
         first.result()
 
 
-def test_the_exit_barrier_says_who_is_late(here: Here) -> None:
+def test_the_exit_barrier_names_the_late_node(here: Here) -> None:
     say_done(here(0), soon())
     with pytest.raises(TimeoutExpired, match="waited for node 1") as raised:
         meet_at_exit(here(0), never, Deadline.after(0.0))
     assert raised.value.waiting_for
 
 
-def test_nobody_waits_at_the_exit_when_it_makes_no_sense(here: Here) -> None:
+def test_a_late_node_among_too_many_is_not_named(here: Here) -> None:
+    many = replace(here(0), world_size=NAMED_MAX + 1)
+    for rank in range(NAMED_MAX):
+        many.board.set(f"7/done/{rank}", b"")
+    with pytest.raises(TimeoutExpired, match=f"waited for a node after {NAMED_MAX - 1}$"):
+        meet_at_exit(many, never, Deadline.after(0.0))
+
+
+def test_ex3_a_last_node_that_did_not_hear_that_it_was_the_last(here: Here) -> None:
+    here(0).board.set("7/done_count", b"2")
+    meet_at_exit(here(0), never, soon())
+
+
+def test_no_exit_barrier_when_it_makes_no_sense(here: Here) -> None:
     stop = threading.Event()
     stop.set()
     meet_at_exit(here(0), stop.is_set, soon())

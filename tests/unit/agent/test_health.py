@@ -1,4 +1,4 @@
-"""The health endpoint answers whatever the agent does, and whatever strangers do to it."""
+"""The health endpoint answers whatever the agent does, and whatever clients do to it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def read_all(sock: socket.socket) -> bytes:
 def test_an_agent_whose_loop_turns_is_alive(start: Callable[..., HealthServer], path: str) -> None:
     status, headers, body = ask(start(), path)
     assert status == 200
-    # HE-3: why it is so may hold words of a worker, and is nobody's business here.
+    # HE-3: why it is so may hold words of a worker, and is not shown here.
     assert json.loads(body) == {"state": "running", "round": 3, "turned_s_ago": 0.25}
     assert headers["Content-Type"] == "application/json"
 
@@ -115,7 +115,7 @@ def test_one_that_cannot_say_how_it_is_is_not_alive(
 
     server = start(status=status)
     assert ask(server)[0] == 503
-    assert "the agent cannot say how it is" in caplog.text
+    assert "the health of the agent cannot be determined" in caplog.text
     assert ask(server)[0] == 503
 
 
@@ -178,7 +178,7 @@ def test_a_request_without_an_end_is_refused(start: Callable[..., HealthServer])
     assert reply.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
 
 
-def test_who_says_nothing_is_sent_away(
+def test_a_silent_client_is_disconnected(
     start: Callable[..., HealthServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HE-4."""
@@ -193,7 +193,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> int:
     return 16
 
 
-def test_strangers_who_hold_on_keep_nobody_out(
+def test_clients_that_hold_connections_do_not_keep_others_out(
     start: Callable[..., HealthServer], few: int
 ) -> None:
     """HE-4."""
@@ -265,7 +265,7 @@ def test_a_port_that_is_taken_is_one_warning(
     second = start(where)
     assert second.addresses == ()
     assert [r.getMessage() for r in caplog.records] == [
-        f"no health checks: cannot listen on {where}: {os.strerror(98)}"
+        f"health checks are not answered: cannot listen on {where}: {os.strerror(98)}"
     ]
     assert ask(taken)[0] == 200
 

@@ -17,6 +17,7 @@ from holdfast.errors import (
     InternalError,
     RendezvousClosed,
     RunOver,
+    Stopped,
     StoreUnavailable,
     WorkersStuck,
 )
@@ -169,6 +170,15 @@ FOLLOWS: dict[str, dict[str, str]] = {
     "ended": {},
 }
 
+# AG-11: a user's stop closes the run; what it ends with then depends on what had failed.
+for _state in FOLLOWS.keys() - {"ended"}:
+    FOLLOWS[_state]["stop"] = f"stopping: close failed, {STOP}"
+for _state in ("new", "joining", "finished"):
+    FOLLOWS[_state]["stop"] = "ended: close failed, finish stopped"
+FOLLOWS["joining again"]["stop"] = "ended: close failed, finish stopped 2"
+FOLLOWS["counting, group ended"]["stop"] = "ended: close failed, publish 0 final, finish stopped 0"
+FOLLOWS["gathering"]["stop"] = "ended: close failed, finish failed 0"
+
 
 def may_happen(state: str, event: str) -> bool:
     """Say whether the shell can tell this then: an answer has a question, an end a beginning."""
@@ -268,14 +278,14 @@ def test_a_failure_that_cannot_be_counted_changes_nothing_about_a_signal(
     ],
 )
 def test_a_signal_in_the_last_stopping_hides_nothing(state: str, end: list[str]) -> None:
-    """AG-5: nobody waits for more then, but what is known is told."""
+    """AG-5: no node waits for more then, but what is known is told."""
     machine = agent(*(STATES | {"closing": (*RUN, EVENTS["closed"])})[state])
     heard = after(machine, EVENTS["signal"], EVENTS["signal"], EVENTS["group ended"])
     assert heard == ["stop SIGINT 30", "stop SIGINT 0", *end]
 
 
 @pytest.mark.parametrize("state", ["counting", "counting, group ended", "restarting"])
-def test_who_is_signalled_before_the_verdict_tells_what_had_failed(state: str) -> None:
+def test_a_node_that_is_signalled_before_the_verdict_reports_what_had_failed(state: str) -> None:
     """AG-5."""
     machine = agent(*STATES[state], EVENTS["signal"])
     machine.group_ended((), 6.0)
@@ -283,7 +293,7 @@ def test_who_is_signalled_before_the_verdict_tells_what_had_failed(state: str) -
 
 
 def test_an_overdrawn_account_ends_the_run_with_what_is_known_of_the_last_round() -> None:
-    """AG-3: who counted the last failure has died before it closed the run."""
+    """AG-3: the node that counted the last failure has died before it closed the run."""
     machine = agent(*STATES["joining again"])
     machine.joined(place(2, failures=2), 0.0)
     close, finish = machine.take_effects()
@@ -312,10 +322,42 @@ def test_no_signal_ever_closes_the_run() -> None:
 def test_a_repeated_signal_is_in_a_hurry() -> None:
     machine = agent(*RUN)
     assert after(machine, EVENTS["signal"]) == ["stop SIGINT 30"]
+    second = "the workers have 30 s to end, a second Ctrl-C kills them"
+    assert machine.reason == f"stopped by SIGINT; {second}"
     assert after(machine, lambda a: a.signalled(SIGTERM, 6.0)) == ["stop SIGTERM 0"]
     machine.group_ended((), 7.0)
     end = outcome(machine)
     assert (end.signal, end.reason) == (15, "stopped by SIGTERM")
+    assert machine.reason == "stopped by SIGTERM"
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        ("running", "finish stopped"),
+        ("going", "finish stopped"),
+        ("signalled", "finish stopped"),
+        ("told of the failure", "finish stopped"),  # another agent that was stopped closed it
+        ("breaking", "finish broken"),
+        ("restarting", "publish 0 final, finish stopped 0"),
+        ("giving up", "publish 0 final"),
+    ],
+)
+def test_a_user_s_stop_hides_no_end_that_came_before(state: str, end: str) -> None:
+    """AG-11."""
+    machine = agent(*STATES[state], EVENTS["stop"])
+    assert ", ".join(after(machine, EVENTS["group ended"])) == end
+
+
+def test_a_user_s_stop_has_its_own_grace_and_names_the_user() -> None:
+    """AG-11."""
+    machine = agent(*RUN)
+    assert after(machine, lambda a: a.stop_asked("user a", 2.5, 5.0))[-1] == "stop SIGTERM 2.5"
+    assert machine.reason == "stopped by user a"
+    machine.group_ended((), 7.0)
+    end = outcome(machine)
+    assert isinstance(end.error, Stopped)
+    assert (end.reason, end.error.by) == ("stopped by user a", "user a")
 
 
 def test_nothing_is_started_beside_a_worker_that_cannot_be_killed() -> None:
@@ -325,7 +367,7 @@ def test_nothing_is_started_beside_a_worker_that_cannot_be_killed() -> None:
     end = outcome(machine)
     assert isinstance(end.error, WorkersStuck)
     assert end.error.pids == (7, 8)
-    assert end.reason == "KILL did not end process 7, 8: this node takes no further part"
+    assert end.reason == "SIGKILL did not end process 7, 8: this node leaves the job"
     assert after(machine, EVENTS["joined"]) == []
 
 
@@ -340,8 +382,8 @@ def test_trouble_in_the_exit_barrier_is_told_and_fails_nothing() -> None:
     )
 
 
-def test_who_loses_the_store_in_the_exit_barrier_has_not_succeeded() -> None:
-    """AG-7: whoever hears of it first, the barrier or the rendezvous."""
+def test_a_node_that_loses_the_store_in_the_exit_barrier_has_not_succeeded() -> None:
+    """AG-7: whichever learns of it first, the barrier or the rendezvous."""
     machine = agent(*FINISHED)
     machine.broke(NO_STORE)
     end = outcome(machine)
@@ -353,7 +395,7 @@ def test_who_loses_the_store_in_the_exit_barrier_has_not_succeeded() -> None:
 
 
 def test_a_node_that_is_done_works_again_when_another_one_fails() -> None:
-    """AG-7: nobody waits in the barrier after a failure."""
+    """AG-7: no node waits in the barrier after a failure."""
     machine = agent(*FINISHED)
     after(machine, EVENTS["peer failed"])
     assert after(machine, EVENTS["met"]) == []
@@ -368,7 +410,7 @@ def test_nothing_is_wanted_after_the_end() -> None:
         assert machine.next_wake() is None
 
 
-# The outcome names the first cause, whoever saw it.
+# The outcome names the first cause, whichever node saw it.
 
 
 def test_a_failed_job_waits_for_what_the_others_know_but_not_for_ever() -> None:
@@ -380,7 +422,7 @@ def test_a_failed_job_waits_for_what_the_others_know_but_not_for_ever() -> None:
 
 
 def test_a_node_that_waits_for_a_round_hears_the_end_of_the_last_one() -> None:
-    """The verdict is another node's, and it tells of an earlier failure with its last words."""
+    """The verdict is another node's, and its last message tells of an earlier failure."""
     machine = agent(*STATES["joining again"], EVENTS["join closed failed"])
     assert machine.state is State.GATHERING
     peer(3, 2, final=True)(machine)
@@ -411,7 +453,7 @@ def test_only_what_changes_the_first_cause_is_told_before_the_end() -> None:
     machine = agent(*COUNTING)  # rank 0 failed at 10.0
     assert after(machine, fails(1, at=11.0)) == []
     assert after(machine, fails(1, at=9.0)) == ["publish 0 1 1"]
-    machine = agent(*STATES["going"])  # nobody has failed: this is not counted, and not told yet
+    machine = agent(*STATES["going"])  # no worker has failed: this is not counted, and not told yet
     assert after(machine, fails(1, at=9.0), fails(0, at=8.0)) == []
 
 
@@ -520,7 +562,7 @@ def test_the_guarantees_hold_whatever_happens(seed: int) -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "counting"])
-def test_an_error_of_its_own_ends_the_run_for_everybody(state: str) -> None:
+def test_an_error_of_the_agent_ends_the_run_for_all_nodes(state: str) -> None:
     """AG-5."""
     machine = agent(*STATES[state])
     heard = after(machine, lambda a: a.broke(InternalError("a bug")))

@@ -10,7 +10,7 @@ import pytest
 from holdfast.agent.attempt import Membership
 from holdfast.agent.narrator import Narrator
 from holdfast.agent.outcome import Ending, Outcome
-from holdfast.agent.roles import NodeInfo
+from holdfast.agent.roles import NodeInfo, divide
 from holdfast.observe.events import (
     AgentSignalled,
     JobEnded,
@@ -46,7 +46,7 @@ def told() -> Told:
     with MemoryStore() as store:
         here = Round(3, 1, 2, store, store, "a", 1, (), "", 2)
         nodes = (NodeInfo("", 1), NodeInfo("", 2))
-        membership = Membership(here, nodes, False)
+        membership = Membership(here, divide(nodes)[1], False)
         told.narrator.starting(membership)
         told.narrator.started(membership, {0: 70, 1: 71})
     return told
@@ -55,7 +55,7 @@ def told() -> Told:
 def test_what_happens_before_all_workers_are_started_belongs_to_their_round(told: Told) -> None:
     with MemoryStore() as store:
         here = Round(4, 0, 1, store, store, "a", 1, (), "", 3)
-        membership = Membership(here, (NodeInfo("", 1),), False)
+        membership = Membership(here, divide((NodeInfo("", 1),))[0], False)
         told.narrator.starting(membership)
         told.narrator.failed(failure(0))
         assert told.last().round == 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.outcome import Ending, Outcome, gist
+from holdfast.agent.outcome import Ending, Outcome, gist, name_cause, sentence
 from holdfast.process.outcome.failure import hint_for
 from holdfast.process.spec import Exit
 from tests.unit.agent.stories import failure
@@ -24,6 +24,7 @@ def test_endings_are_words() -> None:
         "succeeded",
         "failed",
         "signalled",
+        "stopped",
         "not needed",
         "broken",
     ]
@@ -48,3 +49,11 @@ def test_endings_are_words() -> None:
 )
 def test_what_is_said_of_a_failure_in_one_line(changes: dict[str, Any], line: str) -> None:
     assert gist(replace(failure(), exit=Exit(-9), **changes)) == line
+
+
+def test_a_failure_in_a_sentence_and_in_a_few_words() -> None:
+    raised = replace(failure(3), message="ValueError: bad", error_type="builtins.ValueError")
+    assert sentence(raised) == f"rank 3 on {raised.host} failed ({raised.exit}): ValueError: bad"
+    assert name_cause(raised) == "rank 3: ValueError"
+    killed = replace(failure(3), exit=Exit(-9), error_type="")
+    assert name_cause(killed) == "rank 3: killed by SIGKILL"

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.roles import ROLE_MAX, WORKERS_MAX, NodeInfo, WorkerRanks, assign, decode_node
+from holdfast.agent.roles import (
+    ROLE_MAX,
+    WORKERS_MAX,
+    NodeInfo,
+    NodeShare,
+    WorkerRanks,
+    decode_node,
+    decode_share,
+    divide,
+)
 from holdfast.errors import PeerViolation, UsageError
 
 HETEROGENEOUS = tuple(
@@ -39,11 +48,11 @@ nodes_of_a_round = st.lists(
 
 
 def everyone(nodes: tuple[NodeInfo, ...]) -> list[WorkerRanks]:
-    return [worker for group in range(len(nodes)) for worker in assign(nodes, group)]
+    return [worker for share in divide(nodes) for worker in share.worker_ranks()]
 
 
 def test_one_node_of_a_round_with_several_roles() -> None:
-    assert assign(MIXED, 2) == tuple(
+    assert divide(MIXED)[2].worker_ranks() == tuple(
         WorkerRanks(
             local_rank=local,
             rank=3 + local,
@@ -60,7 +69,7 @@ def test_one_node_of_a_round_with_several_roles() -> None:
 
 
 class Vast(int):
-    """A number of workers that nobody could count up to."""
+    """A number of workers that is too large to count up to."""
 
     def __index__(self) -> int:
         raise AssertionError("somebody goes through the workers of another node")
@@ -70,7 +79,7 @@ def test_ro3_the_workers_of_other_nodes_cost_nothing() -> None:
     nodes = (NodeInfo("a", 2), NodeInfo("a", 1), NodeInfo("b", 1))
     for other in nodes[1:]:
         object.__setattr__(other, "workers", Vast(1 << 40))
-    assert [worker.rank for worker in assign(nodes, 0)] == [0, 1]
+    assert [worker.rank for worker in divide(nodes)[0].worker_ranks()] == [0, 1]
 
 
 @given(nodes_of_a_round)
@@ -132,10 +141,41 @@ def test_torch_assigns_the_same(nodes: tuple[NodeInfo, ...]) -> None:
     assert ours == Agent.ranks(nodes)
 
 
-@pytest.mark.parametrize("group_rank", [-1, 5])
-def test_a_node_outside_the_round_has_no_ranks(group_rank: int) -> None:
-    with pytest.raises(UsageError, match=f"group rank {group_rank}: must be 0 to 4"):
-        assign(MIXED, group_rank)
+@given(nodes_of_a_round)
+def test_a_share_is_read_as_it_was_told(nodes: list[NodeInfo]) -> None:
+    for rank, share in enumerate(divide(nodes)):
+        assert decode_share(share.encode(), nodes[rank], rank, len(nodes)) == share
+
+
+def test_ro3_a_share_does_not_grow_with_the_number_of_nodes() -> None:
+    few, many = (divide([NodeInfo("a", 8)] * count)[-1].encode() for count in (2000, 5000))
+    assert len(few) == len(many) < 40
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[0, 2, 0]",
+        b"[0, 2, 0, true]",
+        b"[0, 2, 0, 2.0]",
+        b"[-1, 2, 0, 2]",
+        b"[1, 2, 0, 2]",
+        b"[0, 1, 0, 1]",
+        b"[0, 9, 1, 9]",
+        b"[3, 9, 1, 2]",
+        b"[3, 9, 1, 10]",
+        b"[" * 100_000,
+        b"[0, 2, 0, 2]" + b" " * 3000,
+    ],
+)
+def test_what_is_no_share_is_refused(data: bytes) -> None:
+    assert decode_share(b"[0, 2, 0, 2]", NodeInfo("a", 2), 0, 1) == NodeShare(
+        "a", 2, 0, 1, 0, 2, 0, 2
+    )
+    with pytest.raises(PeerViolation, match="^ranks of a node: "):
+        decode_share(data, NodeInfo("a", 2), 0, 1)
 
 
 @pytest.mark.parametrize("role", ["", "trainer", "a b", "ü" * ROLE_MAX, '"', "\\", "☃" * ROLE_MAX])

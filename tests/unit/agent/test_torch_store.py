@@ -83,6 +83,9 @@ def test_a_master_that_cannot_be_bound_here_is_left_to_rank_0(
     assert serve_master(master, a_round(0)) is None
     [line] = caplog.messages
     assert line.startswith(LEFT_TO_RANK_0 + why)
+    caplog.clear()
+    assert serve_master(master, a_round(0), again=True) is None
+    assert caplog.messages == []  # a job says it once
 
 
 def test_a_port_that_is_taken_is_left_to_rank_0(caplog: pytest.LogCaptureFixture) -> None:

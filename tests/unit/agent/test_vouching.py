@@ -109,7 +109,7 @@ def connections(number: int = 1) -> Iterator[list[Ends]]:
 
 
 def gone() -> Ends:
-    """Return the addresses of a connection that nobody holds any more."""
+    """Return the addresses of a connection that no process holds any more."""
     with connections() as [ends]:
         return ends
 
@@ -126,22 +126,22 @@ def test_vo1_a_connection_of_another_user_is_not(
 ) -> None:
     monkeypatch.setattr(owner, "owner_of", lambda ends: OTHER_USER)
     with witness(nodes(1)), inquiry(nodes(0)) as ask, connections() as [ends]:
-        assert ask(ends)() == f"on {HOST}: it is user {OTHER_USER}'s, not user {os.geteuid()}'s"
+        assert ask(ends)() == f"on {HOST}: it belongs to user {OTHER_USER}, not to {os.geteuid()}"
 
 
 def test_vo1_a_connection_that_its_host_does_not_know_is_not(nodes: Nodes) -> None:
     with witness(nodes(1)), inquiry(nodes(0)) as ask:
-        assert ask(gone())() == f"on {HOST}: no process there has its other end"
+        assert ask(gone())() == f"on {HOST}: no process there holds its other end"
 
 
-def test_vo1_an_address_where_no_agent_is_has_nobody_to_vouch(nodes: Nodes) -> None:
+def test_vo1_an_address_without_an_agent_is_not_vouched_for(nodes: Nodes) -> None:
     stranger = Ends(Address("192.0.2.7", 4711), MASTER)
     with witness(nodes(1)), inquiry(nodes(0)) as ask, connections() as [ends]:
-        assert ask(stranger)().startswith("no agent of this round is at 192.0.2.7 and could say")
+        assert ask(stranger)().startswith("no agent of this round is at 192.0.2.7 to vouch for it")
         assert ask(ends)() == ""
 
 
-def test_a_kernel_that_does_not_tell_vouches_for_nobody(
+def test_a_kernel_that_does_not_tell_vouches_for_no_connection(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(ends: Ends) -> str | None:
@@ -168,10 +168,10 @@ def test_vo2_of_several_agents_at_an_address_one_is_enough(
 
 def test_vo2_all_agents_at_an_address_have_to_refuse(nodes: Nodes) -> None:
     with witness(nodes(1)), witness(nodes(2)), inquiry(nodes(0)) as ask:
-        assert "has its other end" in ask(gone())()
+        assert "holds its other end" in ask(gone())()
 
 
-def test_vo2_a_round_that_is_over_vouches_for_nobody(nodes: Nodes) -> None:
+def test_vo2_a_round_that_is_over_vouches_for_no_connection(nodes: Nodes) -> None:
     with witness(nodes(1)), inquiry(nodes(0)) as ask, connections(2) as held:
         assert ask(held[0])() == ""
         nodes.store.set("round", b"8")
@@ -189,7 +189,7 @@ def test_vo3_so_many_questions_wait_and_no_more(
     with inquiry(nodes(0), clock=clock) as ask, connections(4) as held:
         for ends in held[:2]:
             ask(ends)
-        assert ask(held[2])() == "2 connections wait already until their hosts vouch for them"
+        assert ask(held[2])() == "2 connections already wait for their hosts to vouch for them"
 
 
 def test_vo3_what_has_waited_too_long_is_asked_no_more(nodes: Nodes) -> None:
@@ -289,5 +289,5 @@ def test_an_end_of_the_store_ends_both(nodes: Nodes, caplog: pytest.LogCaptureFi
         nodes.store.close()
 
 
-def test_the_limit_is_what_a_torch_store_keeps_of_strangers() -> None:
+def test_the_limit_is_that_of_unauthenticated_connections_of_a_torch_store() -> None:
     assert QUESTIONS_MAX == UNAUTHENTICATED_MAX

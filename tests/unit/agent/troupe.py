@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from signal import Signals
 from typing import Any
 
-from holdfast.agent.agent import AgentStatus, ElasticAgent
+from holdfast.agent.agent import ElasticAgent
 from holdfast.agent.attempt import Report
 from holdfast.agent.job import Job
 from holdfast.agent.machine import Terms
 from holdfast.agent.outcome import Outcome
 from holdfast.agent.policy import RestartBudget
 from holdfast.agent.roles import NodeInfo
+from holdfast.agent.status import AgentStatus
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError
 from holdfast.ids import NodeId, RunId
@@ -82,6 +83,9 @@ class PlayedGroup:
 
     def pids(self) -> dict[int, int]:
         return {local_rank: 1000 + local_rank for local_rank in sorted(self._running)}
+
+    def ask_stack(self, pid: int) -> bool:
+        return False
 
     def stop(self, number: Signals, grace_s: float) -> None:
         with self._lock:

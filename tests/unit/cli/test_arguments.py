@@ -64,6 +64,15 @@ def test_what_was_meant(word: str, hint: str, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.endswith(f"{hint} (see p --help)\n")
 
 
+def test_a_longer_option_that_begins_alike_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser(prog="p")
+    parser.add_argument("--nnodes")
+    parser.add_argument("--nproc-per-node")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--nprocs", "2"])
+    assert "did you mean --nproc-per-node?" in capsys.readouterr().err
+
+
 def test_the_message_of_a_check_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     def even(text: str) -> int:
         if int(text) % 2:

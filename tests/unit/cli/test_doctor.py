@@ -81,7 +81,7 @@ def test_a_name_that_does_not_resolve(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert hint.strip().startswith("is the name right, and known to this machine's name servers")
 
 
-def test_nobody_listens(run: Run) -> None:
+def test_no_server_listens(run: Run) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, but not listening
         where = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -93,7 +93,9 @@ def test_nobody_listens(run: Run) -> None:
         f"FAIL  TCP connection   cannot connect to {where}: Connection refused",
     ]
     (hint,) = lines[3:]
-    assert hint.strip().startswith("is the server running there, and does a firewall let this port")
+    assert hint.strip().startswith(
+        "is the server running there, and does a firewall allow this port"
+    )
 
 
 class Web(BaseHTTPRequestHandler):
@@ -107,7 +109,7 @@ def test_an_http_server(run: Run) -> None:
     assert code in {69, 76}  # it answers if our random bytes have a line feed, else it waits
     assert lines[2].startswith(f"ok    TCP connection   {where}")
     assert lines[3].startswith(f"FAIL  handshake        handshake with {where}: ")
-    assert lines[4].strip() == "is it a holdfast store that listens there, or something else?"
+    assert lines[4].strip() == "does a holdfast store listen there, or another program?"
 
 
 def test_a_server_that_greets_first(run: Run) -> None:
@@ -151,14 +153,36 @@ def test_another_secret(run: Run) -> None:
     )
 
 
-def test_no_secret_for_another_host(run: Run, home: Path) -> None:
-    code, out, err = run("doctor", "tcp://192.0.2.1:7")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("holdfast: tcp://192.0.2.1:7 can be reached from other hosts, so the job")
+def test_the_name_is_tried_before_a_secret_is_asked_for(run: Run, home: Path) -> None:
+    code, lines = examined(run, "no-such-host.invalid:7")
+    assert code == 69
+    assert lines[0] == "ok    endpoint         tcp://no-such-host.invalid:7"
+    assert lines[1].startswith("FAIL  name resolution  cannot resolve 'no-such-host.invalid'")
     assert list(home.iterdir()) == []
 
 
-@pytest.mark.parametrize("endpoint", ["", "x", "tcp://h", "tcp://a:1,b:2", "c10d://h:0"])
+def test_no_secret_for_another_host(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.store.open.is_loopback", lambda host: False)
+    with serve_store(secret=new_secret()) as server:
+        code, lines = examined(run, str(server.address))
+    assert code == 2
+    assert lines[3].startswith(
+        f"FAIL  secret           tcp://{server.address} can be reached from other hosts, so the job"
+    )
+
+
+def test_the_secret_of_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret, path = new_secret(), tmp_path / "job.secret"
+    path.touch(mode=0o600)
+    path.write_text(secret.reveal())
+    monkeypatch.setenv("HOLDFAST_SECRET", "another-one-of-16-bytes")
+    with serve_store(secret=secret) as server:
+        done = run("doctor", str(server.address), "--secret-file", str(path))
+    assert (done.code, done.err) == (0, ""), done.out
+    assert "both sides hold the same secret" in done.out
+
+
+@pytest.mark.parametrize("endpoint", ["", "x", "tcp://h", "tcp://a:1?b=2", "c10d://h:0"])
 def test_a_wrong_endpoint(run: Run, home: Path, endpoint: str) -> None:
     code, out, err = run("doctor", endpoint)
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -181,7 +205,10 @@ def test_a_file_is_not_made_by_looking(run: Run, tmp_path: Path) -> None:
     first = f"ok    endpoint         file://{path}"
     assert examined(run, f"file://{path}") == (
         0,
-        [first, "ok    file             does not exist yet; who uses it first makes it"],
+        [
+            first,
+            "ok    file             does not exist yet; the first process that uses it creates it",
+        ],
     )
     assert not path.exists()
     with open_store(f"file://{path}") as store:

@@ -55,7 +55,7 @@ def test_complaints_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr() == ("", "it is full\n")
 
 
-def test_a_complaint_that_nobody_can_hear_is_dropped() -> None:
+def test_an_error_message_that_cannot_be_written_is_dropped() -> None:
     with open("/dev/full", "w") as err, redirect_stderr(err):
         complain("one")
         complain("two")  # the stream leads nowhere by now

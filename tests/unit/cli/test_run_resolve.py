@@ -53,18 +53,19 @@ def refused(*words: str, **variables: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "run_id"),
     [
-        "",
-        "--standalone",
-        "--nnodes 1",
-        "--nnodes=1:1 --rdzv-id mine --node-rank=0 --master-addr h",
-        "--standalone --nnodes 1:4 --rdzv-backend etcd --rdzv-endpoint h:1 --rdzv-id x",
+        ("", ""),
+        ("--standalone", ""),
+        ("--nnodes 1", ""),
+        ("--rdzv-id none", ""),  # torchrun's default
+        ("--nnodes=1:1 --rdzv-id mine --node-rank=0 --master-addr h", "mine"),
+        ("--standalone --nnodes 1:4 --rdzv-backend etcd --rdzv-endpoint h:1 --rdzv-id x", "x"),
     ],
 )
-def test_one_node_alone_needs_nobody(words: str) -> None:
+def test_a_single_node_needs_no_rendezvous_flags(words: str, run_id: str) -> None:
     found = config(*words.split())
-    assert (found.min_nodes, found.max_nodes, found.run_id) == (1, 1, "")
+    assert (found.min_nodes, found.max_nodes, found.run_id) == (1, 1, run_id)
     assert (found.rdzv_backend, found.rdzv_endpoint) == ("c10d", "localhost:0")
 
 
@@ -367,7 +368,7 @@ def test_what_cannot_be_run(words: list[str], why: str) -> None:
         ("--rdzv-backend c10d --rdzv-endpoint 0.0.0.0:1", True),
         ("--nnodes 2 --rdzv-backend c10d", False),  # several on one host: its user has a secret
         ("--nnodes 2 --master-addr 127.0.0.1", False),
-        ("--master-addr node0 --master-port 1", False),  # alone: it meets nobody
+        ("--master-addr node0 --master-port 1", False),  # alone: it meets no other node
         ("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint node0 --rdzv-id i", False),
         ("--rdzv-backend c10d --rdzv-endpoint /f --rdzv-conf store_type=file", False),
         ("--nnodes 2 --master-addr node0 --secret-file s", False),
@@ -443,3 +444,27 @@ def test_any_mixture_is_taken_or_refused_in_one_line() -> None:
         assert how in {"taken", "refused", "exit 2"}, (seed, how)
         seen.add(how)
     assert seen == {"taken", "refused", "exit 2"}
+
+
+@pytest.mark.parametrize(
+    ("first", "refused"),
+    [
+        ("#!/bin/sh", True),
+        ("#! /usr/bin/env bash", True),
+        ("#!/usr/bin/env python3", False),
+        ("#!/opt/pypy", False),
+        ("import os", False),
+        ("", False),
+    ],
+)
+def test_a_script_for_another_interpreter_needs_a_flag(
+    tmp_path: Path, first: str, refused: bool
+) -> None:
+    script = tmp_path / "train"
+    script.write_text(f"{first}\n")
+    if refused:
+        with pytest.raises(UsageError, match="add --no-python to run it as a program") as caught:
+            run([str(script)])
+        assert f"begins with {first!r}, which is not Python" in str(caught.value)
+    else:
+        assert isinstance(run([str(script)]).entrypoint, Script)

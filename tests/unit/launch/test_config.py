@@ -97,7 +97,7 @@ def test_right_values(fields: dict[str, Any]) -> None:
         ({"nproc_per_node": True}, "nproc_per_node True: must be a whole number from 1 to 65536"),
         ({"nproc_per_node": "gpu"}, "nproc_per_node 'gpu': must be a whole number from 1 to 65536"),
         ({"run_id": "../x"}, "run id '../x': 1 to 128 letters, digits, '.', '_' and '-' are"),
-        ({"run_id": ""}, "run_id '': up to 2 nodes know their job by it; give a name, the same on"),
+        ({"run_id": ""}, "run_id '': a job of up to 2 nodes needs one; give the same name on each"),
         ({"role": ""}, "role '': must be 1 to 128 printable characters"),
         ({"role": "a\nb"}, "role 'a\\nb': must be 1 to 128 printable characters"),
         ({"role": 7}, "role 7: must be 1 to 128 printable characters"),
@@ -105,11 +105,11 @@ def test_right_values(fields: dict[str, Any]) -> None:
         ({"rdzv_endpoint": 7}, "rendezvous endpoint 7: must be a str"),
         (
             {"rdzv_endpoint": ""},
-            "rdzv_endpoint '': up to 2 nodes need one place to meet; give host:port, the same on",
+            "rdzv_endpoint '': a job of up to 2 nodes needs one; give the same host:port on each",
         ),
         (
             {"rdzv_endpoint": "", "rdzv_backend": "static", "min_nodes": 2},
-            "rdzv_endpoint '': up to 2 nodes need one place to meet",
+            "rdzv_endpoint '': a job of up to 2 nodes needs one",
         ),
         ({"rdzv_configs": "a=b"}, "rdzv_configs 'a=b': must be a Mapping, not str"),
         ({"rdzv_configs": {"last_cal_timeout": 1}}, "did you mean 'last_call_timeout'?"),

@@ -147,5 +147,5 @@ def test_devices_that_are_not_there(machine: Machine, text: str) -> None:
     machine.render("0x1002")
     with pytest.raises(UsageError) as caught:
         machine.count(text, CUDA_VISIBLE_DEVICES="GPU-1")
-    assert str(caught.value) == f"'{text}': there is none here; give a number, or cpu, or auto"
+    assert str(caught.value) == f"'{text}': this machine has none; give a number, or cpu, or auto"
     assert machine.count("auto") == affinity()

@@ -83,8 +83,8 @@ def test_a_function_of_a_program_that_is_in_no_file(argv: list[str]) -> None:
         [PYTHON, *argv], input=NO_FILE, capture_output=True, text=True, timeout=60, check=True
     )
     assert told.stdout == (
-        "function work: its program is in no file, so workers cannot find it; save it as one, or "
-        "use start_method=fork\n"
+        "function work: its program is not in a file, so workers cannot import it; save it to one, "
+        "or use start_method=fork\n"
     )
 
 

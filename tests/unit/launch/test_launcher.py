@@ -17,16 +17,25 @@ from typing import Any
 import pytest
 
 from holdfast.agent import health
-from holdfast.agent.agent import AgentStatus
-from holdfast.agent.machine import State
-from holdfast.errors import Signalled, StoreUnavailable, UsageError, WorkersFailed
+from holdfast.agent.machine import AgentMachine, State
+from holdfast.agent.status import AgentStatus
+from holdfast.errors import (
+    RendezvousTimedOut,
+    Signalled,
+    StoreUnavailable,
+    UsageError,
+    WorkersFailed,
+)
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.launcher import elastic_launch, run_job
+from holdfast.launch.recordings import read_machines
 from holdfast.observe.events import Event, JobEnded
+from holdfast.observe.replay import LoadedRecording
 from holdfast.observe.sinks import MemorySink
 from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import Function, Program, Script
 from holdfast.process.watchdog import expires
+from holdfast.rendezvous.machine import NodeMachine
 from holdfast.store import client
 
 
@@ -87,7 +96,7 @@ def test_the_agent_may_open_many_files_and_its_workers_as_many_as_before() -> No
     assert seen == {(hard, hard)}
 
 
-def test_where_nodes_meet_is_shown_before_anybody_is_looked_for() -> None:
+def test_the_endpoint_is_shown_before_it_is_contacted() -> None:
     shown: list[AgentStatus] = []
     static = config(rdzv_backend="static", rdzv_endpoint="127.0.0.1:4000")
     run_job(static, Function(ten_more, (0,)), show=shown.append)
@@ -174,6 +183,83 @@ def test_a_secret_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> N
         run_job(config(secret_file=tmp_path / "nofile"), Function(ten_more, (0,)))
 
 
+def steps_of(report: Path) -> dict[str, list[str | None]]:
+    """Return for each machine of a report what was recorded where that differs, for each step."""
+    machines = read_machines(json.loads(report.read_text()))
+    return {
+        one.replayable.kind.name: [step.recorded for step in one.replay()]
+        for one in machines
+        if isinstance(one, LoadedRecording)
+    }
+
+
+def test_a_report_has_the_steps_of_both_machines(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    with pytest.raises(WorkersFailed):
+        run_job(config(report_file=report), Function(raise_an_error))
+    steps = steps_of(report)
+    assert steps.keys() == {"agent", "rendezvous"}
+    for recorded in steps.values():
+        assert recorded
+        assert set(recorded) == {None}
+
+
+def test_a_report_lies_beside_the_logs_that_are_kept(tmp_path: Path) -> None:
+    logs = LogOptions(log_dir=tmp_path / "logs")
+    assert run_job(config(logs=logs), Function(ten_more, (1,))) == {0: 1}
+    assert list((tmp_path / "logs").glob("*/report.json")) == []
+    with pytest.raises(WorkersFailed):
+        run_job(config(logs=logs), Function(raise_an_error))
+    [report] = (tmp_path / "logs").glob("*/report.json")
+    assert json.loads(report.read_text())["failures"][0]["type"] == "ValueError"
+    assert steps_of(report).keys() == {"agent", "rendezvous"}
+    with pytest.raises(WorkersFailed):  # where the user says, and nowhere else
+        run_job(config(logs=logs, report_file=tmp_path / "r.json"), Function(raise_an_error))
+    assert [*(tmp_path / "logs").glob("*/report.json")] == [report]
+
+
+def test_a_job_that_no_worker_failed_has_a_report_too(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    waiting = LaunchConfig(
+        *(2, 2, 1),
+        run_id="job",
+        rdzv_endpoint="localhost:0",
+        rdzv_configs={"is_host": "true"},
+        rdzv_timeout=0.5,
+        report_file=report,
+    )
+    with pytest.raises(RendezvousTimedOut):
+        run_job(waiting, Function(ten_more, (1,)))
+    found = json.loads(report.read_text())
+    assert (found["failures"], found["exit_code"]) == ([], 75)
+    assert "no round within" in found["reason"]
+    assert steps_of(report).keys() == {"agent", "rendezvous"}
+
+
+@pytest.mark.parametrize("machine", ["agent", "rendezvous"])
+def test_a_machine_that_raises_is_in_the_report_with_what_it_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    """OB-6: the bug shows again when the report is replayed, and is gone with its cause."""
+    report = tmp_path / "report.json"
+
+    def bug(self: object, *_: object) -> None:
+        raise KeyError("a bug")
+
+    with monkeypatch.context() as patch:
+        if machine == "agent":
+            patch.setattr(AgentMachine, "joined", bug)
+        else:
+            patch.setattr(NodeMachine, "ask", bug)
+        with pytest.raises((KeyError, StoreUnavailable)):
+            run_job(config(report_file=report), Function(ten_more, (1,)))
+        assert json.loads(report.read_text())["exit_code"] in (69, 70)
+        assert set(steps_of(report)[machine]) == {None}
+    [*_, recorded] = steps_of(report)[machine]
+    assert recorded is not None
+    assert "raises KeyError: 'a bug'" in recorded
+
+
 def test_error_files_are_named_only_if_they_stay(tmp_path: Path) -> None:
     with pytest.raises(WorkersFailed) as caught:
         run_job(config(), Function(raise_an_error))
@@ -238,7 +324,7 @@ def test_a_secret_reaches_workers_by_a_private_file(
     assert seen == {"variable": None, "text": "not for everybody's eyes", "mode": 0o600}
 
 
-def test_a_job_ends_well_though_whoever_started_us_ignored_the_ends_of_children() -> None:
+def test_a_job_succeeds_though_sigchld_was_ignored() -> None:
     earlier = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         assert set(elastic_launch(config(), os.getppid)()) == {0}
@@ -315,14 +401,17 @@ def test_health_is_served_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert served == ["127.0.0.1:0", "start", "close"]
 
 
-def test_a_signal_ends_it_and_says_which() -> None:
+def test_a_signal_ends_it_and_says_which_and_is_no_failure(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+
     def interrupt(status: AgentStatus) -> None:
         if status.state is State.RUNNING:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Signalled) as caught:
-        run_job(config(), Function(wait_to_be_told), show=interrupt)
+        run_job(config(report_file=report), Function(wait_to_be_told), show=interrupt)
     assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert not report.exists()
 
 
 def test_it_works_outside_the_main_thread() -> None:
@@ -359,7 +448,7 @@ def test_warm_standbys_serve_functions_and_are_no_use_to_programs(
     assert run_job(warm, Function(ten_more, (3,))) == {0: 3}
     assert caplog.text == ""
     assert run_job(warm, Program("true")) == {}
-    assert "nothing is kept warm" in caplog.text
+    assert "no worker is kept warm" in caplog.text
 
 
 def test_events_are_told_as_json_if_asked_for(caplog: pytest.LogCaptureFixture) -> None:

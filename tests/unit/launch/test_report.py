@@ -145,6 +145,7 @@ def test_programs_get_every_field() -> None:
         "run": "job-1",
         "reason": "no restart is left",
         "exit_code": 69,
+        "machines": [],
     }
     assert failures[0] == {
         "rank": 3,
@@ -185,3 +186,14 @@ def test_a_syntax_error_is_told_once() -> None:
     assert text.count("SyntaxError") == 1
     other = replace(CAUSE, traceback=told, message="SyntaxError: another one")
     assert as_text("train.py", "job-1", (other,)).count("SyntaxError") == 2
+
+
+def test_a_report_is_laid_out_for_people_but_for_its_machines() -> None:
+    machines: list[dict[str, object]] = [{"machine": "agent", "steps": [{"now": 1.0}]}] * 2
+    for some in ([], machines):
+        told = as_json("train.py", "job-1", (CAUSE,), "no restart is left", 1, some)
+        text = report.dump(told)
+        assert json.loads(text) == told
+        assert text.count('"agent"') == len(some)
+        assert text.count("\n") == report.dump(told | {"machines": []}).count("\n") + len(some)
+        assert text.endswith("\n}\n")

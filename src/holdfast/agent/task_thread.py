@@ -8,27 +8,27 @@ from collections.abc import Callable
 
 from holdfast.threads import start_thread
 
-__all__ = ["Clerk"]
+__all__ = ["TaskThread"]
 
 
-class Clerk:
+class TaskThread:
     """Runs blocking tasks on its own thread, so that the thread that submits one need not wait.
 
     A task must not raise: it reports its outcome itself.
     """
 
     def __init__(self, name: str) -> None:
-        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._started = False
         self._closed = False
 
-    def do(self, errand: Callable[[], None]) -> None:
+    def submit(self, task: Callable[[], None]) -> None:
         """Submit a task; the thread begins with the first one. Unavailable if it cannot."""
         if not self._started:
             start_thread(self._thread)
             self._started = True
-        self._errands.put(errand)
+        self._tasks.put(task)
 
     def close(self, timeout_s: float) -> bool:
         """Wait for the submitted tasks, then end the thread; say whether it ended in time."""
@@ -36,10 +36,10 @@ class Clerk:
             return True
         if not self._closed:
             self._closed = True
-            self._errands.put(None)
+            self._tasks.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        while (errand := self._errands.get()) is not None:
-            errand()
+        while (task := self._tasks.get()) is not None:
+            task()

@@ -1,0 +1,156 @@
+"""Jobs as text: the rows of `ps`, the picture of `status`, the lines of `events`.
+
+What an agent tells may lack a field, if another version of holdfast runs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from holdfast.cli.arguments import one_line
+from holdfast.clock import iso_time
+from holdfast.observe.lines import duration
+
+__all__ = ["event_line", "job_summary", "ps_lines", "status_lines"]
+
+_TITLES = ("JOB", "STATE", "NODES", "WORKERS", "RESTARTS", "AGE", "REASON")
+_EVENTS_SHOWN = 10
+
+Told = dict[str, Any]
+"""What one agent says of itself; launch/steering.py lists the fields."""
+
+
+def job_summary(agents: Sequence[Told], now: float) -> Told:
+    """Return a job in a few fields, from what its agents on this machine say."""
+    first = _speaker(agents)
+    restarts = first.get("restarts", {})
+    return {
+        "run": first.get("run", "?"),
+        "name": first.get("name", ""),
+        "state": first.get("state", "?"),
+        "reason": _why(first),
+        "round": first.get("round", 0),
+        "nodes": first.get("nodes", 0),
+        "agents_here": len(agents),
+        "workers": first.get("world_size", 0),
+        "spares": _spares(agents, first),
+        "restarts_used": restarts.get("used", 0),
+        "restarts_allowed": restarts.get("allowed", 0),
+        "age_s": max(0.0, now - min(one.get("started_at", now) for one in agents)),
+    }
+
+
+def ps_lines(jobs: Iterable[Told], missing: Iterable[str]) -> list[str]:
+    """Return the table of `ps`, and a line for each agent that does not answer."""
+    rows = [
+        (
+            job["run"],
+            job["state"],
+            str(job["nodes"]),
+            str(job["workers"]),
+            f"{job['restarts_used']}/{job['restarts_allowed']}",
+            duration(job["age_s"]),
+            job["reason"],
+        )
+        for job in jobs
+    ]
+    return [*_table([_TITLES, *rows]), *missing]
+
+
+def status_lines(agents: Sequence[Told], missing: Iterable[str], now: float) -> list[str]:
+    """Return what `status` shows of one job: nodes and workers, the budget, the last events."""
+    job, first = job_summary(agents, now), _speaker(agents)
+    where = "none yet"
+    if job["round"]:
+        counts = (f"{what} {job[what]}" for what in ("nodes", "workers", "spares"))
+        where = ", ".join([str(job["round"]), *counts])
+    budget = first.get("restarts", {})
+    window = budget.get("window_s")
+    left = f"{max(0, job['restarts_allowed'] - job['restarts_used'])} left"
+    if window is not None:
+        left = f"counted within {window:g} s"
+    lines = [
+        f"job       {one_line(job['run'])}  ({one_line(job['name'])})",
+        f"state     {job['state']}  {one_line(job['reason'])}",
+        f"age       {duration(job['age_s'])}",
+        f"round     {where}",
+        f"restarts  {job['restarts_used']} of {job['restarts_allowed']} used, {left}",
+    ]
+    causes = first.get("restarts", {}).get("causes", ())
+    lines += [f"          {times} by {one_line(str(cause))}" for cause, times in causes]
+    if first.get("logs"):
+        lines.append(f"logs      {one_line(first['logs'])}")
+    lines += ["", *_table([("NODE", "HOST", "RANK", "PID", "STATE"), *_workers(agents, first)])]
+    lines += missing
+    events = sorted(
+        ((one, agent) for agent in agents for one in agent.get("events", ())),
+        key=lambda pair: pair[0].get("time", 0.0),
+    )
+    if events:
+        lines += ["", "last events"]
+        lines += [f"  {event_line(one, agent)}" for one, agent in events[-_EVENTS_SHOWN:]]
+    return lines
+
+
+def event_line(event: Told, agent: Told) -> str:
+    """Return an event in one line: its time, its node, its kind and what it says."""
+    kind, text = str(event.get("event", "?")), str(event.get("text", ""))
+    text = text.removeprefix(f"run {event.get('run')}: ")
+    when = iso_time(event.get("time", 0.0))
+    return f"{when}  {one_line(str(agent.get('host', '?')))}  {kind}  {one_line(text)}"
+
+
+def _speaker(agents: Sequence[Told]) -> Told:
+    """Return the agent that knows most: of the newest round, the first node."""
+    return min(agents, key=lambda one: (-one.get("round", 0), one.get("node") or 0))
+
+
+def _why(agent: Told) -> str:
+    why = "; ".join(filter(None, (agent.get("waiting", ""), agent.get("reason", ""))))
+    left_s = agent.get("left_s")
+    return why if left_s is None else f"{why}, {left_s:.0f} s left"
+
+
+def _spares(agents: Sequence[Told], first: Told) -> int:
+    """Count the nodes that wait while others work; of this machine at least."""
+    here = sum(one.get("state") == "joining" for one in agents) if first.get("round") else 0
+    return max(here, int(first.get("spares") or 0))
+
+
+def _workers(agents: Sequence[Told], first: Told) -> list[tuple[str, ...]]:
+    """Return a row for each worker that an agent here knows, and one for the nodes elsewhere."""
+    rows: list[tuple[str, ...]] = []
+    inside = [one for one in agents if one.get("round") and one["round"] == first.get("round")]
+    for agent in sorted(inside, key=lambda one: one.get("node") or 0):
+        rows += _workers_of(agent, str(agent.get("node")))
+    if (elsewhere := first.get("nodes", 0) - len(inside)) > 0:
+        noun = "node" if elsewhere == 1 else "nodes"
+        rows.append(("-", "", "", "", f"{elsewhere} more {noun} on other machines"))
+    for agent in agents:
+        if not agent.get("round") or agent.get("round") != first.get("round"):
+            why = f"agent {agent.get('state', '?')}: {_why(agent)}"
+            rows.append(("-", agent.get("host", "?"), "", str(agent.get("pid", "")), why))
+    return rows
+
+
+def _workers_of(agent: Told, number: str) -> list[tuple[str, ...]]:
+    return [
+        (
+            number,
+            agent.get("host", "?"),
+            str(worker.get("rank")),
+            str(worker.get("pid") or ""),
+            "running" if worker.get("running") else "ended",
+        )
+        for worker in agent.get("workers", ())
+    ]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    shown = [tuple(one_line(cell) for cell in row) for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*shown, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
+    ]
