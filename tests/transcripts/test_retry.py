@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.errors import PeerLost, UsageError
 from holdfast.rpc.client.contact import Contact
-from holdfast.rpc.client.future import Driver
+from holdfast.rpc.client.future import Carrier
 from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.client.replies import Reply
 from holdfast.rpc.client.retry_policy import RetryPolicy
@@ -53,7 +53,6 @@ class RetryStory:
         self._lines: list[str] = []
         self._caller = RetryingCalls(
             WorkerInfo("caller", 0),
-            self,
             itertools.count(1),
             cast("Scheduler", self),
             self._clock,
@@ -96,7 +95,7 @@ class RetryStory:
         else:
             self._say(f"the caller gives up: {answer}")
 
-    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
+    def post(self, message: Message, reply: Reply, at: float) -> Carrier | None:
         self._say(f"caller -> callee: call {message.call}, at most {message.budget_ms} ms")
         self._open.append(reply)
         arrive = partial(self._arrive, message, reply, self._connection)
@@ -106,7 +105,7 @@ class RetryStory:
             arrive()
         return None
 
-    def note(self, message: Message) -> None:
+    def transmit(self, message: Message) -> None:
         if message.kind is Kind.CANCEL:
             self._say(f"caller -> callee: the reply to call {message.call} is not wanted")
             return

@@ -24,7 +24,7 @@ class RRefStory:
     worker A...           workers of the story
     create A B V          A asks B to make a value, and calls its reference V; B counts A
     give A B V            A passes V to B in a call
-    hold A, release A     what A sends waits, until it is let go
+    hold A, release A     what A sends waits, until it is released
     drop A V              A drops its reference
     dies A                A is gone, and the others hear so
     """
@@ -105,7 +105,7 @@ class RRefStory:
             self._perform(user, self._workers[user].drop(fork))
             return
         reference = next(number for number, name in self._values.items() if name == value)
-        self._perform(user, self._workers[user].let_go(reference))
+        self._perform(user, self._workers[user].release(reference))
 
     def _die(self, worker: str) -> None:
         self._dead.add(worker)

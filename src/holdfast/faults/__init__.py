@@ -1,8 +1,8 @@
-"""Fault injection: a plan selects messages and faults, and a wrapper injects them.
+"""Fault injection: a plan selects messages and faults, and a transport injects them.
 
 Layout, in reading order (◦ = pure)
     plan.py ◦       which faults happen, when, and how often; as text too
-    transport.py    the wrapper that injects them into an agent's messages
+    transport.py    injects them into the messages of an agent, below its calls
     backends.py     the backend `faulty`; it takes the options that torch's tests use
 """
 

@@ -22,7 +22,7 @@ from holdfast.errors import UsageError
 from holdfast.faults.plan import Action, FaultPlan, Rule, kind_of, parse_plan
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.backends import register_backend
-from holdfast.rpc.client.transport import CallTransport, Direct
+from holdfast.rpc.client.transport import MessageTransport
 from holdfast.rpc.wire.messages import Kind
 
 __all__ = ["make_faulty", "plan_of"]
@@ -32,11 +32,11 @@ _KNOWN = frozenset({"plan", "messages_to_fail", "messages_to_delay", "num_fail_s
 _log = logging.getLogger("holdfast.faults")
 
 
-def make_faulty(options: Mapping[str, Any]) -> CallTransport:
+def make_faulty(options: Mapping[str, Any]) -> MessageTransport:
     """Make a transport with the faults of the options' plan."""
     plan = plan_of(options)
     _log.warning("messages of this process go wrong on purpose: %d rules", len(plan.rules))
-    return FaultyTransport(Direct(), plan)
+    return FaultyTransport(plan)
 
 
 def plan_of(options: Mapping[str, Any]) -> FaultPlan:
@@ -49,7 +49,7 @@ def plan_of(options: Mapping[str, Any]) -> FaultPlan:
     if isinstance(given, FaultPlan):
         others = ", ".join(sorted(set(options) - {"plan"}))
         if others:
-            raise UsageError(f"plan: a FaultPlan is used as it is: make rules in it of {others}")
+            raise UsageError(f"plan: a FaultPlan cannot be combined with {others}: add rules to it")
         return given
     if given is not None and not isinstance(given, str):
         sort = f"{type(given).__module__}.{type(given).__qualname__}"

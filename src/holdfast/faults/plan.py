@@ -81,7 +81,7 @@ def kind_of(name: object) -> Kind:
     """Return the kind of request that has this name; UsageError lists the valid names."""
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise UsageError(f"{name!r:.60} is no kind of message; there are {', '.join(_KINDS)}")
+        raise UsageError(f"{name!r:.60} is not a kind of message; there are {', '.join(_KINDS)}")
     return kind
 
 
@@ -113,7 +113,7 @@ class Rule:
             if value is not None and value < (1 if name == "nth" else 0):
                 raise UsageError(f"fault {self.action}: {name}={value}: is too small")
         if self.moment is not Moment.REQUEST and self.action not in _AFTERWARDS[self.moment]:
-            raise UsageError(f"fault {self.action}: cannot happen to a message at: {self.moment}")
+            raise UsageError(f"fault {self.action}: not possible at the moment {self.moment}")
         for kind in self.kinds:
             kind_of(kind.name)
         if "" in self.to:
@@ -229,7 +229,7 @@ def parse_plan(text: str) -> FaultPlan:
         try:
             if words[0] == "seed":
                 if seed is not None:
-                    raise UsageError("there is a seed already")
+                    raise UsageError("seed is given twice")
                 seed = _parse_seed(words[1:])
             else:
                 rules.append(_parse_rule(words))
@@ -240,13 +240,13 @@ def parse_plan(text: str) -> FaultPlan:
 
 def _parse_seed(words: list[str]) -> int:
     if len(words) != 1:
-        raise UsageError("must be a seed, and one number")
+        raise UsageError("must be `seed` and one number")
     return int(_number("seed", words[0], int))
 
 
 def _parse_rule(words: list[str]) -> Rule:
     if words[0] not in list(Action):
-        raise UsageError(f"{words[0]!r:.60} is no action; there are {', '.join(Action)}")
+        raise UsageError(f"{words[0]!r:.60} is not an action; there are {', '.join(Action)}")
     options: dict[str, Any] = {}
     for word in words[1:]:
         name, value = _parse_word(word)
@@ -273,7 +273,7 @@ def _parse_word(word: str) -> tuple[str, object]:
     if name == "to":
         return name, frozenset(value.split(","))
     if name not in _NUMBERS:
-        raise UsageError(f"{name!r:.60} is no option; there are to, {', '.join(_NUMBERS)}")
+        raise UsageError(f"{name!r:.60} is not an option; there are to, {', '.join(_NUMBERS)}")
     return name, _number(name, value, _NUMBERS[name])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import secrets
 import shutil
@@ -24,16 +23,16 @@ from holdfast.net.address import Address
 from holdfast.net.auth import Key
 from holdfast.rpc.client.background_reader import BackgroundReader
 from holdfast.rpc.client.blocking import before_block
+from holdfast.rpc.client.calls import Backoff, timed_out
 from holdfast.rpc.client.contact import Contact, PeerDirectory, Target, machine_id
-from holdfast.rpc.client.deadlines import NO_DEADLINE, check_limit, served_here, timed_out
+from holdfast.rpc.client.deadlines import NO_DEADLINE, check_limit, served_here
 from holdfast.rpc.client.future import Future
 from holdfast.rpc.client.peer import Peer
-from holdfast.rpc.client.pipe import NEVER
 from holdfast.rpc.client.retry_policy import RetryPolicy
-from holdfast.rpc.client.retrying import Backoff, RetriedFuture, RetryingCalls, check_backoff, note
+from holdfast.rpc.client.retrying import RetriedFuture, RetryingCalls, note
 from holdfast.rpc.client.scheduler import Scheduler
-from holdfast.rpc.client.transport import CallTransport, Direct
-from holdfast.rpc.completion import ReplyFuture, read, settle
+from holdfast.rpc.client.transport import MessageTransport
+from holdfast.rpc.completion import HasReferences, ReplyFuture, complete, read
 from holdfast.rpc.metrics import AgentMetrics
 from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.rref.table import RRefTable
@@ -41,20 +40,19 @@ from holdfast.rpc.server.dispatcher import Dispatcher
 from holdfast.rpc.server.event_loop import EventLoop
 from holdfast.rpc.server.listener import Server
 from holdfast.rpc.values.funcref import encode_function
+from holdfast.rpc.values.pickling import dump_plain, load
 from holdfast.rpc.wire.hello import WorkerHello
-from holdfast.rpc.wire.messages import NO_BUDGET, Kind, Message
+from holdfast.rpc.wire.messages import NEVER, NO_BUDGET, Kind, Message
 from holdfast.rpc.wire.tickets import encode_creation
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
 __all__ = ["Agent", "Target"]
 
-_log = logging.getLogger("holdfast.rpc")
-
 
 _ONE_TRY = RetryPolicy(max_retries=0)
 _GONE = "Connection closed by peer (it is gone)"
 # Each access to a member of an enumeration costs a lookup.
-_CALL = Kind.PYTHON_CALL
+_CALL, _REPLY = Kind.PYTHON_CALL, Kind.REPLY
 
 
 class Agent:
@@ -73,7 +71,7 @@ class Agent:
         key: Key,
         *,
         timeout_s: float = 60.0,
-        transport: CallTransport | None = None,
+        transport: MessageTransport | None = None,
         clock: Clock = SYSTEM_CLOCK,
         inherits: bool = True,
     ) -> None:
@@ -83,9 +81,9 @@ class Agent:
         self._clock = clock
         self.timeout_s = timeout_s
         self._inherits = inherits  # whether its calls inherit the deadline of the enclosing call
-        self._transport = transport or Direct()
-        # Whether messages may arrive twice: then each has a number, so that callees detect copies.
-        self._repeats = bool(getattr(transport, "repeats", False))
+        self._transport = transport
+        # Whether messages may arrive twice: then all are marked `once`: callees detect copies.
+        self._repeats = transport is not None and transport.repeats
         self._numbers = itertools.count(1)
         self._peers: dict[str, Peer] = {}
         self._found: dict[Target, Peer] = {}  # cached lookups, until a worker is lost
@@ -102,7 +100,7 @@ class Agent:
         )
         mine = key.meant_for(self._incarnation)
         self._server = Server(f"holdfast-rpc-{info.name}", mine, self._dispatcher)
-        self._retrying = RetryingCalls(info, self._transport, self._numbers, self._scheduler, clock)
+        self._retrying = RetryingCalls(info, self._numbers, self._scheduler, clock)
         self._metrics = AgentMetrics(
             *(info, self._numbers, self._peers, self._retrying),
             *(self._server, self._dispatcher, self.rrefs),
@@ -141,8 +139,8 @@ class Agent:
         return self._info
 
     @property
-    def transport(self) -> CallTransport:
-        """The transport of its messages."""
+    def transport(self) -> MessageTransport | None:
+        """The transport that its messages pass through; None: no transport changes them."""
         return self._transport
 
     @property
@@ -196,14 +194,6 @@ class Agent:
         """Whether the wait for the GIL is measured."""
         return self._metrics.wait.is_on
 
-    def device_map(self, worker: Target) -> dict[Any, Any]:
-        """Return the map of our devices to a worker's devices: empty, values arrive on the CPU."""
-        return {}
-
-    def devices(self) -> tuple[Any, ...]:
-        """Return the devices that this agent uses besides the CPU: none."""
-        return ()
-
     # Calling.
 
     def call(
@@ -224,19 +214,35 @@ class Agent:
             return self.call_async(to, function, args, kwargs, timeout, retries).wait()
         peer = self._peer(to)
         at, budget_ms, whose = self._deadline(timeout)
-        life = peer.contact.incarnation
-        body, buffers, given = self.rrefs.pack(life, (encode_function(function), args, kwargs))
-        message = Message(_CALL, next(self._numbers), body, buffers, budget_ms, False, given, whose)
+        value = (encode_function(function), args, kwargs)
+        body = dump_plain(value)
+        if body is not None:  # no reference is in it
+            message = Message(_CALL, next(self._numbers), body, (), budget_ms, False, (), whose)
+        else:
+            message = self._request(peer.contact.incarnation, _CALL, value, budget_ms, whose)
+            message.call = next(self._numbers)
         before_block()
         try:
-            answer = self._transport.exchange(peer, message, at)
+            answer = peer.exchange(message, at)
         except BaseException as error:
-            self.rrefs.unread(life, message)
+            self.rrefs.unread(peer.contact.incarnation, message)
             if not isinstance(error, TimeoutError) or isinstance(error, HoldfastError):
                 raise
             self.give_up(peer, message)
             raise timed_out(budget_ms, whose, str(error)) from None
-        return read(self.rrefs, life, message, answer)
+        if answer.kind is _REPLY and not (answer.has_references or message.given):
+            return load(answer.body, answer.buffers)  # nearly always: no reference is involved
+        return read(self.rrefs, peer.contact.incarnation, message, answer)
+
+    def _request(
+        self, to: str, kind: Kind, value: Any, budget_ms: int, whose: str, head: bytes = b""
+    ) -> Message:
+        """Return the request that carries a head and a value; it has no number yet."""
+        body = dump_plain(value)
+        if body is not None:
+            return Message(kind, 0, head + body, (), budget_ms, False, (), whose)
+        body, buffers, given = self.rrefs.pack(to, value)
+        return Message(kind, 0, head + body, buffers, budget_ms, False, given, whose)
 
     def give_up(self, peer: Peer, request: Message) -> None:
         """Cancel a call: tell the callee, later on another thread, that no reply is needed."""
@@ -279,11 +285,11 @@ class Agent:
         try:
             creation = self._post(peer, kind, value, timeout, retries, head)
         except BaseException:
-            self.rrefs.settled(ticket.fork)
+            self.rrefs.creation_ended(ticket.fork)
             self.rrefs.dropped(ticket.reference, ticket.fork)
             raise
         # Also if it fails: a request without a reply may still arrive, and the owner counts it.
-        creation.add_done_callback(lambda _: self.rrefs.settled(ticket.fork))
+        creation.add_done_callback(lambda _: self.rrefs.creation_ended(ticket.fork))
         info = peer.contact.info
         return RRef._made(self.rrefs, ticket.reference, info, ticket.owner, ticket.fork, creation)
 
@@ -324,10 +330,10 @@ class Agent:
                 raise PeerLost("Connection closed by peer (this agent has been shut down)")
             return found._peer_at(to)
 
-        heard = partial(settle, self.rrefs)
-        return self._insist(to, find, kind, value, timeout, retries, heard)
+        weak = _OnlyReferences(self.rrefs)
+        return self._post_retried(to, find, kind, value, timeout, retries, weak)
 
-    def _insist(
+    def _post_retried(
         self,
         to: str,
         find: Callable[[], Peer],
@@ -335,28 +341,19 @@ class Agent:
         value: Any,
         timeout: float | None,
         retries: Backoff,
-        heard: Callable[[str, Message, Future[Any], Message | Exception], bool],
+        holder: HasReferences,
         head: bytes = b"",
     ) -> Future[Any]:
-        """Send a request, and retry it by its policy; see `client/retrying.py`."""
-        check_backoff(retries)
+        """Send a request, and retry it by its policy; `holder` lives until it is completed."""
+        if not hasattr(retries, "exhausted"):
+            raise UsageError(f"retries {retries!r:.40}: must be a RetryPolicy, or None")
         at, budget_ms, whose = self._deadline(timeout)
-        body, buffers, given = self.rrefs.pack(to, value)
-        # `RetryingCalls.post` sets its number.
-        message = Message(kind, 0, head + body, buffers, budget_ms, False, given, whose)
+        message = self._request(to, kind, value, budget_ms, whose, head)
         future = RetriedFuture()
-
-        def hear(answer: Message | Exception) -> None:
-            heard(to, message, future, answer)
-
-        future._driver = request = self._retrying.post(to, find, message, hear, at, retries)
+        reply = partial(complete, holder, to, message, future)
+        future._driver = request = self._retrying.post(to, find, message, reply, at, retries)
         future._stop = request.stop
         return future
-
-    def _settle(
-        self, to: str, request: Message, future: Future[Any], answer: Message | Exception
-    ) -> bool:
-        return settle(self.rrefs, to, request, future, answer)  # a method: keeps the agent alive
 
     def _post(
         self,
@@ -372,20 +369,21 @@ class Agent:
         if retries is None and self._repeats:
             retries = _ONE_TRY
         if retries is not None:
-            heard = self._settle
-            return self._insist(to, lambda: peer, kind, value, timeout, retries, heard, head)
+            return self._post_retried(to, lambda: peer, kind, value, timeout, retries, self, head)
         at, budget_ms, whose = self._deadline(timeout)
-        body, buffers, given = self.rrefs.pack(to, value)
-        if head:
-            body = head + body
-        message = Message(kind, next(self._numbers), body, buffers, budget_ms, False, given, whose)
+        body = None if head else dump_plain(value)
+        if body is not None:  # nearly always: a fast path of `_request`
+            message = Message(kind, next(self._numbers), body, (), budget_ms, False, (), whose)
+        else:
+            message = self._request(to, kind, value, budget_ms, whose, head)
+            message.call = next(self._numbers)
         future = ReplyFuture()
         future._asked = (self, peer, message)
         try:
-            future._driver = self._transport.post(peer, message, future.hear, at)
+            future._driver = peer.post(message, future.receive, at)
         except (TimeoutError, PeerLost, Overloaded) as error:
             # The future keeps the error, and its traceback would keep this frame and its arguments.
-            future.hear(error.with_traceback(None))
+            future.receive(error.with_traceback(None))
         except BaseException:  # such as a refusal or an interrupt
             self.rrefs.unread(to, message)
             raise
@@ -426,7 +424,8 @@ class Agent:
                 if self._closed:
                     raise PeerLost("Connection closed by peer (this agent has been shut down)")
                 if peer is None:
-                    peer = Peer(contact, self.contact, self._key, self._background, self._clock)
+                    me, key, background = self.contact, self._key, self._background
+                    peer = Peer(contact, me, key, background, self._clock, self._transport)
                     self._peers[contact.incarnation] = peer
             if self._dispatcher.is_dead(contact.incarnation):  # `lost` may have run before us
                 self._peers.pop(contact.incarnation, None)
@@ -435,9 +434,9 @@ class Agent:
 
     def lost(self, contact: Contact) -> None:
         """Forget a worker that is gone, and fail the calls that wait for it."""
-        self.let_go(contact)()
+        self.forget_worker(contact)()
 
-    def let_go(self, contact: Contact) -> Callable[[], None]:
+    def forget_worker(self, contact: Contact) -> Callable[[], None]:
         """Forget a worker that is gone; return a function that fails its calls, and may block."""
         life = contact.incarnation
         self._dispatcher.died(life)  # first: none of its requests runs after the loss is reported
@@ -445,12 +444,12 @@ class Agent:
         peer = self._peers.pop(life, None)
         self._found = {}  # a new one: `_peer` may be about to add the lost worker to the old one
 
-        def tell() -> None:
+        def fail_calls() -> None:
             if peer is not None:
                 self._retrying.lost(life, peer.lose(_GONE))
             self.rrefs.died(life)
 
-        return tell
+        return fail_calls
 
 
 def _is_known(directory: PeerDirectory, incarnation: str) -> bool:
@@ -460,27 +459,34 @@ def _is_known(directory: PeerDirectory, incarnation: str) -> bool:
     return False
 
 
+class _OnlyReferences(NamedTuple):
+    """What completes a request that does not keep its agent alive."""
+
+    rrefs: RRefTable
+
+
 class _Parts(NamedTuple):
     """The parts that end with an agent. None of them keeps the agent alive."""
 
-    insisting: RetryingCalls
+    retrying: RetryingCalls
     server: Server
-    transport: CallTransport
+    transport: MessageTransport | None
     loop: EventLoop
     scheduler: Scheduler
-    insight: AgentMetrics
+    metrics: AgentMetrics
     peers: dict[str, Peer]
     background: BackgroundReader | None
     folder: str
 
     def end(self) -> None:
         """End everything: calls that are under way fail. Idempotent."""
-        self.insisting.close()  # before the connections break, or it would retry
+        self.retrying.close()  # before the connections break, or it would retry
         self.server.close()
-        self.transport.close()
+        if self.transport is not None:
+            self.transport.close()
         self.loop.close()
         self.scheduler.close()
-        self.insight.wait.close()
+        self.metrics.wait.close()
         for peer in list(self.peers.values()):
             peer.lose("Connection closed by peer (this agent has been shut down)")
         if self.background is not None:

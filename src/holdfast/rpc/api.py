@@ -88,10 +88,11 @@ def init_rpc(
     keep_alive_s = check_ttl(keep_alive, "keep_alive")
 
     def lost(contact: Contact) -> Callable[[], None]:
-        return agent.let_go(contact)
+        return agent.forget_worker(contact)
 
     with ExitStack() as undo:
-        undo.callback(transport.close)
+        if transport is not None:
+            undo.callback(transport.close)
         meeting: Bootstrap = bootstrap(
             undo, env.variables(), rank, world_size, init_method, store, deadline
         )
@@ -121,7 +122,7 @@ def init_rpc(
 
 
 def shutdown(graceful: bool = True, timeout: float | None = DEFAULT_TIMEOUT_S) -> tuple[str, ...]:
-    """End the current agent; return the names of the workers for which it waited in vain.
+    """End the current agent; return the names of the workers that did not come in time.
 
     Graceful: wait until all workers want to end, so that no call is cut off. If workers join and
     leave freely, this does not wait for others. It always returns, at the latest a few seconds
@@ -151,7 +152,7 @@ class _End:
 
 
 def _part(agent: Agent, end: _End, graceful: bool, deadline: Deadline) -> tuple[str, ...]:
-    """Leave the job; return the names of the workers for which it waited in vain."""
+    """Leave the job; return the names of the workers that did not come in time."""
     directory, me = end.directory, end.me
     try:
         if not graceful or end.meeting.world_size is None:
@@ -218,7 +219,8 @@ def rpc_sync(
     """
     if kwargs or (args is not None and type(args) is not tuple):
         _check_arguments(args, kwargs)
-    return current.current_agent().call(to, func, args or (), kwargs, timeout, retries)
+    agent = current.agent or current.current_agent()
+    return agent.call(to, func, args or (), kwargs, timeout, retries)
 
 
 def _check_arguments(args: object, kwargs: object) -> None:
@@ -268,7 +270,8 @@ def rpc_async(
     """Call a function at a worker; return the future of its result."""
     if kwargs or (args is not None and type(args) is not tuple):
         _check_arguments(args, kwargs)
-    return current.current_agent().call_async(to, func, args or (), kwargs, timeout, retries)
+    agent = current.agent or current.current_agent()
+    return agent.call_async(to, func, args or (), kwargs, timeout, retries)
 
 
 @overload
@@ -309,7 +312,8 @@ def remote(
     """Call a function at a worker and leave the result there; return a reference to it."""
     if kwargs or (args is not None and type(args) is not tuple):
         _check_arguments(args, kwargs)
-    return current.current_agent().remote(to, func, args or (), kwargs, timeout, retries)
+    agent = current.agent or current.current_agent()
+    return agent.remote(to, func, args or (), kwargs, timeout, retries)
 
 
 def get_worker_info(name: str | None = None) -> WorkerInfo:

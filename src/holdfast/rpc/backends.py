@@ -1,7 +1,7 @@
 """Transports of messages by name; other packages can register more.
 
-A backend is a function that makes a `CallTransport` from its options. Fault injection is a backend:
-it registers itself, so that this module does not depend on it.
+A backend is a function that makes a `MessageTransport` from its options. Fault injection is a
+backend: it registers itself, so that this module does not depend on it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from holdfast.errors import UsageError
-from holdfast.rpc.client.transport import CallTransport, Direct
+from holdfast.rpc.client.transport import MessageTransport
 
 __all__ = ["Maker", "known_backends", "make_transport", "register_backend"]
 
-Maker: TypeAlias = Callable[[Mapping[str, Any]], CallTransport]
+Maker: TypeAlias = Callable[[Mapping[str, Any]], MessageTransport]
 
 _makers: dict[str, Maker] = {}
 # Modules that register a backend on import; they are imported when it is first used.
@@ -34,14 +34,14 @@ def known_backends() -> tuple[str, ...]:
     return tuple(sorted({"default", *_HOMES, *_makers}))
 
 
-def make_transport(name: str, options: Mapping[str, Any]) -> CallTransport:
-    """Make the transport of a backend; UsageError lists the known backends."""
+def make_transport(name: str, options: Mapping[str, Any]) -> MessageTransport | None:
+    """Make the transport of a backend; UsageError lists the known backends. None: the plain one."""
     if not isinstance(options, Mapping):
         raise UsageError(f"options {options!r:.60}: must be a mapping of names to values")
     if name == "default":
         if options:
             raise UsageError(f"RPC backend default: takes no options, got {sorted(options)}")
-        return Direct()
+        return None
     if name not in _makers and name in _HOMES:
         importlib.import_module(_HOMES[name])
     if name not in _makers:

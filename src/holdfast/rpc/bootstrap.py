@@ -2,6 +2,7 @@
 
 store=…            the given one, below "rpc/"
 tcp://host:port    the built-in store there, which rank 0 serves
+tcp://a:1,b:2,…    the built-in store with several members there, which no worker serves
 file:///path       a file of this host
 env://             as `holdfast run` set it (HOLDFAST_STORE, and the run and the round); else at
                    MASTER_ADDR and MASTER_PORT, which rank 0 serves, with RANK and WORLD_SIZE
@@ -78,7 +79,8 @@ def bootstrap(
         _check_place(rank, world_size)
         endpoint, prefix = _place(method, variables, environment)
         given = method == "env://" and environment.store
-        serves = rank == 0 and not given and endpoint.startswith("tcp://")
+        is_one = endpoint.startswith("tcp://") and "," not in endpoint
+        serves = rank == 0 and is_one and not given
         if serves:
             undo.enter_context(serve_store(endpoint, environment=environment))
         store = undo.enter_context(

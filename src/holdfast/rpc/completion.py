@@ -12,25 +12,30 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from holdfast.errors import CallCancelled, HoldfastError, PeerLost
-from holdfast.rpc.client.deadlines import timed_out
+from holdfast.rpc.client.calls import timed_out
 from holdfast.rpc.client.future import Carrier, Future
 from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.values.errors import load_error
+from holdfast.rpc.values.pickling import load
 from holdfast.rpc.wire.messages import Kind, Message
 
-__all__ = ["ReplyFuture", "Requester", "read", "settle"]
+__all__ = ["HasReferences", "ReplyFuture", "Requester", "complete", "read"]
 
 _REPLY = Kind.REPLY
 
 
-class Requester(Protocol):
-    """Sends requests: an agent."""
+class HasReferences(Protocol):
+    """An object with the table of the references that replies contain."""
 
     @property
     def rrefs(self) -> RRefTable:
-        """The table of the references that replies contain."""
+        """The table."""
         ...
+
+
+class Requester(HasReferences, Protocol):
+    """Sends requests: an agent."""
 
     def give_up(self, peer: Peer, request: Message) -> None:
         """Cancel a call: tell the callee, later on another thread, that no reply is needed."""
@@ -47,26 +52,38 @@ class ReplyFuture(Future[Any]):
     __slots__ = ("_asked",)
     _asked: tuple[Requester, Peer, Message] | None
 
-    def hear(self, answer: Message | Exception) -> None:
+    def receive(self, answer: Message | Exception) -> None:
         """Complete it with the reply, or with the reason why none will come."""
         asked, self._asked = self._asked, None
         if asked is None:
             return
-        asker, peer, request = asked
+        requester, peer, request = asked
+        if (
+            isinstance(answer, Message)
+            and answer.kind is _REPLY
+            and not (answer.has_references or request.given)
+        ):  # nearly always: a fast path of `complete`
+            try:
+                value = load(answer.body, answer.buffers)
+            except BaseException as error:
+                self._finish(None, error.with_traceback(None))
+            else:
+                self._finish(value, None)
+            return
         to = peer.contact.incarnation
         late = isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError)
         if late:
             answer = timed_out(request.budget_ms, request.deadline_of, str(answer))
-        if settle(asker.rrefs, to, request, self, answer) and late:
-            asker.give_up(peer, request)
+        if complete(requester, to, request, self, answer) and late:
+            requester.give_up(peer, request)
 
     def cancel(self) -> bool:
         asked = self._asked
         cancelled = super().cancel()
         if cancelled and asked is not None:
-            asker, peer, request = asked
-            asker.give_up(peer, request)
-            self.hear(CallCancelled("nobody waits for it"))
+            requester, peer, request = asked
+            requester.give_up(peer, request)
+            self.receive(CallCancelled("its future was cancelled"))
         return cancelled
 
     def _withdraw(self) -> None:
@@ -82,14 +99,24 @@ def read(rrefs: RRefTable, to: str, request: Message, answer: Message) -> Any:
             rrefs.unread(to, request)
         raise load_error(answer.body, answer.buffers)
     try:
-        return rrefs.unpack(answer.body, answer.buffers)
+        if answer.has_references:
+            value = rrefs.unpack(answer.body, answer.buffers, is_answer=True)
+        else:
+            value = load(answer.body, answer.buffers)
     except BaseException:
         rrefs.unread(to, request)
         raise
+    if request.given:
+        rrefs.taken_by(to, request)
+    return value
 
 
-def settle(
-    rrefs: RRefTable, to: str, request: Message, future: Future[Any], answer: Message | Exception
+def complete(
+    holder: HasReferences,
+    to: str,
+    request: Message,
+    future: Future[Any],
+    answer: Message | Exception,
 ) -> bool:
     """Complete a future with the value or error of a reply, or with the reason why none came.
 
@@ -97,16 +124,16 @@ def settle(
     contain references.
     """
     if not isinstance(answer, Message):
-        rrefs.unread(to, request)
+        holder.rrefs.unread(to, request)
         if isinstance(answer, PeerLost):
             # A new error: many calls receive the same one, and the traceback that it collects in
             # one would stay as long as any of them, or the peer, keeps it.
             answer = PeerLost(str(answer), peer=answer.peer, incarnation=answer.incarnation)
-        return future._settle(None, answer)
+        return future._finish(None, answer)
     try:
-        value = read(rrefs, to, request, answer)
+        value = read(holder.rrefs, to, request, answer)
     except BaseException as error:
         # Without this frame: it refers to the future, and the future to the error. This cycle
         # would keep all frames of the traceback until a garbage collection.
-        return future._settle(None, error.with_traceback(None))
-    return future._settle(value, None)
+        return future._finish(None, error.with_traceback(None))
+    return future._finish(value, None)

@@ -15,46 +15,47 @@ if TYPE_CHECKING:
 __all__ = ["current_agent", "is_agent_set", "reset_agent", "set_agent"]
 
 _lock = threading.Lock()
-_agent: Agent | None = None
+agent: Agent | None = None
+"""The current agent, if there is one; only this module sets it."""
 
 
 def is_agent_set() -> bool:
     """Say whether there is a current agent."""
-    return _agent is not None
+    return agent is not None
 
 
 def current_agent() -> Agent:
     """Return the current agent."""
-    agent = _agent
-    if agent is None:
+    found = agent
+    if found is None:
         raise UsageError(NO_AGENT)
-    return agent
+    return found
 
 
-def set_agent(agent: Agent) -> None:
+def set_agent(new: Agent) -> None:
     """Make an agent the current one; there must be none."""
-    global _agent  # noqa: PLW0603  # this file exists to hold it
+    global agent  # noqa: PLW0603  # this file exists to hold it
     with _lock:
-        if _agent is not None:
+        if agent is not None:
             raise UsageError("Current RPC agent is set!")
-        _agent = agent
-        set_current_table(agent.rrefs)
+        agent = new
+        set_current_table(new.rrefs)
 
 
 def reset_agent() -> Agent:
     """Have no current agent any more; return the one that was."""
-    global _agent
+    global agent
     with _lock:
-        agent, _agent = _agent, None
+        before, agent = agent, None
         set_current_table(None)
-    if agent is None:
+    if before is None:
         raise UsageError("Current RPC agent is not set!")
-    return agent
+    return before
 
 
 @in_every_child
 def _after_fork() -> None:
     """Have no current agent in a forked child: it is no worker, and can become another one."""
-    global _agent, _lock
-    _agent, _lock = None, threading.Lock()
+    global agent, _lock
+    agent, _lock = None, threading.Lock()
     set_current_table(None)

@@ -40,7 +40,7 @@ from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.server.dispatcher import Dispatcher
 from holdfast.rpc.server.listener import Server
-from holdfast.rpc.wire.peer_memory import pooled_bytes
+from holdfast.rpc.wire.memory import pooled_bytes
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
 __all__ = ["SAMPLE_EVERY_S", "AgentMetrics", "InterpreterWait"]

@@ -33,6 +33,7 @@ from holdfast.store.ops import (
     CompareSet,
     Count,
     Delete,
+    DeletePrefix,
     Entry,
     Get,
     Guarded,
@@ -305,7 +306,7 @@ def split_by_key(calls: Iterable[Call]) -> dict[str, list[Call]]:
 
     A call on several keys becomes one on each. A list by prefix becomes a read of each key that
     the history knows under that prefix. Unknown reads, counts and calls on leases say nothing
-    about a single key, and are left out.
+    about a single key, and are left out. So are deletions by prefix: do not record them.
     """
     parts: dict[str, list[Call]] = {}
     lists: list[tuple[str, Call]] = []
@@ -341,7 +342,7 @@ def _parts(call: Call) -> list[tuple[KeyOp, object]]:
             return [(Get(key), entry) for key, entry in zip(keys, result, strict=True)]
         case Guarded():
             return _parts(replace(call, op=op.op))
-        case ListPrefix() | Count() | LeaseGrant() | LeaseKeep() | LeaseRevoke():
+        case ListPrefix() | DeletePrefix() | Count() | LeaseGrant() | LeaseKeep() | LeaseRevoke():
             return []
         case _:
             assert_never(op)

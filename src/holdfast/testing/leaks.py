@@ -222,7 +222,7 @@ def _process(pid: int) -> _Process | None:
     name, _, rest = stat.partition("(")[2].rpartition(")")
     state, parent = rest.split()[:2]
     text = command.replace(b"\0", b" ").decode(errors="replace").strip() or f"({name})"
-    ended = " (ended, but nobody waited for it)" if state == "Z" else ""
+    ended = " (ended, but not reaped)" if state == "Z" else ""
     return _Process(int(parent), f"{text[:_TARGET_MAX]}{ended}")
 
 

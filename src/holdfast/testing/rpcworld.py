@@ -249,7 +249,7 @@ class RpcWorld:
         if self._known(name).poll() is None:
             raise UsageError(f"{name}: it runs")
         del self._processes[name]
-        self._let_go(name)
+        self._release(name)
         before = _incarnation(name)
         self._start([name])
         # The new worker has registered; the test's own directory hears of it a moment later.
@@ -260,7 +260,7 @@ class RpcWorld:
             SYSTEM_CLOCK.sleep(0.005)
 
     def send_signal(self, name: str, number: int) -> None:
-        """Send a signal to a worker; SIGSTOP lets it fall silent, SIGCONT speak again."""
+        """Send a signal to a worker; SIGSTOP pauses it, SIGCONT resumes it."""
         self._known(name).send_signal(number)
 
     def _known(self, name: str) -> subprocess.Popen[bytes]:
@@ -271,38 +271,38 @@ class RpcWorld:
 
     def _start(self, names: list[str]) -> None:
         """Start workers, all at once, and wait until they are there."""
-        bells = {}
+        ready_pipes = {}
         try:
             for name in names:
-                bells[name], bell = os.pipe()
+                ready_pipes[name], ready = os.pipe()
                 leash, self._leashes[name] = os.pipe()
                 rank = self._names.index(name)
                 order = [self._endpoint, {"name": name, "rank": rank, **self._others}]
-                argv = ["-m", __name__, json.dumps(order), str(bell), str(leash)]
+                argv = ["-m", __name__, json.dumps(order), str(ready), str(leash)]
                 try:
                     self._processes[name] = subprocess.Popen(
                         [sys.executable, *argv],
                         stdin=subprocess.DEVNULL,
-                        pass_fds=[bell, leash],
+                        pass_fds=[ready, leash],
                         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                     )
                 finally:
-                    os.close(bell)
+                    os.close(ready)
                     os.close(leash)
             deadline = Deadline.after(START_WITHIN_S)
-            for name, bell in bells.items():
-                _wait_for(name, bell, deadline)
+            for name, ready in ready_pipes.items():
+                _wait_for(name, ready, deadline)
         finally:
-            for bell in bells.values():
-                os.close(bell)
+            for ready in ready_pipes.values():
+                os.close(ready)
 
-    def _let_go(self, name: str) -> None:
-        """Let a worker end."""
+    def _release(self, name: str) -> None:
+        """Close the pipe that keeps a worker alive: it ends."""
         os.close(self._leashes.pop(name))
 
     def _end(self) -> None:
         for name in list(self._leashes):
-            self._let_go(name)
+            self._release(name)
         for process in self._processes.values():
             process.send_signal(signal.SIGCONT)
         deadline = Deadline.after(END_WITHIN_S)
@@ -314,11 +314,11 @@ class RpcWorld:
                 process.wait()
 
 
-def _wait_for(name: str, bell: int, deadline: Deadline) -> None:
+def _wait_for(name: str, ready: int, deadline: Deadline) -> None:
     poll = select.poll()
-    poll.register(bell, select.POLLIN)
+    poll.register(ready, select.POLLIN)
     left = deadline.remaining()
-    if not poll.poll(None if left is None else left * 1000) or not os.read(bell, 1):
+    if not poll.poll(None if left is None else left * 1000) or not os.read(ready, 1):
         raise RuntimeError(f"{name} did not come; what it has printed says why")
 
 
@@ -336,13 +336,13 @@ def _leave(agent: Any) -> None:
         shutdown(graceful=False)
 
 
-def _serve(order: str, bell: int, leash: int) -> None:
-    """Be a worker until the leash ends; write to the bell when it is there."""
+def _serve(order: str, ready: int, leash: int) -> None:
+    """Be a worker until the pipe `leash` is closed; write to `ready` when it can be called."""
     endpoint, setup = json.loads(order)
     with open_store(endpoint) as store:
         init_rpc(store=store, **setup)
-        os.write(bell, b".")
-        os.close(bell)
+        os.write(ready, b".")
+        os.close(ready)
         while os.read(leash, 1):
             pass
         shutdown(graceful=False)

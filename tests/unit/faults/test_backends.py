@@ -23,7 +23,7 @@ def test_it_is_known_by_its_name() -> None:
     transport.close()
 
 
-def test_whoever_uses_it_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+def test_using_it_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     make_faulty({"plan": "drop\ndelay seconds=1"}).close()
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -69,10 +69,10 @@ def test_every_kind_of_request(kind: str) -> None:
     ("options", "said"),
     [
         ({"messages": []}, "option 'messages' is unknown; there are messages_to_delay, "),
-        ({"messages_to_fail": ["REPLY"]}, "messages_to_fail: 'REPLY' is no kind .*PYTHON_CALL"),
-        ({"messages_to_fail": [3]}, "messages_to_fail: 3 is no kind"),
+        ({"messages_to_fail": ["REPLY"]}, "messages_to_fail: 'REPLY' is not a kind .*PYTHON_CALL"),
+        ({"messages_to_fail": [3]}, "messages_to_fail: 3 is not a kind"),
         ({"messages_to_fail": "PYTHON_CALL"}, "messages_to_fail: must be a list"),
-        ({"messages_to_delay": {"X": 1}}, "messages_to_delay: 'X' is no kind"),
+        ({"messages_to_delay": {"X": 1}}, "messages_to_delay: 'X' is not a kind"),
         ({"messages_to_delay": ["PYTHON_CALL"]}, "messages_to_delay: must be a mapping"),
         ({"messages_to_delay": {"PYTHON_CALL": "x"}}, "messages_to_delay: 'x': must be seconds"),
         ({"messages_to_fail": ["PYTHON_CALL"], "num_fail_sends": -1}, "each=-1: is too small"),
@@ -81,7 +81,7 @@ def test_every_kind_of_request(kind: str) -> None:
         ({"plan": SimulatedPlan()}, r"\(holdfast.testing.faultplan.FaultPlan\): must be a holdf"),
         (
             {"plan": FaultPlan(0, []), "messages_to_fail": ["BOGUS"], "num_fail_sends": 1},
-            "plan: a FaultPlan is used as it is: make rules in it of messages_to_fail, num_fail_",
+            "plan: a FaultPlan cannot be combined with messages_to_fail, num_fail_sends: add rules",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Each fault, as agents feel it who do not know of it."""
+"""Each fault, as agents see it that do not know of it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost
 from holdfast.faults import transport as transport_module
 from holdfast.faults.plan import Action, Fired, Moment, parse_plan
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.retry_policy import RetryPolicy
-from holdfast.rpc.client.transport import Direct
 from holdfast.rpc.server.dedup import DedupTable
-from holdfast.rpc.wire.messages import Kind
+from holdfast.rpc.wire.messages import Kind, Message
 from tests.unit.rpc.world import agents
+from tests.waiting import until
 
 WITHIN_S = 60.0
 
@@ -59,9 +58,13 @@ def let_go() -> None:
 
 
 @contextmanager
-def under(plan: str) -> Iterator[Agent]:
+def under(plan: str, *, connected: bool = True) -> Iterator[Agent]:
     """Give an agent whose messages to `w1` go wrong by a plan."""
-    with agents(FaultyTransport(Direct(), parse_plan(plan)), None) as (agent, _):
+    with agents(FaultyTransport(parse_plan(plan)), None) as (agent, _):
+        if connected:  # a call with a short deadline could expire before there is a connection
+            peer = agent._peer("w1")
+            peer.transmit(Message(Kind.CANCEL, 0))  # no fault happens to such a note
+            until(lambda: peer._pipe is not None)
         yield agent
 
 
@@ -70,11 +73,8 @@ def fired(agent: Agent) -> dict[Action, int]:
     return agent.transport.fired()
 
 
-def until(name: str, times: int) -> None:
-    deadline = Deadline.after(20.0)
-    while calls[name] < times:
-        assert not deadline.passed(), calls
-        SYSTEM_CLOCK.sleep(0.002)
+def until_called(name: str, times: int) -> None:
+    until(lambda: calls[name] >= times, lambda: calls)
 
 
 class TestRequests:
@@ -96,6 +96,44 @@ class TestRequests:
             assert fired(agent) == {Action.FAIL: 3}
         assert calls == {"a": 1}
 
+    def test_a_failure_is_known_at_once_also_without_a_connection(self) -> None:
+        with under("fail PYTHON_CALL times=1", connected=False) as agent:
+            failed = agent.call_async("w1", count, ("b",))
+            assert failed.done()
+            assert isinstance(failed.exception(), PeerLost)
+            assert agent.call("w1", count, ("a",)) == 1
+            assert fired(agent) == {Action.FAIL: 1}
+
+    def test_each_try_is_decided_about_whether_there_is_a_connection_or_not(self) -> None:
+        with under("fail PYTHON_CALL", connected=False) as agent:
+            policy = RetryPolicy(max_retries=9, delay_s=0.005, backoff=1.0)
+            for _ in range(2):  # the acknowledgement of the first one opens a connection
+                with pytest.raises(PeerLost, match="failed intentionally"):
+                    agent.call("w1", count, ("a",), retries=policy)
+            assert fired(agent) == {Action.FAIL: 20}
+
+    def test_a_late_message_arrives_though_its_call_expired_without_a_connection(self) -> None:
+        with under("delay PYTHON_CALL seconds=0.01", connected=False) as agent:
+            with pytest.raises(CallTimedOut):
+                agent.call("w1", count, ("a",), timeout=1e-6)
+            until_called("a", 1)
+            assert agent.call("w1", count, ("b",)) == 1
+        assert calls == {"a": 1, "b": 1}
+
+    def test_a_partition_begins_though_there_is_no_connection(self) -> None:
+        with under("partition PYTHON_CALL times=1 seconds=60", connected=False) as agent:
+            for _ in range(2):
+                with pytest.raises(CallTimedOut):
+                    agent.call("w1", count, ("a",), timeout=1e-6)
+            with pytest.raises(CallTimedOut):
+                agent.call("w1", count, ("a",), timeout=0.5)
+        assert calls == {}
+
+    def test_the_first_message_to_a_peer_has_the_faults_too(self) -> None:
+        with under("duplicate PYTHON_CALL times=1", connected=False) as agent:
+            assert agent.call("w1", count, ("a",)) == 1
+            assert fired(agent) == {Action.DUPLICATE: 1}
+
     def test_drop(self) -> None:
         with under("drop PYTHON_CALL nth=1") as agent:
             with pytest.raises(CallTimedOut, match="RPC ran for more than"):
@@ -107,7 +145,7 @@ class TestRequests:
         with under("delay PYTHON_CALL seconds=0.05") as agent:
             with pytest.raises(CallTimedOut):
                 agent.call("w1", count, ("a",), timeout=0.01)
-            until("a", 1)  # it arrives all the same, though nobody waits for it
+            until_called("a", 1)  # it arrives all the same, though no caller waits for it
             assert agent.call("w1", count, ("b",)) == 1
             assert agent.call("w1", count, ("b",), timeout=0) == 2
 
@@ -117,7 +155,7 @@ class TestRequests:
             with pytest.raises(CallTimedOut):
                 agent.call("w1", note_first, (memoryview(memory),), timeout=0.01)
             memory[:] = b"later" * 20_000
-            until("first", 1)
+            until_called("first", 1)
             assert order == ["first"]
 
     def test_duplicate(self) -> None:
@@ -127,12 +165,12 @@ class TestRequests:
         assert calls == {"a": 20}  # each of them once
 
     def test_duplicates_do_not_fill_the_callees_memory(self) -> None:
-        transport = FaultyTransport(Direct(), parse_plan("duplicate PYTHON_CALL"))
+        transport = FaultyTransport(parse_plan("duplicate PYTHON_CALL"))
         with agents(transport, None) as (agent, callee):
-            receipts = callee._dispatcher._dedup = DedupTable(kept=1000)
+            table = callee._dispatcher._dedup = DedupTable(kept=1000)
             for _ in range(1100):
                 agent.call("w1", count, ("a",))
-            assert receipts.kept() < 1000
+            assert table.kept() < 1000
         assert calls == {"a": 1100}
 
     def test_duplicates_do_not_end_older_calls_that_are_still_to_be_sent(self) -> None:
@@ -190,7 +228,7 @@ class TestRequests:
             assert fired(agent) == {Action.PARTITION: 1}
 
     def test_what_is_dropped_at_the_same_time_does_not_end_a_partition(self) -> None:
-        transport = FaultyTransport(Direct(), parse_plan(""))
+        transport = FaultyTransport(parse_plan(""))
         transport._cut(
             "w1", [Fired(Action.PARTITION, Moment.REQUEST, Kind.PYTHON_CALL, "w1", 60.0)]
         )
@@ -200,7 +238,7 @@ class TestRequests:
         transport.close()
 
     def test_only_some_peers(self) -> None:
-        transport = FaultyTransport(Direct(), parse_plan("fail to=w1"))
+        transport = FaultyTransport(parse_plan("fail to=w1"))
         with agents(transport, None, None) as (agent, _, _):
             assert agent.call("w2", count, ("a",)) == 1
             with pytest.raises(PeerLost):
@@ -248,7 +286,7 @@ class TestRunning:
             with pytest.raises(PeerLost, match="Connection reset by peer"):
                 agent.call("w1", stand, ("a",))
             let_go()
-            until("a", 1)  # it has run, and its caller does not know
+            until_called("a", 1)  # it has run, and its caller does not know
             assert agent.call("w1", count, ("a",)) == 2
 
     def test_a_retry_gets_the_answer_of_the_run(self) -> None:
@@ -260,7 +298,7 @@ class TestRunning:
 
 
 class TestEnds:
-    """Nobody waits for ever for a message that went wrong on purpose."""
+    """No caller waits for ever for a message that went wrong on purpose."""
 
     @pytest.mark.parametrize("synchronous", [True, False])
     @pytest.mark.parametrize("ends", ["we", "the peer"])
@@ -274,8 +312,10 @@ class TestEnds:
             "partition PYTHON_CALL seconds=600",
         ],
     )
-    def test_who_waits_hears_of_it(self, plan: str, ends: str, synchronous: bool) -> None:
-        transport = FaultyTransport(Direct(), parse_plan(plan))
+    def test_a_caller_that_waits_gets_the_error(
+        self, plan: str, ends: str, synchronous: bool
+    ) -> None:
+        transport = FaultyTransport(parse_plan(plan))
         with agents(transport, None) as (agent, peer):
             heard: list[BaseException | None] = []
 
@@ -291,10 +331,7 @@ class TestEnds:
                 thread.start()
             else:
                 future = agent.call_async("w1", count, ("a",), timeout=0)
-            deadline = Deadline.after(WITHIN_S)
-            while not fired(agent):
-                assert not deadline.passed()
-                SYSTEM_CLOCK.sleep(0.002)
+            until(lambda: fired(agent))
             if ends == "we":
                 agent.close()
             else:
@@ -310,16 +347,28 @@ class TestEnds:
         why = "this agent has been shut down" if ends == "we" else "it is gone"
         assert f"Connection closed by peer ({why})" in str(error)
 
-    def test_what_has_been_told_is_not_kept(self) -> None:
-        with under("drop PYTHON_CALL") as agent:
-            with pytest.raises(CallTimedOut):
-                agent.call("w1", count, ("a",), timeout=0.01)
-            (peer,) = agent._peers.values()
-            assert peer._told == {}
+    def test_a_call_without_a_deadline_ends_after_a_while(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(transport_module, "DROPPED_REPLY_S", 0.01)
+        with under("drop PYTHON_CALL") as agent, pytest.raises(CallTimedOut):
+            agent.call("w1", count, ("a",), timeout=0)
+
+    def test_only_so_many_requests_without_a_reply_are_known(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(transport_module, "CALLS_MAX", 2)
+        with under("drop PYTHON_CALL nth=2\ndrop PYTHON_CALL nth=3") as agent:
+            assert agent.call("w1", count, ("first",)) == 1
+            dropped = [agent.call_async("w1", count, ("a",), timeout=0) for _ in range(2)]
+            assert agent.call("w1", count, ("b",)) == 1
+            assert isinstance(agent.transport, FaultyTransport)
+            assert len(agent.transport._asked) == 1
+            assert not any(future.done() for future in dropped)
 
 
 class TestErrors:
-    def test_an_error_is_not_kept_by_who_raised_it(self) -> None:
+    def test_an_error_is_not_kept_by_the_frame_that_raised_it(self) -> None:
         """What a failed call held is free at once: references are counted by that."""
         import gc
         import weakref

@@ -28,7 +28,7 @@ def who() -> tuple[str, int, int]:
 
 
 def visit(by: str) -> int:
-    """Note that somebody was here; return how many were."""
+    """Count a call; return how many there were."""
     visits.append(by)
     return len(visits)
 
@@ -44,7 +44,7 @@ def stay() -> None:
 
 
 def visited() -> list[str]:
-    """Return who was here."""
+    """Return the names of the callers."""
     return visits
 
 
@@ -66,6 +66,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.unit.rpc import api_worker  # as those who are called know it
+    from tests.unit.rpc import api_worker  # as the callees know it
 
     api_worker.main()

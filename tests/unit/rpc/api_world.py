@@ -81,7 +81,7 @@ def workers() -> Iterator[list[Worker]]:
 
 @contextmanager
 def free_port() -> Iterator[int]:
-    """Give a port that nobody else is given, and a server can listen on."""
+    """Give a port that no other process is given, and a server can listen on."""
     held = HeldPort("127.0.0.1")
     try:
         yield held.port

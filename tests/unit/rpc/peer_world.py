@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
+from collections.abc import Callable, Iterator
 
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import HoldfastError
 from holdfast.net.auth import Key, derive_key
 from holdfast.rpc.client.background_reader import BackgroundReader
@@ -23,7 +28,7 @@ SOON = 20.0
 
 
 class Desk:
-    """Answers with the body it was asked with, after the gate is open for those who say so."""
+    """Answers with the body it was asked with, after the gate is open for requests that say so."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -47,6 +52,53 @@ class Desk:
             self.entered.release()
             assert self.gate.wait(SOON)
         return Message(Kind.REPLY, message.call + self.lies, message.body)
+
+
+def ask(call: int, body: bytes = b"") -> Message:
+    return Message(Kind.PYTHON_CALL, call, body)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.answers: list[Message | Exception] = []
+        self.here = threading.Event()
+
+    def __call__(self, answer: Message | Exception) -> None:
+        self.answers.append(answer)
+        self.here.set()
+
+    def wait(self) -> Message | Exception:
+        assert self.here.wait(SOON)
+        assert len(self.answers) == 1
+        return self.answers[0]
+
+
+def beside(act: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=act)
+    thread.start()
+    return thread
+
+
+@contextlib.contextmanager
+def silent(machine: str, backlog: int = 8) -> Iterator[tuple[socket.socket, str, str]]:
+    """A peer that lets others connect and says nothing, and its places: `unix` and `tcp`."""
+    here = machine == ME.machine
+    with socket.socket(socket.AF_UNIX if here else socket.AF_INET) as sock:
+        where = f"\0holdfast-test-{os.urandom(8).hex()}"
+        sock.bind(where if here else ("127.0.0.1", 0))
+        sock.listen(backlog)
+        sock.settimeout(SOON)
+        yield sock, where, "" if here else f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+def raised(kind: type[BaseException], act: Callable[[], object]) -> BaseException:
+    with pytest.raises(kind) as caught:
+        act()
+    return caught.value
+
+
+def soon() -> float:
+    return SYSTEM_CLOCK.monotonic() + SOON
 
 
 class World:

@@ -1,4 +1,4 @@
-"""A pipe, its other end, and those who hear what comes of calls."""
+"""A pipe, its other end, and callbacks that record the outcomes of calls."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class Heard:
         return self.future.wait(SOON)
 
     def driven(self, pipe: Pipe) -> Message:
-        before_block()  # as whoever waits
+        before_block()  # as a thread that waits
         pipe.drive(self.future.done, Deadline.after(SOON))
         assert self.future.done() or pipe.lost is not None
-        return self.future.wait(SOON)  # who ends a pipe tells everybody, but not all at once
+        return self.future.wait(SOON)  # calls are told one by one that a pipe ended
 
     def asked(self, pipe: Pipe) -> Message:
-        """Wait as whoever has the future."""
+        """Wait as a thread that has the future."""
         self.future._driver = pipe
         return self.future.wait(SOON)
 

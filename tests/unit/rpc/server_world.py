@@ -118,13 +118,6 @@ def ended(sock: socket.socket) -> bool:
     return True
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        threading.Event().wait(0.001)
-
-
 def raises(act: Callable[[], object]) -> bool:
     try:
         act()

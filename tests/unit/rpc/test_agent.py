@@ -13,25 +13,23 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, Overloaded, PeerLost, StoreUnavailable, UsageError
 from holdfast.net.auth import derive_key
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.client import peer as peers_module
-from holdfast.rpc.client import pipe as pipe_module
+from holdfast.rpc.client.calls import CALLS_MAX
 from holdfast.rpc.client.contact import Contact
-from holdfast.rpc.client.future import Driver, Future, wait_all
-from holdfast.rpc.client.peer import Peer
-from holdfast.rpc.client.pipe import Reply
+from holdfast.rpc.client.future import Future, wait_all
 from holdfast.rpc.client.retry_policy import RetryPolicy
-from holdfast.rpc.client.transport import Direct
+from holdfast.rpc.client.transport import Link
 from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.values.errors import NOTES_MAX
+from holdfast.rpc.wire.memory import POOL_BYTES
 from holdfast.rpc.wire.messages import Kind, Message
-from holdfast.rpc.wire.peer_memory import BIG_BYTES
 from holdfast.rpc.wire.worker_info import WorkerInfo
-from tests.unit.rpc.world import agents, forked
+from tests.unit.rpc.world import Unchanged, agents, forked
+from tests.waiting import until
 
 KEY = derive_key(b"a secret that only workers know", "rpc")
 SOON = 20.0
@@ -43,7 +41,7 @@ ran: list[object] = []
 
 
 class Table:
-    """Who is where."""
+    """The addresses of workers."""
 
     def __init__(self) -> None:
         self.known: dict[Target, Contact] = {}
@@ -58,7 +56,7 @@ class Table:
         raise PeerLost("it is gone", incarnation=incarnation)
 
 
-class Rough(Direct):
+class Rough(Unchanged):
     """Breaks what it carries as often as it is told to."""
 
     def __init__(self) -> None:
@@ -67,24 +65,25 @@ class Rough(Direct):
         self.after = False
         self.before: Callable[[], None] = lambda: None
         self.closed = False
+        self._broken: dict[int, Exception] = {}  # by call: when its reply has come
 
-    def exchange(self, peer: Peer, message: Message, at: float) -> Message:
-        self.sent.append(message)
-        if self.breaks:
-            raise self.breaks.pop(0)
-        return super().exchange(peer, message, at)
-
-    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
+    def send(self, link: Link, message: Message) -> None:
         if message.kind is Kind.RREF_UNREAD:  # what follows on a call that failed
-            return super().post(peer, message, reply, at)
+            link.transmit(message)
+            return
         self.sent.append(message)
         if self.breaks:
             error = self.breaks.pop(0)
             if self.after:
-                return super().post(peer, message, lambda answer: reply(error), at)
-            self.before()
-            raise error
-        return super().post(peer, message, reply, at)
+                self._broken[message.call] = error
+            else:
+                self.before()
+                link.complete(message.call, error)
+                return
+        link.transmit(message)
+
+    def receive(self, link: Link, message: Message) -> None:
+        link.complete(message.call, self._broken.pop(message.call, message))
 
     def close(self) -> None:
         self.closed = True
@@ -130,13 +129,6 @@ def wait(name: str = "") -> str:
     return name
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.001)
-
-
 def test_a_call_that_found_no_connection_in_time_says_so() -> None:
     with agents(None, None) as (agent, other), socket.socket(socket.AF_UNIX) as silent:
         silent.bind(f"\0holdfast-test-{os.urandom(8).hex()}")
@@ -147,6 +139,26 @@ def test_a_call_that_found_no_connection_in_time_says_so() -> None:
         for call in (agent.call, lambda *args, **how: agent.call_async(*args, **how).wait()):
             with pytest.raises(CallTimedOut, match="with an error: no connection was opened"):
                 call("w1", abs, (1,), timeout=0.1)
+
+
+def test_plain_values_meet_no_counter_of_references(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[str] = []
+    for agent in (world.one, world.two):
+        for name in ("pack", "unpack"):
+            real = getattr(agent.rrefs, name)
+
+            def note(*args: Any, name: str = name, real: Any = real) -> Any:
+                counted.append(name)
+                return real(*args)
+
+            monkeypatch.setattr(agent.rrefs, name, note)
+    for call in (world.one.call, lambda *args: world.one.call_async(*args).wait(SOON)):
+        assert call("two", add, (1, 2)) == 3
+    assert counted == []
+    assert world.one.call("two", sorted, ([2, 1],)) == [1, 2]
+    assert set(counted) == {"pack"}  # a list may have references in it; this one has none
 
 
 def test_calls_by_name_and_number_and_to_oneself(world: World) -> None:
@@ -207,21 +219,21 @@ def test_the_limit_of_a_call_is_its_own_or_the_default(world: World) -> None:
     assert world.one.call("two", add, (1,), timeout=1e300) == 1
 
 
-def test_too_much_under_way_is_refused_and_hangs_nobody(
+def test_too_many_calls_are_refused_and_no_caller_hangs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.one.call_async("two", add, (1,)).wait()
-    pipe = world.one._peer("two")._pipe
+    world.two.call_async("one", add, (1,)).wait()
+    pipe = world.two._peer("one")._pipe
     assert pipe is not None
-    monkeypatch.setattr(pipe, "_calls_max", 3)
-    waiting = [world.one.call_async("two", wait, (str(n),)) for n in range(3)]
+    monkeypatch.setattr(pipe._calls, "_calls_max", 3)
+    waiting = [world.two.call_async("one", wait, (str(n),)) for n in range(3)]
     with pytest.raises(Overloaded, match="3 calls"):
-        world.one.call_async("two", add, (1,)).wait()
-    assert world.one.call("two", add, (1,)) == 1  # others go another way
+        world.two.call_async("one", add, (1,)).wait()
+    assert world.two.call("one", add, (1,)) == 1  # others go another way
     gate.set()
     assert wait_all(waiting) == ["0", "1", "2"]
-    assert world.one.call_async("two", add, (1,)).wait() == 1
-    assert pipe_module.CALLS_MAX >= 10_000
+    assert world.two.call_async("one", add, (1,)).wait() == 1
+    assert CALLS_MAX >= 10_000
 
 
 # Sent again.
@@ -235,7 +247,7 @@ def test_calls_that_nest_too_deeply_end_in_overloaded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves RS-3: the error passes every worker of the chain, and does not grow for ever."""
-    monkeypatch.setattr(peers_module, "CONNECTIONS_MAX", 40)
+    monkeypatch.setattr(peers_module, "EXCHANGES_MAX", 40)
     current.set_agent(world.two)
     try:
         with pytest.raises(Overloaded, match="40 calls to it are under way") as refused:
@@ -246,7 +258,7 @@ def test_calls_that_nest_too_deeply_end_in_overloaded(
     assert len(refused.value.__notes__) == NOTES_MAX
 
 
-def test_who_waits_on_a_full_stack_leaves_the_answers_of_others_to_others(world: World) -> None:
+def test_a_thread_with_a_full_stack_leaves_other_answers_to_other_threads(world: World) -> None:
     """Or what follows on them would fail, since there is no room."""
 
     def dive(depth: int) -> int:
@@ -285,7 +297,7 @@ def take_memory(memory: memoryview) -> int:
 
 
 @pytest.mark.parametrize("how", ["call", "call_async", "remote"])
-@pytest.mark.parametrize("size", [100_000, BIG_BYTES])
+@pytest.mark.parametrize("size", [100_000, POOL_BYTES])
 def test_an_idle_callee_keeps_neither_a_request_nor_an_answer(
     world: World, how: str, size: int
 ) -> None:
@@ -298,7 +310,7 @@ def test_an_idle_callee_keeps_neither_a_request_nor_an_answer(
     else:
         assert len(world.one.call_async("two", give_block, (size,)).wait(SOON)) == size
     assert gone.acquire(timeout=SOON)
-    if size == BIG_BYTES:  # the memory of smaller ones cannot be watched
+    if size == POOL_BYTES:  # the memory of smaller ones cannot be watched
         got = world.one.call_async("two", take_memory, (memoryview(bytes(size)),))
         assert got.wait(SOON) == world.one.call("two", take_memory, (memoryview(bytes(size)),))
         assert gone.acquire(timeout=SOON)
@@ -372,7 +384,7 @@ def test_retries_never_outlive_the_deadline(world: World, insist: Callable[..., 
     world.rough.breaks = [PeerLost("broken")]
     slow = RetryPolicy(max_retries=3, delay_s=60.0)
     with pytest.raises(CallTimedOut, match=r"RPC ran for more than .*try 1 failed \(broken\)"):
-        insist(add, 1, timeout=SOON, retries=slow)  # it is not waited for in vain
+        insist(add, 1, timeout=SOON, retries=slow)  # it is not waited for
 
 
 def test_a_timeout_is_told_as_it_was_given(world: World) -> None:
@@ -400,7 +412,7 @@ def test_another_incarnation_never_runs_what_the_old_one_may_have_run(
     assert ran == []
 
 
-def test_who_waits_for_a_next_try_hears_that_the_worker_is_gone(world: World) -> None:
+def test_a_caller_that_waits_for_a_retry_is_told_that_the_worker_is_gone(world: World) -> None:
     world.rough.breaks = [PeerLost("broken")]
     slow = RetryPolicy(delay_s=1000.0)
     future = world.one.call_async("two", add, (1,), timeout=0, retries=slow)
@@ -434,7 +446,7 @@ def test_closing_ends_what_waits_for_its_next_try(world: World) -> None:
     assert ran == []
 
 
-def test_a_callback_on_the_errands_thread_may_call_with_retries(world: World) -> None:
+def test_a_callback_on_the_schedulers_thread_may_call_with_retries(world: World) -> None:
     world.rough.breaks = [PeerLost("broken")] * 6
     heard: list[int] = []
 
@@ -514,22 +526,22 @@ def test_numbers_that_are_open_are_never_acknowledged(world: World) -> None:
 # The end.
 
 
-def test_who_is_lost_is_told_of_and_not_heard_again(world: World) -> None:
-    contact = world.table.known["one"]
-    future = world.two.call_async("one", wait)
-    assert world.one.call("two", add, (1,)) == 1
+def test_a_lost_worker_is_reported_and_not_served_again(world: World) -> None:
+    contact = world.table.known["two"]
+    future = world.one.call_async("two", wait)
+    assert world.two.call("one", add, (1,)) == 1
     until(lambda: bool(ran))
-    world.two.lost(contact)
+    world.one.lost(contact)
     with pytest.raises(PeerLost, match="Connection closed by peer"):
         future.wait(SOON)
     with pytest.raises(PeerLost, match="given up"):
-        world.one.call("two", add, (1,))
-    world.two.lost(contact)  # again
-    assert not world.two.knows("somebody")
-    assert world.two.knows(contact.incarnation)
+        world.two.call("one", add, (1,))
+    world.one.lost(contact)  # again
+    assert not world.one.knows("somebody")
+    assert world.one.knows(contact.incarnation)
 
 
-def test_who_is_lost_while_he_is_looked_for_is_not_kept_in_mind(
+def test_a_worker_that_is_lost_during_its_lookup_is_not_remembered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = replace(world.table.known["two"], incarnation="an earlier life")
@@ -546,7 +558,7 @@ def test_who_is_lost_while_he_is_looked_for_is_not_kept_in_mind(
     assert world.one.call("two", add, (1,)) == 1
 
 
-def test_whom_the_directory_cannot_judge_is_not_taken_for_dead(
+def test_a_worker_of_unknown_state_is_not_taken_for_dead(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(incarnation: str) -> Contact:

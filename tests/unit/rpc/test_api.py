@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import Deadline
 from holdfast.errors import PeerLost, TimeoutExpired, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.api import (
@@ -31,9 +31,9 @@ from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import Op
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
-from tests.patience import with_more_time
 from tests.unit.rpc.api_worker import stay, who
 from tests.unit.rpc.api_world import Worker, free_port, workers
+from tests.waiting import until, with_more_time
 
 
 def calls_work() -> None:
@@ -95,7 +95,7 @@ class TestMeeting:
     def test_at_a_given_store(self) -> None:
         with serve_store() as server, open_store(server.endpoint) as store, workers() as started:
             common = {"HOLDFAST_STORE": server.endpoint}
-            # Whoever gives a store meets those who do too, not those of the job's environment.
+            # A worker with a given store meets those with the same, not those of the environment.
             started.append(Worker("w1", common, rank=1, world_size=2))
 
             def wait_in_vain(seconds: float) -> None:
@@ -221,7 +221,7 @@ class TestMistakes:
             current.set_agent(mine)
             shutdown()
 
-    def test_nobody_of_that_name(self) -> None:
+    def test_no_worker_of_that_name(self) -> None:
         init_rpc("w0", store=MemoryStore())
         try:
             assert get_worker_info("w0").name == "w0"  # it is known here from now on
@@ -239,18 +239,12 @@ class TestComingAndGoing:
             for round_ in range(2):
                 started.append(Worker("w1", init_method=server.endpoint))
                 assert started[-1].hear() == "ready"
-                deadline = Deadline.after(20.0)  # it has begun, which takes as long as it takes
-                while not rpc_is_known("w1"):
-                    assert not deadline.passed()
-                    SYSTEM_CLOCK.sleep(0.005)
+                until(lambda: rpc_is_known("w1"))
                 name, number, pid = rpc_sync("w1", who)
                 assert (name, number, pid) == ("w1", round_ + 1, started[-1].process.pid)
                 started[-1].let_end()
-                assert started[-1].hear() == []  # waits for nobody
-                deadline = Deadline.after(20.0)
-                while rpc_is_known("w1"):
-                    assert not deadline.passed()
-                    SYSTEM_CLOCK.sleep(0.005)
+                assert started[-1].hear() == []  # waits for no worker
+                until(lambda: not rpc_is_known("w1"))
             assert shutdown() == ()
 
     def test_a_dead_worker_is_named_at_the_end(self) -> None:
@@ -295,7 +289,7 @@ class TestComingAndGoing:
             with open_store(server.endpoint) as store:
                 init_rpc("w0", rank=0, world_size=2, store=store)
                 server.close()
-                assert rpc_async("w1", who).wait(20.0)[0] == "w1"  # those who have met need none
+                assert rpc_async("w1", who).wait(20.0)[0] == "w1"  # workers that have met need none
                 assert shutdown(timeout=0.3) == ("w1",)
         assert "the store where the workers meet is gone" in caplog.text
 
@@ -308,7 +302,7 @@ class TestComingAndGoing:
         assert shutdown(graceful, timeout=0.0 if graceful else None) == ()
         assert sum(store.waits) <= GRACE_S
 
-    def test_an_end_that_is_not_graceful_waits_for_nobody(self) -> None:
+    def test_a_shutdown_that_is_not_graceful_waits_for_no_worker(self) -> None:
         with serve_store() as server, workers() as started:
             where = server.endpoint
             started.append(Worker("w1", rank=1, world_size=2, init_method=where))

@@ -13,44 +13,34 @@ from holdfast.clock import Deadline
 from holdfast.errors import CallTimedOut, Overloaded, PeerLost, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.client.future import Driver
-from holdfast.rpc.client.peer import Peer
-from holdfast.rpc.client.pipe import Reply
-from holdfast.rpc.client.transport import Direct
+from holdfast.rpc.client.transport import Link
 from holdfast.rpc.completion import ReplyFuture
 from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.wire.messages import Kind, Message
-from tests.unit.rpc.world import agents
+from tests.unit.rpc.world import Unchanged, agents
 
 WITHIN_S = 20.0
 
 
-class Breaking(Direct):
+class Breaking(Unchanged):
     """Lets calls fail: before they are sent, or when their answers have come."""
 
     def __init__(self) -> None:
         # Makes errors: one that was raised keeps what was under way then.
         self.before: type[Exception] | None = None
         self.after: type[Exception] | None = None
+        self._calls: set[int] = set()
 
-    def exchange(self, peer: Peer, message: Message, at: float) -> Message:
-        if self.before is not None:
-            raise self.before("planted")
-        answer = super().exchange(peer, message, at)
-        if self.after is not None:
-            raise self.after("planted")
-        return answer
+    def send(self, link: Link, message: Message) -> None:
+        if message.kind is Kind.PYTHON_CALL:
+            self._calls.add(message.call)
+            if self.before is not None:
+                raise self.before("planted")
+        link.transmit(message)
 
-    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
-        if message.kind is not Kind.PYTHON_CALL:
-            return super().post(peer, message, reply, at)
-        if self.before is not None:
-            raise self.before("planted")
-
-        def heard(answer: Message | Exception) -> None:
-            reply(answer if self.after is None else self.after("planted"))
-
-        return super().post(peer, message, heard, at)
+    def receive(self, link: Link, message: Message) -> None:
+        breaks = self.after is not None and message.call in self._calls
+        link.complete(message.call, self.after("planted") if breaks and self.after else message)
 
 
 class World:
@@ -124,7 +114,7 @@ def give_late(*_: Any) -> RRef[str]:
 
 
 def pass_on(rref: RRef[str]) -> list[RRef[str]]:
-    """Return a reference to the value of somebody else."""
+    """Return a reference to the value of another worker."""
     return [rref]
 
 
@@ -157,13 +147,22 @@ HOW = pytest.mark.parametrize("how", ["sync", "async"])
 
 
 @HOW
-def test_references_of_a_call_that_is_answered_are_dropped_by_who_has_them(
-    world: World, how: str
-) -> None:
+def test_references_of_an_answered_call_are_dropped_by_the_callee(world: World, how: str) -> None:
     (back,) = call(world, how, pass_on, (RRef("mine"),))
     assert back.to_here() == "mine"
     assert call(world, how, give).to_here() == "theirs"
     del back
+    world.nothing_left()
+
+
+@HOW
+def test_a_reference_that_goes_to_its_owner_costs_no_other_message(world: World, how: str) -> None:
+    rref = call(world, how, give)
+    sent = world.two.metrics()["agent.client_calls"]
+    assert call(world, how, pass_on, (rref,))[0].to_here() == "theirs"
+    assert world.one.rrefs.counts()["pending_children"] == 0
+    assert world.two.metrics()["agent.client_calls"] == sent
+    del rref
     world.nothing_left()
 
 
@@ -181,7 +180,7 @@ def test_what_was_given_and_not_sent_comes_back(
 
 
 @HOW
-def test_what_was_given_to_one_who_refuses_comes_back(world: World, how: str) -> None:
+def test_references_sent_to_a_callee_that_refuses_come_back(world: World, how: str) -> None:
     rref = RRef("mine")
     with pytest.raises(KeyError):
         call(world, how, nothing, (Odd(), rref))  # the callee never gets as far as the reference
@@ -207,7 +206,7 @@ def test_what_an_answer_gives_that_comes_too_late_comes_to_nothing(
     with pytest.raises(CallTimedOut):
         call(world, how, give_late, (RRef("mine"),), timeout=0.05)
     if asked_first:  # before there is anything to be given
-        assert world.one.rrefs.wait_settled(Deadline.after(WITHIN_S).remaining)
+        assert world.one.rrefs.wait_answered(Deadline.after(WITHIN_S).remaining)
     begin.set()
     world.nothing_left()
 
@@ -238,7 +237,7 @@ class Carries:
         self._told.append(call)
 
 
-def test_rd2_a_call_is_given_up_before_anybody_hears_that_it_is_cancelled(world: World) -> None:
+def test_rd2_a_call_is_given_up_before_its_cancellation_is_seen(world: World) -> None:
     told: list[object] = []
     for chained in (False, True):
         future = ReplyFuture()

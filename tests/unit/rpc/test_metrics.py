@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from holdfast import rpc
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import UsageError
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.future import wait_all
@@ -19,10 +18,11 @@ from holdfast.rpc.current import reset_agent, set_agent
 from holdfast.rpc.metrics import InterpreterWait
 from holdfast.rpc.values.pickling import dump
 from holdfast.rpc.wire.hello import Purpose, WorkerHello
+from holdfast.rpc.wire.memory import POOL_BYTES
 from holdfast.rpc.wire.messages import Kind, Message
-from holdfast.rpc.wire.peer_memory import BIG_BYTES
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.unit.rpc.world import KEY, Table, agents
+from tests.waiting import until
 
 SOON = 20.0
 NUMBERS = (
@@ -71,13 +71,6 @@ async def wait_awake(name: str) -> str:
     begun.append(name)
     assert await asyncio.to_thread(gate.wait, SOON)
     return name
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.001)
 
 
 def shows(agent: Agent, name: str, number: int) -> None:
@@ -213,14 +206,14 @@ def test_threads_and_memory_of_the_process(two: list[Agent]) -> None:
     before = int(one.metrics()["agent.threads"])
     one.call_async("w1", len, (b"x",)).wait(SOON)
     assert int(one.metrics()["agent.threads"]) > before
-    assert len(one.call("w1", bytearray, (BIG_BYTES,))) == BIG_BYTES  # and let go of
-    assert int(one.metrics()["agent.pooled_bytes"]) >= BIG_BYTES
+    assert len(one.call("w1", memoryview, (bytes(POOL_BYTES),))) == POOL_BYTES  # and released
+    assert int(one.metrics()["agent.pooled_bytes"]) >= POOL_BYTES
 
 
 # Words.
 
 
-def test_debug_info_is_the_metrics_and_who_is_connected(two: list[Agent]) -> None:
+def test_debug_info_has_the_metrics_and_the_connected_workers(two: list[Agent]) -> None:
     one, other = two
     one.call("w1", add, (1, 2))
     assert one.debug_info().keys() - set(NUMBERS) == {"agent.worker", "agent.peer.w1"}
@@ -239,11 +232,11 @@ def test_connections_of_several_kinds_are_told_apart(
     one.call("w1", add, (1, 2))
     one.call_async("w1", add, (1, 2)).wait(SOON)
     first, _ = one._peer("w1").connections
-    monkeypatch.setattr(first._peer_memory, "open", False)
-    monkeypatch.setattr(first._peer_memory, "_readable", 0)
+    monkeypatch.setattr(first.peer_memory, "open", False)
+    monkeypatch.setattr(first.peer_memory, "_readable", 0)
     text = "1 connection: unix, fetch by process_vm_readv; 1 connection: unix, sockets"
     assert one.debug_info()["agent.peer.w1"] == text
-    monkeypatch.setattr(first._peer_memory, "_readable", 1)
+    monkeypatch.setattr(first.peer_memory, "_readable", 1)
     assert "unix, fetch by process_vm_readv one way" in one.debug_info()["agent.peer.w1"]
 
 
@@ -280,7 +273,7 @@ def test_the_wait_is_shown_while_it_is_measured(two: list[Agent]) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.endswith("-gil")]
 
 
-def test_who_holds_the_interpreter_is_noticed() -> None:
+def test_a_thread_that_holds_the_interpreter_is_noticed() -> None:
     measured = InterpreterWait("test-gil", every_s=0.01)
     measured.switch(True)
     hold = ctypes.PyDLL(None).usleep  # unlike functions of CDLL it keeps the interpreter
@@ -302,14 +295,6 @@ def test_an_agent_that_is_shut_down_measures_nothing(two: list[Agent]) -> None:
     with pytest.raises(UsageError, match="this agent has been shut down"):
         two[0].enable_gil_profiling(True)
     two[0].enable_gil_profiling(False)
-
-
-# Devices.
-
-
-def test_values_arrive_on_the_cpu(two: list[Agent]) -> None:
-    assert two[0].device_map("w1") == two[0].device_map(two[1].info) == {}
-    assert two[0].devices() == ()
 
 
 # By the package.

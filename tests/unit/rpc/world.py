@@ -11,14 +11,15 @@ from holdfast.errors import PeerLost, UsageError
 from holdfast.net.auth import derive_key
 from holdfast.rpc.agent import Agent, Target
 from holdfast.rpc.client.contact import Contact
-from holdfast.rpc.client.transport import CallTransport
+from holdfast.rpc.client.transport import Link, MessageTransport
+from holdfast.rpc.wire.messages import Message
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
 KEY = derive_key(b"a secret of these tests, 32 bytes", "rpc")
 
 
 class Table:
-    """Who is where, as far as this process goes."""
+    """The addresses of workers, within this process."""
 
     def __init__(self) -> None:
         self.contacts: list[Contact] = []
@@ -36,8 +37,26 @@ class Table:
         raise PeerLost("Connection closed by peer (it is gone)", incarnation=incarnation)
 
 
+class Unchanged:
+    """A transport that carries all messages as they are, for tests to override."""
+
+    repeats = False
+
+    def check(self, link: Link, message: Message) -> None:
+        pass
+
+    def send(self, link: Link, message: Message) -> None:
+        link.transmit(message)
+
+    def receive(self, link: Link, message: Message) -> None:
+        link.complete(message.call, message)
+
+    def close(self) -> None:
+        pass
+
+
 @contextmanager
-def agents(*transports: CallTransport | None) -> Iterator[list[Agent]]:
+def agents(*transports: MessageTransport | None) -> Iterator[list[Agent]]:
     """Give agents `w0`, `w1` …, one for each transport; None for the plain one."""
     table = Table()
     made = [

@@ -123,7 +123,7 @@ def test_a_child_is_found_with_its_command() -> None:
     child.wait(10)
     assert [leak.kind for leak in running] == [Kind.PROCESS]
     assert running[0].what.startswith(f"{child.pid} ")
-    assert "nobody waited" in unreaped[0].what
+    assert "not reaped" in unreaped[0].what
     assert find_leaks(before, grace_s=0) == []
 
 
@@ -171,7 +171,7 @@ def test_the_children_of_an_older_child_are_its_own_business() -> None:
     assert found == []
 
 
-def test_a_strangers_process_is_not_ours() -> None:
+def test_a_process_of_another_parent_is_not_ours() -> None:
     before = take_snapshot()
     code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=2).pid)"
     result = subprocess.run(

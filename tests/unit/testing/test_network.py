@@ -136,7 +136,7 @@ def test_a_close_is_told_after_what_was_sent_and_not_to_the_closer() -> None:
     assert not far.open
 
 
-def test_who_sends_to_a_closed_link_learns_of_it() -> None:
+def test_sending_on_a_closed_link_reports_it() -> None:
     world = World(Partition(0.2, 5.0, "a", "b", one_way=True))
     near, far = world.link()
     world.sim.run(0.3)

@@ -58,7 +58,7 @@ def decorated(rank: int) -> None:
 
 @rpc_workers(1)
 def plain(rank: int) -> None:
-    assert type(current_agent().transport).__name__ == "Direct"
+    assert type(current_agent().transport).__name__ == "NoneType"
 
 
 def test_a_decorated_test_runs_in_workers_with_its_faults() -> None:
@@ -149,7 +149,7 @@ def test_workers_need_not_wait_for_each_other() -> None:
 def test_a_fault_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match="'drops' is unknown"):
         rpc_workers(2, drops=3)
-    with pytest.raises(UsageError, match="'CALL' is no kind of message"):
+    with pytest.raises(UsageError, match="'CALL' is not a kind of message"):
         RpcWorld(2, messages_to_fail=["CALL"])
 
 
@@ -225,7 +225,7 @@ def test_every_worker_has_the_faults() -> None:
         assert transport() == "FaultyTransport"
         assert rpc_sync("worker1", transport) == "FaultyTransport"
     with RpcWorld(1):
-        assert transport() == "Direct"
+        assert transport() == "NoneType"
 
 
 def rules_here() -> str:
@@ -249,7 +249,7 @@ def test_a_test_may_end_its_own_part() -> None:
         shutdown(graceful=False)
 
 
-def test_who_is_not_there_can_be_neither_killed_nor_started() -> None:
+def test_an_unknown_worker_can_be_neither_killed_nor_started() -> None:
     with RpcWorld(2) as world:
         for act in (world.kill, world.start):
             with pytest.raises(UsageError, match="'worker7': no worker .* there are worker1"):

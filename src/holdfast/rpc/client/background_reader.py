@@ -172,7 +172,7 @@ class BackgroundReader:
                 try:
                     quiet = self._round(quiet)
                 except Exception:  # at most one pipe is lost; the others need this thread
-                    _log.exception("reading for those who do not wait failed")
+                    _log.exception("the background reader failed")
         finally:
             with self._lock:
                 if self._is_mine():
@@ -195,13 +195,13 @@ class BackgroundReader:
         quiet = 0 if soon else quiet + 1
         if busy and quiet < ATTENDED_ROUNDS:
             self.slow = False
-            patience: float | None = PUT_OFF_S
+            timeout_s: float | None = PUT_OFF_S
         elif not self.slow:
             self.slow = True
             return quiet  # check once more: from now on `wake` is called
         else:
-            patience = TICK_S if busy or timed else None
-        for fd, _ in self._epoll.poll(patience):
+            timeout_s = TICK_S if busy or timed else None
+        for fd, _ in self._epoll.poll(timeout_s):
             pipe = self._pipes.get(fd)
             if pipe is not None:
                 pipe.armed = False

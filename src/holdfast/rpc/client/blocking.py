@@ -84,10 +84,9 @@ def pop_release(before: ReleaseStack) -> None:
 
 def leave_callbacks(here: int, before: int) -> None:
     """Restore the count of nested callbacks of a thread."""
-    if within:
-        within.pop(here, None)
-        if before:
-            within[here] = before
+    within.pop(here, None)
+    if before:
+        within[here] = before
 
 
 def before_block() -> bool:

@@ -8,25 +8,28 @@ Guarantees
     OP-1  `post` and `expire` do not block.
     OP-2  Every call that was posted is passed on to the pipe, or fails, exactly once: because it
           expired, because no pipe could be opened, or with the error given to `close`.
-    OP-3  At most CALLS_MAX calls and BYTES_MAX bytes wait; a call beyond that is refused with
-          Overloaded.
+    OP-3  At most CALLS_MAX calls and BYTES_MAX bytes wait (CA-2).
     OP-4  A call that is given up is not passed on.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 from holdfast.clock import Deadline
-from holdfast.errors import HoldfastError, Overloaded
+from holdfast.errors import HoldfastError
 from holdfast.rpc.client.background_reader import TICK_S, BackgroundReader
-from holdfast.rpc.client.pipe import BYTES_MAX, CALLS_MAX, Pipe, Reply
-from holdfast.rpc.client.replies import deliver
+from holdfast.rpc.client.calls import CALLS_MAX, OpenCalls
+from holdfast.rpc.client.pipe import Pipe
+from holdfast.rpc.client.replies import Reply, deliver
 from holdfast.rpc.wire.messages import Message
 
 __all__ = ["PendingPipe"]
+
+_Waiting: TypeAlias = tuple[Message, Reply, float]
+"""A request, what waits for its reply, and until when."""
 
 
 class PendingPipe:
@@ -39,10 +42,9 @@ class PendingPipe:
         self._background = background
         # Guards the fields below; notified when the pipe is open or has failed.
         self._over = threading.Condition()
-        self._waiting: deque[tuple[Message, Reply, float]] = deque()
+        self._calls = OpenCalls[_Waiting]("wait for a connection to this worker")
         self._passing = 0  # the call that is being passed on to the pipe
         self._notes: list[Message] = []
-        self._bytes = 0
         self._pipe: Pipe | None = None
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -58,15 +60,7 @@ class PendingPipe:
         with self._over:
             if self.over:
                 return False
-            if len(self._waiting) >= CALLS_MAX or (
-                self._waiting and self._bytes + size > BYTES_MAX
-            ):
-                raise Overloaded(
-                    f"{len(self._waiting)} calls and {self._bytes} bytes wait for a connection to "
-                    f"this worker: at most {CALLS_MAX} and {BYTES_MAX}"
-                )
-            self._waiting.append((message, reply, expire_at))
-            self._bytes += size
+            self._calls.add(message.call, (message, reply, expire_at), expire_at, size)
         return True
 
     def note(self, message: Message) -> bool:
@@ -86,40 +80,31 @@ class PendingPipe:
     @property
     def waiting(self) -> int:
         """How many calls wait."""
-        return len(self._waiting)
+        return len(self._calls.open)
 
     def expire(self, now: float) -> bool:
         """Fail the expired calls; return whether to call this again."""
         with self._over:
-            late = self._take_out(lambda _, at: at <= now)
+            late = list(map(self._calls.remove, self._calls.late(now)))
+            self._calls.look_again()
             going = not self.over
-        for _, reply, _ in late:
-            deliver(reply, TimeoutError("no connection was opened"))
+        for entry in filter(None, late):
+            deliver(entry[1], TimeoutError("no connection was opened"))
         return going
 
     def give_up(self, call: int) -> None:
         """Forget a call, and send nothing of it: its arguments may change."""
         with self._over:
-            self._take_out(lambda message, _: message.call == call)
+            self._calls.remove(call)
             while self._passing == call:
                 self._over.wait(TICK_S)
             pipe = self._pipe
         if pipe is not None:
             pipe.give_up(call)
 
-    def _take_out(
-        self, which: Callable[[Message, float], bool]
-    ) -> list[tuple[Message, Reply, float]]:
-        """Remove waiting calls, and return them. With the lock held."""
-        taken = [entry for entry in self._waiting if which(entry[0], entry[2])]
-        if taken:
-            self._waiting = deque(entry for entry in self._waiting if not which(entry[0], entry[2]))
-            self._bytes -= sum(message.size() for message, _, _ in taken)
-        return taken
-
     def close(self, error: Exception) -> None:
         """Fail all calls with this error. Idempotent; the thread ends when its attempt does."""
-        self._settle(None, error)
+        self._pass_on(None, error)
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Wait for the pipe, then drive it until `done()` or the deadline."""
@@ -133,18 +118,21 @@ class PendingPipe:
 
     def _run(self) -> None:
         try:
-            self._settle(self._open_pipe(), None)
+            self._pass_on(self._open_pipe(), None)
         except Exception as error:  # any error: the waiting calls must fail
-            self._settle(None, error)
+            self._pass_on(None, error)
 
-    def _settle(self, pipe: Pipe | None, error: Exception | None) -> None:
+    def _pass_on(self, pipe: Pipe | None, error: Exception | None) -> None:
         with self._over:
             if self.over:
                 return
             self._pipe, self._error = pipe, error
             notes, self._notes = self._notes, []
             self._over.notify_all()
-        while (entry := self._next()) is not None:
+        for call in self._calls.numbers:  # no more are added
+            entry = self._begin_to_pass(call)
+            if entry is None:
+                continue
             message, reply, at = entry
             if pipe is None:
                 deliver(reply, error or TimeoutError())
@@ -152,15 +140,15 @@ class PendingPipe:
             try:
                 pipe.post(message, reply, at)
             except HoldfastError as refused:
-                deliver(reply, refused)
+                deliver(reply, refused.with_traceback(None))  # else it keeps this frame
+        self._begin_to_pass(0)  # no call has this number
         if pipe is not None:
             for note in notes:
-                pipe.note(note)
+                pipe.transmit(note)
 
-    def _next(self) -> tuple[Message, Reply, float] | None:
-        """Return the next waiting call, if any, and mark the last one as passed on."""
+    def _begin_to_pass(self, call: int) -> _Waiting | None:
+        """Remove a waiting call, to pass it on. The one before it has been passed on."""
         with self._over:
-            entry = self._waiting.popleft() if self._waiting else None
-            self._passing = 0 if entry is None else entry[0].call
+            self._passing = call
             self._over.notify_all()
-        return entry
+            return self._calls.remove(call)

@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from typing import TypeAlias
 
 from holdfast.clock import check_timeout
-from holdfast.errors import CallTimedOut, UsageError
-from holdfast.rpc.wire.connection import NEVER
+from holdfast.errors import UsageError
+from holdfast.rpc.wire.messages import NEVER
 
 __all__ = [
     "NO_DEADLINE",
@@ -24,7 +24,6 @@ __all__ = [
     "detached",
     "serve",
     "served_here",
-    "timed_out",
 ]
 
 Served: TypeAlias = tuple[float, str]
@@ -54,19 +53,6 @@ def check_limit(timeout: float) -> float | None:
 def deadline_here() -> float:
     """Return the deadline of the call that runs here; NEVER outside of one."""
     return _served.get()[0]
-
-
-def timed_out(budget_ms: int, deadline_of: str, why: str = "") -> CallTimedOut:
-    """Return the error for a call or a fetch that expired; it names the caller of the deadline."""
-    text = (
-        f"RPC ran for more than set timeout ({budget_ms} ms) and will now be marked with an error"
-    )
-    if deadline_of:
-        text = (
-            f"RPC ran for more than the {budget_ms} ms that were left of the call of {deadline_of} "
-            "within which it was made; rpc.detached() makes calls that do not inherit a deadline"
-        )
-    return CallTimedOut(f"{text}: {why}" if why else text, deadline_of=deadline_of)
 
 
 @contextmanager

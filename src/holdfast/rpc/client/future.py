@@ -32,6 +32,8 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
+from functools import partial
+from operator import attrgetter
 from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
 from holdfast.clock import Deadline, check_timeout
@@ -49,6 +51,8 @@ S = TypeVar("S")
 
 _log = logging.getLogger("holdfast.rpc")
 _CANCELLED = "the future was cancelled"
+_NO_LIMIT = Deadline(None)
+_is_complete = attrgetter("_complete")  # a waiting thread asks often, and this costs no frame
 # One lock for all futures: it is held for a few instructions only, and saves memory per future.
 # A signal handler or a finalizer may use futures on a thread that holds it: so it is reentrant, and
 # the state that it guards is consistent whenever that may happen.
@@ -100,14 +104,14 @@ class Future(Generic[T]):
 
     def set_result(self, value: T) -> None:
         """Complete it with a value."""
-        if not self._settle(value, None):
+        if not self._finish(value, None):
             raise UsageError("the future is complete already")
 
     def set_exception(self, error: BaseException) -> None:
         """Complete it with an error."""
         if not isinstance(error, BaseException):
             raise UsageError(f"error {error!r:.80}: must be an exception")
-        if not self._settle(None, error):
+        if not self._finish(None, error):
             raise UsageError("the future is complete already")
 
     def cancel(self) -> bool:
@@ -123,7 +127,7 @@ class Future(Generic[T]):
             chain.append(stop)
         *made_of, first = chain
         first._withdraw()  # before any waiting thread or callback is notified
-        cancelled = [one._settle(None, CallCancelled(_CANCELLED)) for one in made_of or [first]]
+        cancelled = [one._finish(None, CallCancelled(_CANCELLED)) for one in made_of or [first]]
         if made_of:
             first.cancel()
         elif cancelled[0] and callable(stop):
@@ -133,7 +137,7 @@ class Future(Generic[T]):
     def _withdraw(self) -> None:
         """Send nothing more of the call that it belongs to."""
 
-    def _settle(self, value: T | None, error: BaseException | None) -> bool:
+    def _finish(self, value: T | None, error: BaseException | None) -> bool:
         """Complete it, if it is open; return whether it was."""
         with _lock:
             if self._complete:
@@ -146,7 +150,7 @@ class Future(Generic[T]):
             for gate in gates:
                 gate.release()
         if callbacks is not None:
-            self._tell(callbacks)
+            self._run_callbacks(callbacks)
         return True
 
     # Querying.
@@ -162,7 +166,8 @@ class Future(Generic[T]):
     def wait(self, timeout: float | None = None) -> T:
         """Wait for it; return the value or raise the error. TimeoutExpired after `timeout`."""
         if not self._complete:
-            self._wait(Deadline.after(check_timeout(timeout)))
+            limited = timeout is not None
+            self._wait(Deadline.after(check_timeout(timeout)) if limited else _NO_LIMIT)
             if not self._complete:
                 raise TimeoutExpired(f"the future was not complete within {timeout} s")
         if self._error is None:
@@ -214,7 +219,7 @@ class Future(Generic[T]):
                 else:
                     self._callbacks += more
                 return
-        self._tell(more)
+        self._run_callbacks(more)
 
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         """Return a future of the callback's result; it is called when this future is complete."""
@@ -225,9 +230,9 @@ class Future(Generic[T]):
             try:
                 value = callback(done)
             except BaseException as error:
-                following._settle(None, error)
+                following._finish(None, error)
             else:
-                following._settle(value, None)
+                following._finish(value, None)
 
         self.add_done_callback(follow)
         return following
@@ -263,13 +268,13 @@ class Future(Generic[T]):
         state = "open" if not self._complete else "failed" if self._error else "done"
         return f"<Future {state}>"
 
-    def _tell(self, callbacks: list[Callable[[Future[T]], object]]) -> None:
+    def _run_callbacks(self, callbacks: list[Callable[[Future[T]], object]]) -> None:
         """Call these, on a new thread if the stack of this one is nearly full."""
         if is_deep():
             aside = threading.Thread(
                 target=self._call_all,
                 args=(iter(callbacks),),
-                name="holdfast-rpc-tell",
+                name="holdfast-rpc-callbacks",
                 daemon=True,
             )
             try:
@@ -300,7 +305,7 @@ class Future(Generic[T]):
         before_block()
         driver = self._driver
         if driver is not None:
-            driver.drive(self.done, deadline)
+            driver.drive(partial(_is_complete, self), deadline)
         if self._complete or deadline.passed():
             return
         # It has no driver, or the driver left it to another thread.
@@ -324,7 +329,7 @@ class Future(Generic[T]):
 def _completed(value: T, error: BaseException | None) -> Future[T]:
     """Return a complete future, as it was before it was sent."""
     future: Future[T] = Future()
-    future._settle(value, error)
+    future._finish(value, error)
     return future
 
 
@@ -350,7 +355,7 @@ def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
 
     def count(_: Future[Any]) -> None:
         if next(counted) == len(waited):
-            together._settle(waited, None)
+            together._finish(waited, None)
 
     for future in waited:
         future._add(count)

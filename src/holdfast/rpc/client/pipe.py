@@ -26,8 +26,7 @@ Guarantees
     PI-1  Every call that was posted is completed exactly once: by its reply, its deadline, or loss.
     PI-2  At most one thread reads the connection at a time, and at most one writes.
     PI-3  A message is sent soon after being posted (`PUT_OFF_S`), if the peer takes it.
-    PI-4  At most CALLS_MAX calls and BYTES_MAX bytes of requests are under way; a request beyond
-          that is refused with Overloaded. One request may be larger, if it is the only one.
+    PI-4  At most CALLS_MAX calls and BYTES_MAX bytes of requests are under way (CA-2).
     PI-5  A callback that waits for another call, or for a future, delays no reply: other threads
           read meanwhile. Any number of such callbacks fits on the stack.
     PI-6  Code that interrupts a thread while it reads or sends here, and then waits for a call, is
@@ -41,12 +40,12 @@ from __future__ import annotations
 import logging
 import select
 import threading
-from collections import deque
 from collections.abc import Callable
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.errors import Overloaded, PeerViolation, UsageError
+from holdfast.errors import PeerViolation, UsageError
 from holdfast.forks import in_child
+from holdfast.net.spin import SPINS, AdaptiveSpin
 from holdfast.rpc.client.background_reader import (
     ATTENDED_ROUNDS,
     PUT_OFF_S,
@@ -62,17 +61,15 @@ from holdfast.rpc.client.blocking import (
     reading,
     within,
 )
-from holdfast.rpc.client.replies import NOT_DELIVERED, Reply, fan_out
+from holdfast.rpc.client.calls import BYTES_MAX, CALLS_MAX, OpenCalls
+from holdfast.rpc.client.replies import NOT_DELIVERED, Reply
 from holdfast.rpc.client.unsent import exposed, take_back, take_back_views
-from holdfast.rpc.wire.connection import CORES, NEVER, Connection
-from holdfast.rpc.wire.messages import Buffer, Message
-from holdfast.rpc.wire.parts import views_of
-from holdfast.rpc.wire.spin import SPINS, AdaptiveSpin
+from holdfast.rpc.wire.codec import encode_small, views_of
+from holdfast.rpc.wire.connection import CORES, Connection
+from holdfast.rpc.wire.messages import NEVER, Buffer, Message
 
-__all__ = ["BYTES_MAX", "CALLS_MAX", "NEVER", "Pipe", "Reply"]
+__all__ = ["Pipe", "Reply"]
 
-CALLS_MAX = 1 << 16
-BYTES_MAX = 1 << 30
 _GATHER_BYTES = 32 * 1024
 _GATHER_MESSAGES = 32  # half a window of 64: the callee runs it while we encode the other half
 
@@ -91,21 +88,20 @@ class Pipe:
         *,
         calls_max: int = CALLS_MAX,
         bytes_max: int = BYTES_MAX,
+        send: Callable[[Message], None] | None = None,
+        receive: Callable[[Message], None] | None = None,
     ) -> None:
         self._connection = connection
+        self._send_by, self._receive_by = send, receive  # see `client/transport.py`
         self._background = background
         self._lost_error = lost
         self._clock = clock
-        self._calls_max, self._bytes_max = calls_max, bytes_max
         self._poll = select.poll()
         self._spin = AdaptiveSpin(CORES)
         # Guards what follows; never held while reading, sending or completing.
         self._lock = threading.RLock()
-        self._open: dict[int, tuple[Reply, float, int]] = {}
-        self._open_bytes = 0
-        self._freed: deque[int] = deque()  # bytes of completed calls, not yet subtracted
+        self._calls = OpenCalls[Reply]("are under way to this worker", calls_max, bytes_max)
         self._exposed: dict[int, list[list[Buffer]]] = {}  # parts of the calls with buffers
-        self._expire_at = NEVER
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._burst = False  # whether the last batch was large
@@ -138,34 +134,28 @@ class Pipe:
         The outcome is TimeoutError after `expire_at` on the monotonic clock. Raise Overloaded if
         too much is under way.
         """
-        size = message.size() if message.buffers else len(message.body)
-        calls, call = self._open, message.call
-        parts: list[Buffer] = []
+        small = encode_small(message)
+        size = message.size() if small is None else len(message.body)
+        calls, call, send_by = self._calls, message.call, self._send_by
         with self._lock:
-            lost, first = self.lost, not calls
+            lost, first = self.lost, not calls.open
             if lost is None:
-                open_bytes = (self._count_bytes() if self._freed else self._open_bytes) + size
-                if len(calls) >= self._calls_max or size < open_bytes > self._bytes_max:
-                    raise Overloaded(
-                        f"{len(calls)} calls and {open_bytes - size} bytes are under way to this "
-                        f"worker: at most {self._calls_max} and {self._bytes_max}"
-                    )
-                self._connection.put(message, parts)  # may refuse it
-                self._open_bytes += size
-                self._out_bytes += size
-                if call in calls:  # a retry under the same number: one reply completes both
-                    known = calls.pop(call, None)
-                    if known is not None:
-                        reply, size = fan_out(known[0], reply), size + known[2]
-                calls[call] = (reply, expire_at, size)
-                if expire_at < self._expire_at:  # noqa: PLR1730  # min is slower
-                    self._expire_at = expire_at
-                if message.buffers:  # they are the caller's memory
-                    self._exposed[call] = [*self._exposed.get(call, ()), exposed(parts)]
-                self._out += parts  # the whole message, after its call has been registered
+                calls.add(call, reply, expire_at, size)
+                if send_by is None:
+                    if small is None:
+                        self._put(message)
+                    else:
+                        self._out.append(small)
+                    self._out_bytes += size
         if lost is not None:
             reply(lost)
             return
+        if send_by is not None:
+            try:
+                send_by(message)
+            except BaseException:  # it is refused
+                calls.remove(call)
+                raise
         gathered = len(self._out) >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES
         if gathered or (first and (not self._burst or self._background.slow)):
             self.flush()
@@ -174,48 +164,43 @@ class Pipe:
         elif self._background.slow:  # the thread that read the call before may have stopped
             self._background.wake()
 
-    def _count_bytes(self) -> int:
-        """Return how many bytes are under way. Needs the lock; completing a call does not."""
-        while self._freed:
-            freed = self._freed.popleft()
-            self._open_bytes -= freed
-        return self._open_bytes
-
-    def note(self, message: Message) -> None:
-        """Send a message that has no reply."""
+    def _put(self, message: Message) -> None:
+        """Batch a message that is large or has buffers. With the lock held."""
         parts: list[Buffer] = []
+        try:
+            self._connection.put(message, parts)
+        except BaseException:  # it is refused
+            self._calls.remove(message.call)
+            raise
+        if message.buffers and message.call in self._calls.open:  # they are the caller's memory
+            several = self._exposed.get(message.call, ())
+            self._exposed[message.call] = [*several, exposed(parts)]
+        self._out += parts
+
+    def transmit(self, message: Message) -> None:
+        """Send a message now that is not added to the table: it has no reply, or is in it."""
         with self._lock:
             if self.lost is not None:
                 return
-            self._connection.put(message, parts)
-            self._out += parts
+            self._put(message)
         self.flush()
 
     def expire(self, now: float) -> None:
         """Complete the expired calls with TimeoutError."""
-        if now < self._expire_at:
+        if now < self._calls.soonest:
             return
-        calls = self._open.copy()  # atomic: other threads remove calls without the lock
-        late = [call for call, (_, at, _) in calls.items() if at <= now]
         if self._reader == threading.get_ident():
             self._unread = True  # to be safe: a callback may let another thread read
-        for call in late:
+        for call in self._calls.late(now):
             self._withdraw(call)
-            self._complete(call, TimeoutError())
+            self.complete(call, TimeoutError())
         # Only now: if one of these callbacks waits, another thread must expire the other calls.
         with self._lock:
-            self._expire_at = NEVER
-            calls = self._open.copy()
-        soonest = min((at for _, at, _ in calls.values()), default=NEVER)
-        with self._lock:
-            if soonest < self._expire_at:  # noqa: PLR1730  # min is a call
-                self._expire_at = soonest
+            self._calls.look_again()
 
     def give_up(self, call: int) -> None:
         """Forget a call, and send nothing more of it: its arguments may change."""
-        found = self._open.pop(call, None)
-        if found is not None:
-            self._freed.append(found[2])
+        self._calls.remove(call)
         self._withdraw(call)
 
     def _withdraw(self, call: int) -> None:
@@ -233,7 +218,7 @@ class Pipe:
     @property
     def busy(self) -> bool:
         """Whether calls are under way."""
-        return bool(self._open)
+        return bool(self._calls.open)
 
     @property
     def is_read(self) -> bool:
@@ -244,7 +229,7 @@ class Pipe:
     def under_way(self) -> tuple[int, int]:
         """How many calls, and how many bytes of requests, have no reply yet."""
         with self._lock:
-            return len(self._open), self._count_bytes()
+            return len(self._calls.open), self._calls.count_bytes()
 
     @property
     def puts_off(self) -> bool:
@@ -290,13 +275,15 @@ class Pipe:
         """Read until `done()` or the deadline, and complete the calls of all threads."""
         here = threading.get_ident()
         before, full = within.get(here, 0), is_deep()
+        last = NEVER if deadline.at is None else deadline.at
         while not done():
             if self.lost is not None:
-                self._tell_lost(self.lost)
+                self._fail_all(self.lost)
                 return
             if self._sender == here:
                 raise UsageError(_INTERRUPTED)
-            self.flush()
+            if self._out or self._unsent:
+                self.flush()
             deep = full or within.get(here, 0) >= WITHIN_MAX
             if not deep and self._reading.acquire(blocking=False):
                 self._reader = here
@@ -305,13 +292,17 @@ class Pipe:
                 try:
                     if self.armed:
                         self._background.disarm(self)
-                    while not done() and self.lost is None and not deadline.passed():
-                        self._read(deadline)
+                    while not done() and self.lost is None:
+                        now = self._clock.monotonic()
+                        if now >= last:
+                            break
+                        self._read(now, last)
                         if self._reader != here:
                             break
                 finally:
                     self._stop_reading(here)
-                    leave_callbacks(here, before)
+                    if within:
+                        leave_callbacks(here, before)
             elif self._reader == here:
                 raise UsageError(_INTERRUPTED)
             else:
@@ -324,14 +315,14 @@ class Pipe:
                             self._turn.wait(deadline.sooner(TICK_S).remaining())
                     finally:
                         self._waiting -= 1
-            if deadline.passed():
+            if not done() and deadline.passed():
                 return
 
     def read_for_others(self) -> None:
         """Read the replies that have arrived, without waiting. For the background reader."""
         self.flush()
         if self.lost is not None:
-            self._tell_lost(self.lost)
+            self._fail_all(self.lost)
         elif self._reading.acquire(blocking=False):
             self._reader = here = threading.get_ident()
             reading[here] = self
@@ -339,7 +330,8 @@ class Pipe:
                 self._receive()
             finally:
                 self._stop_reading(here)
-                leave_callbacks(here, 0)
+                if within:
+                    leave_callbacks(here, 0)
 
     def close(self, lost: Exception) -> None:
         """Fail every open call with this error. The owner closes the connection. Idempotent."""
@@ -351,7 +343,7 @@ class Pipe:
             self._turn.notify_all()
         self._background.drop(self)
         self._connection.shut()  # wakes the thread that reads it
-        self._tell_lost(lost)
+        self._fail_all(lost)
 
     def before_block(self) -> None:
         """Let another thread read if this one does, in a callback: it is about to block."""
@@ -360,12 +352,12 @@ class Pipe:
             self._stop_reading(here)
             within[here] = within.get(here, 0) + 1
 
-    def _tell_lost(self, lost: Exception) -> None:
+    def _fail_all(self, lost: Exception) -> None:
         """Fail every open call. Waiting threads do this too, since a callback may block."""
         before = push_release(lambda: self._background.hand(self))
         try:
-            for call in list(self._open):
-                self._complete(call, lost)
+            for call in self._calls.numbers:
+                self.complete(call, lost)
         finally:
             pop_release(before)
 
@@ -379,21 +371,21 @@ class Pipe:
 
     # Reading.
 
-    def _read(self, deadline: Deadline) -> None:
-        """Wait briefly for replies, not beyond the deadline, and complete their calls."""
-        now = self._clock.monotonic()
-        until = min(now + TICK_S, self._expire_at, NEVER if deadline.at is None else deadline.at)
+    def _read(self, now: float, last: float) -> None:
+        """Wait briefly for replies, not beyond the time `last`, and complete their calls."""
+        until = min(now + TICK_S, self._calls.soonest, last)
         if not self._unread:
-            fd = self._connection.fileno()
-            if fd < 0:
-                return
             # Also poll for writing if the peer was blocked: other threads leave sending to us.
             events = _IN_OR_OUT if self._blocked else _IN
             if events != self._polled:
+                fd = self._connection.fileno()
+                if fd < 0:
+                    return
                 self._polled = events
                 self._poll.register(fd, events)
             came = self._await(until - now)
-            self.expire(self._clock.monotonic())
+            if self._clock.monotonic() >= self._calls.soonest:
+                self.expire(self._clock.monotonic())
             if not came:
                 return
             if self._blocked:
@@ -416,6 +408,7 @@ class Pipe:
     def _receive(self) -> None:
         """Read the replies that have arrived and complete their calls, while this thread reads."""
         connection, here = self._connection, threading.get_ident()
+        receive_by, memory = self._receive_by, connection.peer_memory
         if self._reader != here:  # the callback of an expired call has blocked: we have stopped
             return
         self._unread = False
@@ -423,13 +416,18 @@ class Pipe:
         message = self._next(connection.advance)
         while message is not None:
             self._unread = True
-            if connection.owes:
+            if memory.due:
                 for note in connection.due():
-                    self.note(note)
-            self._complete(message.call, message)
+                    self.transmit(note)
+            come.appendleft(message)
             while come and self._reader == here:
                 message = come.popleft()
-                self._complete(message.call, message)
+                if receive_by is None:
+                    self.complete(message.call, message)
+                else:
+                    receive_by(message)
+            if self._waiting:
+                self._wake_waiting()
             if self._reader != here:
                 return
             self._unread = False
@@ -447,22 +445,22 @@ class Pipe:
             raise
         return None
 
-    def _complete(self, call: int, answer: Message | Exception) -> None:
-        """Call the callback of a call. Only the thread that removes the call from `_open` does."""
-        found = self._open.pop(call, None)
-        if found is None:
+    def complete(self, call: int, answer: Message | Exception) -> None:
+        """Call the callback of a call, if this thread removes the call (CA-1)."""
+        reply = self._calls.remove(call)
+        if reply is None:
             return  # the call has been given up
-        reply, _, size = found
-        self._freed.append(size)
         if self._exposed:
             self._exposed.pop(call, None)
         try:
             reply(answer)
         except Exception:
             _log.exception(NOT_DELIVERED)
-        if self._waiting:
-            with self._turn:
-                self._turn.notify_all()
+
+    def _wake_waiting(self) -> None:
+        """Let waiting threads look whether their calls are complete: once for many replies."""
+        with self._turn:
+            self._turn.notify_all()
 
     def _stop_reading(self, here: int) -> None:
         """Stop reading, if this thread reads: a waiting thread or the background reader goes on."""
@@ -473,9 +471,8 @@ class Pipe:
         self._reader = 0
         self._reading.release()
         if self._waiting:
-            with self._turn:
-                self._turn.notify_all()
-        if self._open and self.lost is None:
+            self._wake_waiting()
+        if self._calls.open and self.lost is None:
             # Even if a thread waits: its call may be complete, and then it does not read.
             if unread:
                 self._background.hand(self)

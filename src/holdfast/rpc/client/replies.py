@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from holdfast.rpc.wire.messages import Message
 
-__all__ = ["NOT_DELIVERED", "Reply", "deliver", "fan_out"]
+__all__ = ["NOT_DELIVERED", "Reply", "deliver"]
 
-Reply = Callable[[Message | Exception], None]
+Reply = Callable[[Message | Exception], object]
 """Called with the reply, or with the reason why none will come."""
 
-NOT_DELIVERED = "an answer to a call could not be told"
+NOT_DELIVERED = "the callback of a reply failed"
 
 _log = logging.getLogger("holdfast.rpc")
 
@@ -23,13 +23,3 @@ def deliver(reply: Reply, answer: Message | Exception) -> None:
         reply(answer)
     except Exception:
         _log.exception(NOT_DELIVERED)
-
-
-def fan_out(first: Reply, second: Reply) -> Reply:
-    """Return a callback that calls both of these."""
-
-    def reply(answer: Message | Exception) -> None:
-        first(answer)
-        second(answer)
-
-    return reply

@@ -95,7 +95,7 @@ class Directory:
         self._keeper: LeaseKeeper | None = None
         self._watch: Watch | None = None
         self._reader: threading.Thread | None = None
-        self._tellers: set[threading.Thread] = set()
+        self._beside: set[threading.Thread] = set()
         # Replaced as a whole on every change, so that lookups need no lock.
         self._names: dict[str, Contact] = {}
         self._ids: dict[int, Contact] = {}
@@ -126,7 +126,7 @@ class Directory:
             self._store,
             self._keep_alive_s,
             linger=LINGER_S,
-            on_lost=lambda loss: _log.warning("%s was given up: %s", contact.info, loss),
+            on_lost=lambda loss: _log.warning("%s has lost its lease: %s", contact.info, loss),
         )
         self._keeper.open(deadline.remaining())
         if contact.world_size:
@@ -158,7 +158,7 @@ class Directory:
                 if self._failure is not None:
                     raise self._failure
                 if deadline.passed():
-                    here = ", ".join(sorted(self._names)) or "nobody"
+                    here = ", ".join(sorted(self._names)) or "none"
                     here += self._size.others(self.everybody()) if self._size else ""
                     raise TimeoutExpired(
                         f"{len(self._names)} of {world_size} workers came in time: {here}"
@@ -195,7 +195,7 @@ class Directory:
                 self._refuse(other, size.me)
         elif (last and size.in_doubt) or now - self._looked_at >= self._look_every_s:
             self._looked_at = now
-            other = self._refusals.heard(size.me)
+            other = self._refusals.refused_by(size.me)
         if other is not None:
             raise UsageError(size.mismatch(other))
 
@@ -205,10 +205,10 @@ class Directory:
 
     def _refuse(self, other: Contact, me: Contact) -> None:
         """Refuse a worker of another size, and wait until it knows: we may serve the store."""
-        self._refusals.tell(other, me)
+        self._refusals.refuse(other, me)
         deadline = Deadline.after(HEARD_WITHIN_S, self._clock)
         while other.incarnation in self._lives and not deadline.passed():
-            if self._refusals.heard(me) is not None:
+            if self._refusals.refused_by(me) is not None:
                 break  # the other worker knows it too
             with self._changed:
                 self._changed.wait(deadline.sooner(LOOK_EVERY_S).remaining())
@@ -288,8 +288,8 @@ class Directory:
         if keeper is not None:
             keeper.close(deadline.remaining())
         reader, self._reader = self._reader, None
-        tellers = self._tellers - {threading.current_thread()}
-        for thread in (reader, *tellers):
+        beside = self._beside - {threading.current_thread()}
+        for thread in (reader, *beside):
             if thread is not None:
                 thread.join(deadline.remaining())
 
@@ -435,7 +435,7 @@ class Directory:
         if contact is not None and size is not None and size.differs(contact):
             _log.warning("%s", size.mismatch(contact))
             if size.comes(contact):
-                self._do_beside(partial(self._refusals.tell, contact, size.me))
+                self._do_beside(partial(self._refusals.refuse, contact, size.me))
         with self._changed:
             self._names, self._gone = names, gone
             self._ids = {other.info.id: other for other in names.values()}
@@ -443,24 +443,24 @@ class Directory:
             if old is not None and lost:
                 self._note_over(old.incarnation)
             self._changed.notify_all()
-        tell = self._lost(old) if old is not None and lost else None
-        if tell is not None:
-            self._do_beside(tell)
+        fail_calls = self._lost(old) if old is not None and lost else None
+        if fail_calls is not None:
+            self._do_beside(fail_calls)
 
     def _do_beside(self, act: Callable[[], None]) -> None:
         def do() -> None:
             try:
                 act()
             finally:
-                self._tellers.discard(threading.current_thread())
+                self._beside.discard(threading.current_thread())
 
         thread = threading.Thread(target=do, name="holdfast-rpc-loss", daemon=True)
-        self._tellers.add(thread)
+        self._beside.add(thread)
         try:
             thread.start()
         except RuntimeError:
             do()  # no thread could be started: better here than not at all
-            self._tellers.discard(thread)
+            self._beside.discard(thread)
 
     def _note_over(self, incarnation: str) -> None:
         self._over[incarnation] = None

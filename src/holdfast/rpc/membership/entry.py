@@ -24,4 +24,4 @@ def decode_entry(data: bytes) -> Contact:
         info = WorkerInfo(**plain.pop("info"))
         return Contact(info=info, **plain)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise PeerViolation(f"entry of a worker: {data[:60]!r} is none") from None
+        raise PeerViolation(f"entry of a worker: {data[:60]!r} is malformed") from None

@@ -27,17 +27,17 @@ class Refusals:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def tell(self, other: Contact, me: Contact) -> None:
+    def refuse(self, other: Contact, me: Contact) -> None:
         """Tell a worker that this one waits for a world of another size, if the store can."""
         with suppress(HoldfastError):
             lease = self._store.grant_lease(REFUSED_S, timeout=WITHIN_S)
             self._store.set(_key(other), encode_entry(me), lease=lease, timeout=WITHIN_S)
 
-    def heard(self, me: Contact) -> Contact | None:
+    def refused_by(self, me: Contact) -> Contact | None:
         """Return a worker that has refused this one; None if none has, or the store fails."""
         with suppress(TimeoutExpired, Unavailable, PeerViolation):
-            told = self._store.get(_key(me), timeout=WITHIN_S)
-            return None if told is None else decode_entry(told)
+            refusal = self._store.get(_key(me), timeout=WITHIN_S)
+            return None if refusal is None else decode_entry(refusal)
         return None
 
 

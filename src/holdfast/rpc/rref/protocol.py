@@ -17,7 +17,8 @@ empty, the value is freed.
                     when that is acknowledged, C accepts the child (CHILD_ACCEPT, to A).
     from the owner  B gives the reference to C: B counts the child before it is sent.
     to the owner    A gives the reference back to B: B holds the value locally, and accepts the
-                    child itself.
+                    child itself. If A gave it in a request, the answer says so (`taken_by`), and no
+                    other message is needed; if A reads no answer, UNREAD makes B accept it.
     dropping        A drops its reference: when A's fork is confirmed and no child waits, A sends
                     USER_DELETE to the owner.
     unread          A call from A to B ends at A without a reply: A gave up, or a connection broke.
@@ -53,6 +54,7 @@ Guarantees
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -188,7 +190,7 @@ class References:
         self._owned.setdefault(reference, _Owned()).holds += 1
         return True
 
-    def let_go(self, reference: Number) -> list[Outcome]:
+    def release(self, reference: Number) -> list[Outcome]:
         """Release one local hold of a value of our own."""
         owned = self._owned.get(reference)
         if owned is None or not owned.holds:
@@ -223,14 +225,17 @@ class References:
         """Take back a ticket that was not sent and never will be."""
         if not ticket.parent:
             return self._forget_fork(ticket.reference, ticket.fork)
-        return self._child_settled(ticket.fork)
+        return self._child_ended(ticket.fork)
 
-    def take(self, ticket: Ticket) -> list[Outcome]:
-        """Receive a reference from a worker. The same ticket may arrive more than once."""
+    def take(self, ticket: Ticket, in_request: bool = False) -> list[Outcome]:
+        """Receive a reference from a worker. The same ticket may arrive more than once.
+
+        `in_request` says that it came in a request, which will be answered.
+        """
         if ticket.owner == self._me:
             self.hold(ticket.reference)
             if ticket.parent:
-                return self._accept(ticket)
+                return [] if in_request else self._accept(ticket)
             return self._forget_fork(ticket.reference, ticket.fork)  # we gave it to ourselves
         held = self._held.get(ticket.fork)
         if held is not None:
@@ -248,6 +253,14 @@ class References:
         if counted:
             return []
         return [ControlMessage(Kind.RREF_FORK_REQUEST, ticket.owner, ticket.reference, ticket.fork)]
+
+    def taken_by(self, worker: Worker, tickets: Iterable[Ticket]) -> list[Outcome]:
+        """Record that a worker has answered a request: it has what it owns of these."""
+        outcomes: list[Outcome] = []
+        for ticket in tickets:
+            if ticket.owner == worker:
+                outcomes += self._child_ended(ticket.fork)
+        return outcomes
 
     def drop(self, fork: Number) -> list[Outcome]:
         """Remove one holder of a fork of ours."""
@@ -274,7 +287,7 @@ class References:
         """Take a reference that may have arrived before, or may still arrive, and drop it."""
         outcomes = self.take(ticket)
         if ticket.owner == self._me:
-            return [*outcomes, *self.let_go(ticket.reference)]
+            return [*outcomes, *self.release(ticket.reference)]
         return [*outcomes, *self.drop(ticket.fork)]
 
     def release_all(self) -> list[Outcome]:
@@ -285,7 +298,7 @@ class References:
             outcomes += self.drop(fork)
         for reference, owned in list(self._owned.items()):
             owned.holds = min(1, owned.holds)
-            outcomes += self.let_go(reference)
+            outcomes += self.release(reference)
         return outcomes
 
     # Incoming messages. The shell acknowledges each one when its method returns.
@@ -300,7 +313,7 @@ class References:
 
     def child_accepted(self, child: Number) -> list[Outcome]:
         """Record that a fork that we gave has arrived and is counted."""
-        return self._child_settled(child)
+        return self._child_ended(child)
 
     def user_deleted(self, reference: Number, fork: Number) -> list[Outcome]:
         """Forget a fork, as the owner, also if no message about it has arrived yet."""
@@ -352,7 +365,7 @@ class References:
                 self._lose(fork, OWNER_GONE)
                 continue
             for child in [child for child, user in held.children.items() if user == worker]:
-                outcome += self._child_settled(child)
+                outcome += self._child_ended(child)
         return outcome
 
     # For the shell, for diagnostics, and for tests.
@@ -416,7 +429,7 @@ class References:
             ControlMessage(Kind.RREF_CHILD_ACCEPT, ticket.parent, ticket.reference, ticket.fork)
         ]
 
-    def _child_settled(self, child: Number) -> list[Outcome]:
+    def _child_ended(self, child: Number) -> list[Outcome]:
         fork = self._parents.pop(child, None)
         if fork is None:
             return []

@@ -39,7 +39,7 @@ class RRef(Generic[T]):
     def __init__(self, value: T) -> None:
         rrefs = current_table()
         number = rrefs.own(value)
-        self._settle(rrefs, number, rrefs.me, rrefs.incarnation, None)
+        self._set_fields(rrefs, number, rrefs.me, rrefs.incarnation, None)
 
     @classmethod
     def _made(
@@ -52,10 +52,10 @@ class RRef(Generic[T]):
         creation: Future[Any] | None = None,
     ) -> RRef[Any]:
         made = cls.__new__(cls)
-        made._settle(rrefs, reference, owner, incarnation, fork, creation)
+        made._set_fields(rrefs, reference, owner, incarnation, fork, creation)
         return made
 
-    def _settle(
+    def _set_fields(
         self,
         rrefs: RRefTable,
         reference: Number,
@@ -192,7 +192,8 @@ def _rebuild(
     reference: Number, owner: str, fork: Number, parent: str, info: WorkerInfo
 ) -> RRef[Any]:
     ticket = Ticket(Number(*reference), owner, Number(*fork), parent)
-    made: RRef[Any] = receiver().take(ticket, info)
+    rrefs, is_answer = receiver()
+    made: RRef[Any] = rrefs.take(ticket, info, is_answer)
     return made
 
 

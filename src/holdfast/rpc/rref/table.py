@@ -18,14 +18,16 @@ from typing import Any
 
 from holdfast.clock import Deadline
 from holdfast.errors import PeerLost, ReferenceFailed, UsageError
-from holdfast.rpc.client.deadlines import timed_out
+from holdfast.rpc.client.calls import timed_out
 from holdfast.rpc.client.future import Future
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.client.scheduler import Scheduler
+from holdfast.rpc.rref.dropped import Dropped, DroppedReferences
 from holdfast.rpc.rref.protocol import ControlMessage, ForkState, Outcome, References
 from holdfast.rpc.rref.rref import RRef, short
+from holdfast.rpc.rref.until_gone import UntilGone
 from holdfast.rpc.values.errors import anew
-from holdfast.rpc.values.pickling import dump, dump_plain, load
+from holdfast.rpc.values.pickling import dump, load
 from holdfast.rpc.values.references import here
 from holdfast.rpc.wire.messages import RETRYABLE, Buffer, Kind, Message
 from holdfast.rpc.wire.tickets import Number, Ticket
@@ -33,12 +35,9 @@ from holdfast.rpc.wire.worker_info import WorkerInfo
 
 __all__ = ["RRefTable"]
 
-CONTROL_TRY_S = 10.0
 LEAKS_SHOWN = 10
 OVERTAKEN_S = 60.0
 """How long, at most, a fetch waits for the request for its value that it has overtaken."""
-NO_REFERENCE_BYTES = 64
-"""A shorter body contains no reference: a single one takes more bytes."""
 
 _log = logging.getLogger("holdfast.rpc")
 
@@ -65,7 +64,8 @@ class RRefTable:
         self._values: dict[Number, Future[Any]] = {}
         self._unsent = 0
         self._unread: dict[str, dict[int, list[Any]]] = {}  # by callee, while UNREAD is sent
-        self._settled = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
+        self._dropped = DroppedReferences(scheduler, self._drop, self.send)
 
     @property
     def agent(self) -> Any:
@@ -107,9 +107,9 @@ class RRefTable:
             if not self._references.hold(reference):
                 raise ReferenceFailed("the value of this RRef has been freed by its owner")
             room = self._values.setdefault(reference, Future())
-        let_go = _once(lambda: self.dropped(reference, None))
-        room.add_done_callback(lambda _: let_go())
-        self._scheduler.submit(let_go, OVERTAKEN_S)
+        drop = _once(lambda: self.dropped(reference, None))
+        room.add_done_callback(lambda _: drop())
+        self._scheduler.submit(drop, OVERTAKEN_S)
         return room
 
     # Using.
@@ -119,7 +119,7 @@ class RRefTable:
         with self._lock:
             return self._references.ask(owner)
 
-    def settled(self, fork: Number) -> None:
+    def creation_ended(self, fork: Number) -> None:
         """Record that the creation has ended, with or without a reply: the fork may be deleted."""
         self._step(lambda references: references.confirmed(fork))
 
@@ -150,7 +150,7 @@ class RRefTable:
                 lost = self._references.lost(fork)
             if lost is not None:
                 raise ReferenceFailed(f"an RRef to a value at {owner} is useless: {lost}")
-        return self.agent.request(incarnation, kind, reference, timeout).wait()
+        return self.agent.request(incarnation, kind, tuple(reference), timeout).wait()
 
     def _wait_for(self, room: Future[Any], timeout: float | None) -> Any:
         """Wait for a value of this worker, at most as long as a call from here would."""
@@ -167,23 +167,26 @@ class RRefTable:
 
     def dropped(self, reference: Number, fork: Number | None) -> None:
         """Record that a reference was dropped. Safe to call from within the garbage collector."""
-        self._scheduler.submit(lambda: self._drop(reference, fork))
+        self._dropped.drop(reference, fork)
 
-    def _drop(self, reference: Number, fork: Number | None) -> None:
-        if fork is None:
-            self._step(lambda references: references.let_go(reference))
-        else:
-            self._step(lambda references: references.drop(fork))
+    def _drop(self, dropped: list[Dropped]) -> None:
+        def drop_all(references: References) -> list[Outcome]:
+            outcomes: list[Outcome] = []
+            for reference, fork in dropped:
+                outcomes += references.release(reference) if fork is None else references.drop(fork)
+            return outcomes
+
+        self._step(drop_all)
 
     # Passing on.
 
     def pack(
         self, to: str, value: Any, is_answer: bool = False
     ) -> tuple[bytes, Sequence[Buffer], Sequence[Ticket]]:
-        """Pickle a value for a worker; return it, and the tickets of its references."""
-        plain = dump_plain(value)
-        if plain is not None:
-            return plain, (), ()
+        """Pickle a value for a worker; return it, and the tickets of its references.
+
+        For values that are not plain (`dump_plain`).
+        """
         tickets: list[Ticket] = []
         outer = here.packing
         here.packing = (self, to, tickets, is_answer)
@@ -196,12 +199,10 @@ class RRefTable:
             here.packing = outer
         return body, buffers, tickets
 
-    def unpack(self, body: Buffer, buffers: Sequence[Buffer]) -> Any:
-        """Unpickle a value that has arrived, with its references."""
-        if len(body) < NO_REFERENCE_BYTES:
-            return load(body, buffers)
+    def unpack(self, body: Buffer, buffers: Sequence[Buffer], is_answer: bool = False) -> Any:
+        """Unpickle the value of a request or an answer that has arrived, with its references."""
         outer = here.unpacking
-        here.unpacking = self
+        here.unpacking = (self, is_answer)
         try:
             return load(body, buffers)
         finally:
@@ -219,11 +220,15 @@ class RRefTable:
         for ticket in tickets:
             self._step(partial(References.not_given, ticket=ticket))
 
-    def take(self, ticket: Ticket, owner: WorkerInfo) -> RRef[Any]:
-        """Make the reference of a ticket that has arrived."""
-        self._step(lambda references: references.take(ticket))
+    def take(self, ticket: Ticket, owner: WorkerInfo, is_answer: bool) -> RRef[Any]:
+        """Make the reference of a ticket that has arrived in a request, or in an answer."""
+        self._step(lambda references: references.take(ticket, not is_answer))
         fork = None if ticket.owner == self.incarnation else ticket.fork
         return RRef._made(self, ticket.reference, owner, ticket.owner, fork)
+
+    def taken_by(self, callee: str, request: Message) -> None:
+        """Record that a request has been answered: its callee has what it owns of that."""
+        self._step(lambda references: references.taken_by(callee, request.given))
 
     # Calls that ended without a reply (see *unread* in `rref/protocol.py`).
 
@@ -233,7 +238,7 @@ class RRefTable:
             wanted = self._references.answered(caller, call, list(tickets))
         if not wanted:
             self.not_given(tickets)
-            raise ReferenceFailed("nobody waits for the references in this answer any more")
+            raise ReferenceFailed("no call waits for the references in this answer any more")
 
     def unread(self, callee: str, request: Message) -> None:
         """Record that no reply to a request was read; send UNREAD to the callee soon."""
@@ -246,10 +251,10 @@ class RRefTable:
             if calls is None:
                 calls = self._unread[callee] = {}
                 self._unsent += 1
-                self._scheduler.submit(partial(self._tell_unread, callee))
+                self._scheduler.submit(partial(self._send_unread, callee))
             calls[request.call] = [tuple(ticket) for ticket in request.given]
 
-    def _tell_unread(self, callee: str) -> None:
+    def _send_unread(self, callee: str) -> None:
         """Send UNREAD for the calls gathered so far, then for the rest. Scheduler's thread."""
         with self._lock:
             calls = self._unread.pop(callee, None)
@@ -259,16 +264,16 @@ class RRefTable:
             self._one_less()
             return
 
-        def heard(answer: Future[Any]) -> None:
+        def on_answer(answer: Future[Any]) -> None:
             if answer.exception() is not None:  # the receiver is gone
                 with self._lock:
                     self._unread.pop(callee, None)
                 self._one_less()
                 return
             self._come_to_nothing(answer.value())
-            self._scheduler.submit(partial(self._tell_unread, callee))
+            self._scheduler.submit(partial(self._send_unread, callee))
 
-        self._insist(Kind.RREF_UNREAD, callee, calls, heard)
+        self._send_retried(Kind.RREF_UNREAD, callee, calls, on_answer)
 
     def unread_by(self, caller: str, calls: dict[int, list[Any]]) -> list[Any]:
         """Drop references of calls that ended without a reply; return those in the replies."""
@@ -310,7 +315,7 @@ class RRefTable:
         with self._lock:
             outcomes = step(self._references)
             freed = self._take_out(outcomes)
-            self._settled.notify_all()
+            self._changed.notify_all()
         self._perform(outcomes, freed)
 
     def _take_out(self, outcomes: Iterable[Outcome]) -> list[Future[Any]]:
@@ -325,30 +330,36 @@ class RRefTable:
 
     def _perform(self, outcomes: Iterable[Outcome], freed: list[Future[Any]]) -> None:
         for outcome in outcomes:
-            if isinstance(outcome, ControlMessage):
-                self._scheduler.submit(partial(self.send, outcome))
+            if not isinstance(outcome, ControlMessage):
+                continue
+            if outcome.kind is Kind.RREF_USER_DELETE:
+                self._dropped.delete(outcome)
+            else:
+                self._scheduler.submit(partial(self.send, [outcome]))
         freed.clear()  # here, without the lock: destructors run the user's code
 
-    def send(self, message: ControlMessage) -> None:
-        """Retry a control message until it has a reply. On the scheduler's thread."""
+    def send(self, messages: list[ControlMessage]) -> None:
+        """Retry messages of one kind to one worker until they have a reply. Scheduler's thread."""
 
-        def heard(answer: Future[Any]) -> None:
-            if answer.exception() is None:
-                self._arrived(message, bool(answer.value()))
-            else:  # the receiver is gone, or this agent is
-                self._one_less()
+        def on_answer(answer: Future[Any]) -> None:
+            for message in messages:
+                if answer.exception() is None:
+                    self._arrived(message, bool(answer.value()))
+                else:  # the receiver is gone, or this agent is
+                    self._one_less()
 
-        self._insist(message.kind, message.to, (message.reference, message.fork), heard)
+        pairs = [(tuple(message.reference), tuple(message.fork)) for message in messages]
+        self._send_retried(messages[0].kind, messages[0].to, pairs, on_answer)
 
-    def _insist(
-        self, kind: Kind, to: str, value: Any, heard: Callable[[Future[Any]], None]
+    def _send_retried(
+        self, kind: Kind, to: str, value: Any, on_answer: Callable[[Future[Any]], None]
     ) -> None:
         try:
-            answer = self.agent.request(to, kind, value, 0, _UntilGone(self, kind, to))
+            answer = self.agent.request(to, kind, value, 0, UntilGone(self, kind, to))
         except PeerLost as error:
             answer = Future()
             answer.set_exception(error)
-        answer.add_done_callback(heard)
+        answer.add_done_callback(on_answer)
 
     def delay(self, kind: Kind, worker: str, tried: int) -> float | None:
         """Return the delay before the next retry of a message; None if its receiver is gone."""
@@ -377,9 +388,9 @@ class RRefTable:
         self._one_less()
 
     def _one_less(self) -> None:
-        with self._settled:
+        with self._changed:
             self._unsent -= 1
-            self._settled.notify_all()
+            self._changed.notify_all()
 
     # Diagnostics, and shutdown.
 
@@ -432,7 +443,7 @@ class RRefTable:
             _log.warning("shutdown of %s: and %d more", self.me, len(leaks) - LEAKS_SHOWN)
         return leaks
 
-    def wait_settled(self, timeout: Callable[[], float | None]) -> bool:
+    def wait_answered(self, timeout: Callable[[], float | None]) -> bool:
         """Wait until all messages of the protocol have arrived; False if time is up."""
         return self._wait(lambda: not self._unsent, timeout)
 
@@ -449,30 +460,13 @@ class RRefTable:
         return self._wait(self._references.is_empty, timeout)
 
     def _wait(self, reached: Callable[[], bool], timeout: Callable[[], float | None]) -> bool:
-        with self._settled:
+        with self._changed:
             while not reached():
                 left = timeout()
                 if left is not None and left <= 0:
                     return False
-                self._settled.wait(left)
+                self._changed.wait(left)
         return True
-
-
-class _UntilGone:
-    """Retry policy of protocol messages: retry until the receiver is gone."""
-
-    try_s = CONTROL_TRY_S
-
-    def __init__(self, rrefs: RRefTable, kind: Kind, to: str) -> None:
-        self._rrefs = rrefs
-        self._kind = kind
-        self._to = to
-
-    def delay(self, tried: int) -> float | None:
-        return self._rrefs.delay(self._kind, self._to, tried)
-
-    def exhausted(self) -> str:
-        return "Its receiver is gone."
 
 
 def _once(act: Callable[[], None]) -> Callable[[], None]:

@@ -75,7 +75,9 @@ class DedupTable:
         self._kept_bytes = kept_bytes
         self._callers: dict[str, _Caller] = {}
 
-    def arrived(self, caller: str, call: int, asker: Waiter) -> tuple[DedupVerdict, Message | None]:
+    def arrived(
+        self, caller: str, call: int, waiter: Waiter
+    ) -> tuple[DedupVerdict, Message | None]:
         """Decide what to do with a request; ANSWERED comes with the kept reply."""
         known = self._callers.setdefault(caller, _Caller())
         if known.is_over(call):
@@ -83,12 +85,12 @@ class DedupTable:
         if call in known.answers:
             return DedupVerdict.ANSWERED, known.answers[call]
         if call in known.running:
-            known.running[call].append(asker)
+            known.running[call].append(waiter)
             return DedupVerdict.WAIT, None
         count = len(known.running) + len(known.answers)
         if count >= self._kept or known.size >= self._kept_bytes:
             return DedupVerdict.FULL, None
-        known.running[call] = [asker]
+        known.running[call] = [waiter]
         return DedupVerdict.RUN, None
 
     def answered(self, caller: str, call: int, answer: Message) -> list[Waiter]:
@@ -96,11 +98,11 @@ class DedupTable:
         known = self._callers.get(caller)
         if known is None:
             return []
-        askers = known.running.pop(call, [])
+        waiters = known.running.pop(call, [])
         if not known.is_over(call):
             known.answers[call] = answer
             known.size += answer.size()
-        return askers
+        return waiters
 
     def acknowledged(self, caller: str, note: Message) -> None:
         """Forget the replies to calls that are over. A call that one note ends stays over."""

@@ -30,8 +30,9 @@ from holdfast.rpc.server.serving import Later
 from holdfast.rpc.server.worker_pool import THREADS_MAX
 from holdfast.rpc.values.errors import dump_error, in_short
 from holdfast.rpc.values.funcref import NAMED_BY, resolve_function
+from holdfast.rpc.values.pickling import dump_plain, load
 from holdfast.rpc.wire.hello import WorkerHello
-from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.messages import Buffer, Kind, Message
 from holdfast.rpc.wire.tickets import CREATION_BYTES, Number, decode_creation
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
@@ -83,9 +84,8 @@ class Dispatcher:
 
     def add_handler(self, kind: Kind, handler: Callable[[WorkerHello, Any], Any]) -> None:
         """Run requests of a kind by this handler; its result, or its future's, is the reply."""
-        unpack = self._rrefs.unpack
         self._handlers[kind] = lambda caller, message: handler(
-            caller, unpack(message.body, message.buffers)
+            caller, self._load(message, message.body)
         )
 
     @property
@@ -164,9 +164,9 @@ class Dispatcher:
 
         def answer(answer: Message) -> None:
             with self._lock:
-                askers = self._dedup.answered(caller.incarnation, message.call, answer)
-            for asker in askers:
-                _send(asker, answer)
+                waiters = self._dedup.answered(caller.incarnation, message.call, answer)
+            for waiter in waiters:
+                _send(waiter, answer)
 
         return answer
 
@@ -185,14 +185,18 @@ class Dispatcher:
                 if task is not None:
                     self._loop.cancel(task)
             case _:
-                _log.debug("%s sent a %s, which is for nobody", caller.name, message.kind.name)
+                _log.debug("%s sent a %s, which is ignored", caller.name, message.kind.name)
 
     def _perform(self, caller: WorkerHello, message: Message, later: Later) -> Message | None:
         if message.budget_ms:
             serve((self._clock.monotonic() + message.budget_ms / 1000, caller.name))
         try:
             if message.kind is _CALL:
-                value = self._run(*self._rrefs.unpack(message.body, message.buffers))
+                if message.has_references:
+                    called = self._rrefs.unpack(message.body, message.buffers)
+                else:
+                    called = load(message.body, message.buffers)
+                value = self._run(*called)
             else:
                 handler = self._handlers.get(message.kind)
                 if handler is None:
@@ -206,6 +210,12 @@ class Dispatcher:
             return self._failure(message, error)
         finally:
             serve(NO_DEADLINE)
+
+    def _load(self, message: Message, body: Buffer) -> Any:
+        """Load the value of a request, with its references if it has any."""
+        if message.has_references:
+            return self._rrefs.unpack(body, message.buffers)
+        return load(body, message.buffers)
 
     # The kinds of requests.
 
@@ -250,7 +260,7 @@ class Dispatcher:
         room = self._room(caller, message)
         try:
             rest = memoryview(message.body)[CREATION_BYTES:]
-            request = self._rrefs.unpack(rest, message.buffers)
+            request = self._load(message, rest)
         except BaseException as error:
             self._fail(room, error)
             raise  # the caller must know: its references may not have been taken
@@ -276,9 +286,8 @@ class Dispatcher:
 
     def _counting(self, kind: Kind) -> Callable[[WorkerHello, Any], Any]:
         def run(caller: WorkerHello, request: Any) -> bool:
-            reference, fork = request
-            user = caller.incarnation
-            return self._rrefs.handle(kind, Number(*reference), Number(*fork), user)
+            user, handle = caller.incarnation, self._rrefs.handle
+            return all(handle(kind, Number(*one), Number(*fork), user) for one, fork in request)
 
         return run
 
@@ -310,10 +319,13 @@ class Dispatcher:
             self._loop.cancel(value)
 
     def _answer(self, caller: WorkerHello, message: Message, value: Any) -> Message:
+        body = dump_plain(value)
+        if body is not None:
+            return Message(_REPLY, message.call, body)
         body, buffers, given = self._rrefs.pack(caller.incarnation, value, True)
         if given:
             self._rrefs.answered(caller.incarnation, message.call, given)
-        return Message(_REPLY, message.call, body, buffers)
+        return Message(_REPLY, message.call, body, buffers, given=given)
 
     def _failure(self, message: Message, error: BaseException) -> Message:
         body, buffers = dump_error(error, str(self._info))

@@ -39,7 +39,7 @@ class EventLoop:
         future: Future[Any] = Future()
 
         def begin(loop: asyncio.AbstractEventLoop) -> None:
-            task = loop.create_task(_settled(coroutine))
+            task = loop.create_task(_outcome_of(coroutine))
             self._tasks[future] = task
             task.add_done_callback(finish)
 
@@ -132,7 +132,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         _log.exception("a callback or a task of a coroutine has raised this; the loop goes on")
 
 
-async def _settled(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+async def _outcome_of(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
     """Wait for a coroutine; return any error as a result, so that it does not end the loop."""
     import asyncio
 

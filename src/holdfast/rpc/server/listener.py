@@ -16,6 +16,8 @@ Guarantees
           will not receive the replies to its requests on pipes. Not while this server closes.
     SR-6  A connection that is idle keeps neither the last request nor the last reply, and after
           PARK_AFTER_S no thread.
+    SR-7  `hang_up` ends every connection of a caller, also one that is being admitted: it is known
+          before the handler checks it, so none is welcomed unseen.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ from holdfast.rpc.server.serving import (
     StallWatch,
 )
 from holdfast.rpc.server.worker_pool import WorkerPool, try_start
-from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionEnded
+from holdfast.rpc.wire.connection import Connection, ConnectionEnded
 from holdfast.rpc.wire.hello import Purpose, WorkerHello, decode_hello, encode_welcome
+from holdfast.rpc.wire.messages import NEVER
 
 __all__ = ["Server"]
 
@@ -144,19 +147,19 @@ class Server:
         self._pool.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        told = False
+        logged = False
         while True:
             try:
                 sock, address = listener.accept()
             except OSError as error:
                 if self._closing:
                     return
-                if not told:  # once: waiting connections must not fill the log
+                if not logged:  # once: waiting connections must not fill the log
                     _log.warning("a connection could not be accepted: %s", error)
-                told = True
+                logged = True
                 SYSTEM_CLOCK.sleep(ACCEPT_AGAIN_S)  # descriptors may be short
                 continue
-            told = False
+            logged = False
             close_in_child(sock)
             try:
                 check_peer(sock, self._key.group)
@@ -187,19 +190,27 @@ class Server:
     def _welcome(self, sock: socket.socket) -> None:
         """Admit a peer that holds the secret, and serve its connection."""
         try:
-            connection, hello = self._admit(sock)
+            connection, hello = self._meet(sock)
         except Exception as error:  # any error ends this connection and no other
             self._turned_away(sock, error)
             self._known(sock)
             sock.close()
             return
         with self._lock:
+            self._strangers.forget(sock)  # an authenticated peer is not displaced
             refused = self._closing
             if not refused:
-                self._connections[connection] = hello
+                self._connections[connection] = hello  # before the check: SR-7
         if refused:
             connection.close()
-        elif hello.purpose is Purpose.DIRECT:
+            return
+        try:
+            self._admit(connection, hello)
+        except Exception as error:
+            self._turned_away(sock, error)
+            self._forget(connection)
+            return
+        if hello.purpose is Purpose.DIRECT:
             DirectConnection(connection, hello, self._serving).run()
         else:
             PipeConnection(connection, hello, self._serving).run()
@@ -223,7 +234,8 @@ class Server:
             )
         )
 
-    def _admit(self, sock: socket.socket) -> tuple[Connection, WorkerHello]:
+    def _meet(self, sock: socket.socket) -> tuple[Connection, WorkerHello]:
+        """Shake hands, and read which worker the peer is."""
         limit = Deadline.after(self._handshake_within_s)
         if sock.family != socket.AF_UNIX:
             tune(sock)
@@ -244,16 +256,17 @@ class Server:
             sock.sendall(answer)
         connection = Connection(sock, machine.leftover())
         connection.set_limit(limit.at or NEVER)
-        hello = decode_hello(connection.receive())
+        return connection, decode_hello(connection.receive())
+
+    def _admit(self, connection: Connection, hello: WorkerHello) -> None:
+        """Welcome a worker, or tell it why not."""
         try:
             self._handler.check_hello(hello)
         except HoldfastError as error:
             connection.send(encode_welcome(str(error)))
             raise
-        self._known(sock)  # before WELCOME: an admitted peer is not displaced
         connection.send_all([*connection.offer(), encode_welcome("")])
         connection.set_limit(NEVER)
-        return connection, hello
 
     def _forget(self, connection: Connection) -> None:
         with self._lock:

@@ -17,9 +17,9 @@ import logging
 import threading
 from collections import deque
 
+from holdfast.rpc.wire.codec import views_of
 from holdfast.rpc.wire.connection import Connection
 from holdfast.rpc.wire.messages import Buffer, Message
-from holdfast.rpc.wire.parts import views_of
 
 __all__ = ["ReplyWriter"]
 

@@ -1,10 +1,9 @@
 """Values as bytes, and back: the arguments and results of calls.
 
 This uses pickle, protocol 5: large data lies outside of the pickle, in buffers that are sent
-without a copy and received into the memory that the value keeps. Arrays of numpy support that;
-reducers in this file add it for tensors of torch and memoryviews. Bytes objects cannot have a
-reducer, but are put outside if they are a positional argument, or the result, themselves.
-cloudpickle handles what pickle cannot (lambdas, closures, classes made within functions).
+without a copy and received into the memory that the value keeps (`stream.py`). Reducers in this
+file do that for arrays of numpy, tensors of torch and memoryviews; bytes need none. cloudpickle
+handles what pickle cannot (lambdas, closures, classes made within functions).
 
 Only bytes from peers that have proved that they hold the job's secret are unpickled: such a peer
 runs code of the same user.
@@ -21,11 +20,9 @@ from __future__ import annotations
 import copyreg
 import functools
 import importlib
-import io
 import pickle
 import reprlib
 import sys
-import threading
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from types import NoneType
@@ -33,12 +30,10 @@ from typing import Any, TypeAlias
 
 from holdfast.errors import UsageError
 from holdfast.rpc.values.references import start_over
-from holdfast.rpc.wire.codec import BUFFERS_MAX
+from holdfast.rpc.values.stream import BYTES_OUTSIDE, OUTSIDE_BYTES, PickleStream
 from holdfast.rpc.wire.messages import Buffer
 
 __all__ = [
-    "LARGE_BYTES",
-    "OUTSIDE_BYTES",
     "dump",
     "dump_plain",
     "is_plain",
@@ -47,18 +42,10 @@ __all__ = [
     "teach",
 ]
 
-OUTSIDE_BYTES = 16 * 1024
-"""Smaller buffers cost less inside the pickle."""
-LARGE_BYTES = 1 << 20
-"""Bytes objects of at least this length are put outside of the pickle."""
-AGAIN_BYTES = 512
-"""A pickler that has written more than this is not reused."""
-
 Reducer: TypeAlias = Callable[[Any], Any]
 
 _NONE = pickle.dumps(None, 5)
 _PLAIN = frozenset({NoneType, bool, int, float, str})
-_BYTES = frozenset({bytes, bytearray})
 _SHORT = reprlib.Repr()
 _SHORT.maxother = 100  # a shorter text would show only an object's address
 
@@ -88,7 +75,7 @@ def _is_small(items: tuple[Any, ...]) -> bool:
     """Say whether all items are plain, and no bytes object among them is large."""
     for item in items:
         if type(item) is bytes:
-            if len(item) >= LARGE_BYTES:
+            if len(item) >= BYTES_OUTSIDE:
                 return False
         elif type(item) not in _PLAIN:
             return False
@@ -101,26 +88,15 @@ def dump(value: Any) -> tuple[bytes, list[Buffer]]:
     The buffers are the value's own memory: the value must not change before they are sent.
     UsageError if it cannot be pickled.
     """
-    if type(value) is not tuple:
-        if type(value) in _BYTES:
-            value = _outside(value)
-    elif len(value) == 3 and type(value[1]) is tuple and not _BYTES.isdisjoint(map(type, value[1])):
-        function, args, kwargs = value
-        value = (function, tuple(map(_outside, args)), kwargs)
-    table, pen = _table(), _here.pen
-    _here.pen = None  # pickling a value may make calls of its own
-    if pen is None or pen.table is not table:
-        pen = _Pen(table)
+    stream = PickleStream()
+    pickler = pickle.Pickler(stream, 5, buffer_callback=stream.keep)
+    pickler.dispatch_table = _table()
     try:
-        body = pen.write(value)
+        pickler.dump(value)
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
         start_over()
-        body, outside = _dump_anything(value, error)
-    else:
-        outside = pen.taken()
-        if not pen.is_spent:
-            _here.pen = pen
-    return body, [buffer.raw() for buffer in outside] if outside else []
+        stream = _dump_anything(value, error)
+    return stream.body(), stream.buffers()
 
 
 def load(body: Buffer, buffers: Sequence[Buffer]) -> Any:
@@ -128,80 +104,7 @@ def load(body: Buffer, buffers: Sequence[Buffer]) -> Any:
     return pickle.loads(body, buffers=buffers)  # noqa: S301  # see above
 
 
-def _outside(value: Any) -> Any:
-    """Wrap large bytes, so that they are sent outside of the pickle; return others unchanged."""
-    return _Outside(value) if type(value) in _BYTES and len(value) >= LARGE_BYTES else value
-
-
-class _Outside:
-    """Bytes that are sent outside of the pickle, and arrive as bytes of the same type."""
-
-    def __init__(self, data: bytes | bytearray) -> None:
-        self._data = data
-
-    def __reduce__(self) -> Any:
-        # A bytearray is copied: sending the original would block its resizing meanwhile.
-        return type(self._data), (pickle.PickleBuffer(bytes(self._data)),)
-
-
-class _Pen:
-    """A pickler that is reused while its reducers are current: making a new one costs more."""
-
-    def __init__(self, table: dict[type, Reducer]) -> None:
-        self.table = table
-        self.is_spent = False
-        self._file = io.BytesIO()
-        self._outside: list[pickle.PickleBuffer] = []
-        self._pickler = pickle.Pickler(self._file, 5, buffer_callback=_keeper(self._outside))
-        self._pickler.dispatch_table = table
-
-    def write(self, value: Any) -> bytes:
-        """Pickle a value. After any error, the pen must not be used again."""
-        self._pickler.dump(value)
-        body = self._file.getvalue()
-        if len(body) > AGAIN_BYTES:
-            self.is_spent = True  # a new one costs less than what follows
-            return body
-        self._file.seek(0)
-        self._file.truncate()
-        # Objects that only the memo holds (made by reducers) must outlive its clearing. Freeing
-        # them runs code, or lets other threads run. If the garbage collector ran then, it would
-        # find freed objects in the memo, and crash.
-        kept = self._pickler.memo.copy()
-        self._pickler.clear_memo()
-        del kept
-        return body
-
-    def taken(self) -> list[pickle.PickleBuffer]:
-        """Return the buffers that were put outside since the last call."""
-        if not self._outside:
-            return []
-        taken = self._outside.copy()
-        self._outside.clear()
-        return taken
-
-
-class _Here(threading.local):
-    pen: _Pen | None = None
-
-
-_here = _Here()
-
-
-def _keeper(outside: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        """Put a buffer outside of the pickle; return whether it stays inside instead."""
-        with memoryview(buffer) as view:
-            inside = view.nbytes < OUTSIDE_BYTES or not view.contiguous
-        inside = inside or len(outside) >= BUFFERS_MAX
-        if not inside:
-            outside.append(buffer)
-        return inside
-
-    return keep
-
-
-def _dump_anything(value: Any, error: Exception) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def _dump_anything(value: Any, error: Exception) -> PickleStream:
     try:
         pickler = _cloud_pickler()
     except ImportError:
@@ -209,13 +112,12 @@ def _dump_anything(value: Any, error: Exception) -> tuple[bytes, list[pickle.Pic
             f"{_SHORT.repr(value):.200}: cannot be pickled ({error}); "
             "lambdas and closures need cloudpickle"
         ) from error
-    file = io.BytesIO()
-    outside: list[pickle.PickleBuffer] = []
+    stream = PickleStream()
     try:
-        pickler(file, 5, buffer_callback=_keeper(outside)).dump(value)
+        pickler(stream, 5, buffer_callback=stream.keep).dump(value)
     except Exception:
         raise UsageError(f"{_SHORT.repr(value):.200}: cannot be pickled: {error}") from error
-    return file.getvalue(), outside
+    return stream
 
 
 @functools.cache
@@ -292,10 +194,35 @@ def _rebuild_view(memory: Any, item: str, shape: tuple[int, ...]) -> memoryview:
 
 
 def _reduce_array(array: Any) -> Any:
+    number = _numbers().get(array.dtype)
+    if number is not None and number[0] is array.dtype and array.flags.c_contiguous:
+        # As numpy does it, but for numbers its description of the type costs more than the rest.
+        if array.nbytes < OUTSIDE_BYTES:
+            return _rebuild_array, (array.tobytes(), number[1], array.shape)
+        if array.flags.writeable:
+            return _rebuild_array, (pickle.PickleBuffer(array), number[1], array.shape)
     flags = array.flags
     if not (flags.forc and flags.writeable):
         array = array.copy()  # else it is copied twice, or arrives read-only
     return array.__reduce_ex__(5)
+
+
+def _rebuild_array(memory: Any, code: str, shape: tuple[int, ...]) -> Any:
+    if type(memory) is bytes:
+        memory = bytearray(memory)  # the array must be writable
+    return _numpy().ndarray(shape, code, memory)
+
+
+@functools.cache
+def _numbers() -> dict[Any, tuple[Any, str]]:
+    """Return the types of numbers in this machine's order, and the codes that name them."""
+    types = [(_numpy().dtype(code), code) for code in "?bBhHiIqQlLefdFD"]
+    return {kind: (kind, code) for kind, code in types}
+
+
+@functools.cache
+def _numpy() -> Any:
+    return importlib.import_module("numpy")  # waits if another thread is importing it
 
 
 def reduce_tensor(tensor: Any) -> Any:
@@ -311,7 +238,8 @@ def reduce_tensor(tensor: Any) -> Any:
     except TypeError:  # a type that numpy does not have
         array = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
     kind = str(tensor.dtype).removeprefix("torch.")
-    return _rebuild_tensor, (pickle.PickleBuffer(array), kind, tuple(tensor.shape), grad)
+    memory = array.tobytes() if array.nbytes < OUTSIDE_BYTES else pickle.PickleBuffer(array)
+    return _rebuild_tensor, (memory, kind, tuple(tensor.shape), grad)
 
 
 def _reduce_by_torch(tensor: Any) -> Any:
@@ -379,7 +307,14 @@ def is_plain(tensor: Any) -> bool:
 
 def _rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
     torch = importlib.import_module("torch")  # waits if another thread is importing it
+    if type(memory) is bytes:
+        memory = bytearray(memory)  # the tensor must be writable
     tensor = torch.frombuffer(memory, dtype=getattr(torch, dtype))
     if len(shape) != 1:
         tensor = tensor.view(shape)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+# Known by number in every worker: reading a name costs as much as making a small array.
+copyreg.add_extension(__name__, _rebuild_array.__name__, 0x48460001)
+copyreg.add_extension(__name__, _rebuild_tensor.__name__, 0x48460002)

@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 from holdfast.rpc.wire.tickets import Number, Ticket
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
-__all__ = ["Packing", "ReferenceTable", "here", "receiver", "sender", "start_over"]
+__all__ = ["Packing", "ReferenceTable", "Unpacking", "here", "receiver", "sender", "start_over"]
 
 
 class ReferenceTable(Protocol):
@@ -28,8 +28,8 @@ class ReferenceTable(Protocol):
         """Take back tickets whose message was not sent."""
         ...
 
-    def take(self, ticket: Ticket, owner: WorkerInfo) -> Any:
-        """Make the reference of a ticket that has arrived."""
+    def take(self, ticket: Ticket, owner: WorkerInfo, is_answer: bool) -> Any:
+        """Make the reference of a ticket that has arrived in a request, or in an answer."""
         ...
 
 
@@ -37,9 +37,13 @@ Packing: TypeAlias = tuple[ReferenceTable, str, list[Ticket], bool]
 """The table, the receiving worker, the tickets given so far, and whether this is a reply."""
 
 
+Unpacking: TypeAlias = tuple[ReferenceTable, bool]
+"""The table, and whether this is a reply."""
+
+
 class _Here(threading.local):
     packing: Packing | None = None
-    unpacking: ReferenceTable | None = None
+    unpacking: Unpacking | None = None
 
 
 here = _Here()
@@ -55,8 +59,8 @@ def sender(what: Any) -> Packing:
     return packing
 
 
-def receiver() -> ReferenceTable:
-    """Return the table that unpacks this message; UsageError outside of a call."""
+def receiver() -> Unpacking:
+    """Return the unpacking of this message; UsageError outside of a call."""
     unpacking = here.unpacking
     if unpacking is None:
         raise UsageError("an RRef can only be read as part of a call")

@@ -3,12 +3,11 @@
 Layout, in reading order (◦ = pure)
     worker_info.py ◦      workers by name and number
     messages.py ◦         the kinds of messages
-    codec.py ◦            messages as bytes
+    codec.py ◦            messages as bytes, and as parts that are sent together
     tickets.py ◦          references as they travel
     acknowledgement.py ◦  which replies the callee may forget
     hello.py ◦            the first messages of a connection
-    spin.py ◦             when to poll for a moment before sleeping
+    memory.py             the memory that received buffers land in
     peer_memory.py        large buffers between two processes of one machine, in one copy
-    parts.py              messages as parts that are sent together
     connection.py         one connection
 """

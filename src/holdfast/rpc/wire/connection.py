@@ -27,23 +27,27 @@ from collections.abc import Sequence
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.forks import close_in_child
+from holdfast.net.spin import SPINS, AdaptiveSpin
 from holdfast.rpc.wire.codec import (
+    AS_BYTES,
     ELSEWHERE,
     HEADER_BYTES,
+    SIZE,
     Head,
     decode_head,
     decode_lengths,
     decode_small,
-    encode_head,
+    encode_small,
+    parts_of,
+    take_off,
+    views_of,
 )
-from holdfast.rpc.wire.messages import Buffer, Kind, Message
-from holdfast.rpc.wire.parts import JOIN_BYTES, parts_of, take_off, views_of
-from holdfast.rpc.wire.peer_memory import BIG_BYTES, PLACE_BYTES, PeerMemory, memory
-from holdfast.rpc.wire.spin import SPINS, AdaptiveSpin
+from holdfast.rpc.wire.memory import landing
+from holdfast.rpc.wire.messages import NEVER, Buffer, Kind, Message
+from holdfast.rpc.wire.peer_memory import PLACE_BYTES, PeerMemory
 
-__all__ = ["CORES", "NEVER", "Connection", "ConnectionEnded"]
+__all__ = ["CORES", "Connection", "ConnectionEnded"]
 
-NEVER = float("inf")
 CORES = os.cpu_count() or 1
 
 _READ_BYTES = 64 * 1024
@@ -91,11 +95,12 @@ class Connection:
         self._sizes: list[int] = []
         self._whole: list[Buffer] = []
         self._part: memoryview | None = None
+        self._landing: Buffer = b""  # the object that the part is the memory of
         self._filled = 0
         self._fetched = self._void = False  # were buffers fetched; was one released too early
         self._spin = AdaptiveSpin(CORES)
-        self._peer_memory = PeerMemory(sock)
-        self.seal_off = self._peer_memory.release  # for a caller that gives up a call
+        self.peer_memory = PeerMemory(sock)
+        self.seal_off = self.peer_memory.release  # for a caller that gives up a call
         self.handled = 0
         """How many messages of the peer were handled; the thread that serves it counts them."""
 
@@ -106,7 +111,7 @@ class Connection:
     def set_limit(self, at: float) -> None:
         """Let blocking calls raise TimeoutError at this time of the monotonic clock."""
         self.limit = at
-        self._tell_limit()
+        self._apply_limit()
 
     def set_idle_limit(self, seconds: float) -> None:
         """Let `receive` raise TimeoutError after this long a wait; it may be called again then."""
@@ -124,35 +129,30 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it has ended already
-        self._peer_memory.release_all()
+        self.peer_memory.release_all()
 
     # Large buffers.
 
     def offer(self) -> list[Message]:
         """Return the messages to be sent first, so that the peer may read our large buffers."""
-        return self._peer_memory.offer()
-
-    @property
-    def owes(self) -> bool:
-        """Whether messages about the peer's buffers are to be sent."""
-        return bool(self._peer_memory.due)
+        return self.peer_memory.offer()
 
     def due(self) -> list[Message]:
         """Return the messages to be sent about the peer's buffers, once. For the receiver."""
-        due = self._peer_memory.due
+        due = self.peer_memory.due
         if due:
-            self._peer_memory.due = []
+            self.peer_memory.due = []
         return due
 
     @property
     def fetches(self) -> bool:
         """Whether we read large buffers from the peer's memory, instead of receiving them."""
-        return self._peer_memory.reads
+        return self.peer_memory.reads
 
     @property
     def fetched(self) -> bool:
         """Whether the peer reads large buffers from our memory, instead of receiving them."""
-        return self._peer_memory.open
+        return self.peer_memory.open
 
     @property
     def mode(self) -> str:
@@ -168,11 +168,14 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send one message. Blocks until the system has accepted all of it."""
-        body = message.body
-        if message.buffers or len(body) > JOIN_BYTES:
+        data = encode_small(message)
+        if data is None:
             self.send_all([message])
-            return
-        data = encode_head(message) + body
+        else:
+            self.send_small(data)
+
+    def send_small(self, data: bytes) -> None:
+        """Send one message that `encode_small` has encoded."""
         try:
             sent = self._sock.send(data, _DONTWAIT)
         except BlockingIOError:
@@ -191,18 +194,22 @@ class Connection:
 
     def put(self, message: Message, parts: list[Buffer]) -> None:
         """Add a message to the parts to be sent; the peer may read its buffers from now on."""
-        body = message.body
-        if not message.buffers and len(body) <= JOIN_BYTES:
-            parts.append(encode_head(message) + body)  # nearly all: a fast path of what follows
+        small = encode_small(message)
+        if small is not None:
+            parts.append(small)
             return
-        reach = self._peer_memory
+        reach = self.peer_memory
         parts_of(message, parts, reach if message.buffers and reach.has_room() else None)
 
     def send_some(self, views: list[memoryview]) -> bool:
         """Send what the system accepts at once, and remove it; say whether all was sent."""
         try:
             while views:
-                take_off(views, self._sock.sendmsg(views[:_VECTOR_MAX], (), socket.MSG_DONTWAIT))
+                sent = self._sock.sendmsg(views[:_VECTOR_MAX], (), socket.MSG_DONTWAIT)
+                if sent == views[0].nbytes:
+                    del views[0]  # nearly always: a fast path of `take_off`
+                else:
+                    take_off(views, sent)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -238,18 +245,23 @@ class Connection:
         It also sends messages that are due. So no other thread may send meanwhile, unless only
         requests are ever received here.
         """
-        if self._start == self._end and not self.come:
-            if self._part is None:
+        come = self.come
+        if self._start == self._end and not come:
+            if self._head is None:
                 self._start = self._end = 0  # also if nothing arrives
                 self._end = self._await()
-            else:
+                if not self.peer_memory.held:  # else `here` releases what is held
+                    self._start = decode_small(self._buffer, 0, self._end, come)
+                    if come and not self.peer_memory.due:
+                        return come.popleft()  # nearly always: a fast path of what follows
+            elif self._part is not None:
                 self._fetch(0)
         message = self.here()
         while message is None:
-            self._tell_limit()
+            self._apply_limit()
             self._fetch(0)
             message = self.here()
-        if self._peer_memory.due:
+        if self.peer_memory.due:
             try:
                 self.send_all(self.due())
             except OSError:
@@ -279,10 +291,10 @@ class Connection:
         while message is not None:
             kind = message.kind
             if kind >= _OFFER:  # or TAKEN
-                self._peer_memory.hear(message)
+                self.peer_memory.receive(message)
             else:
                 if kind is _REPLY or kind is _FAILURE:
-                    self._peer_memory.release(message.call)
+                    self.peer_memory.release(message.call)
                 if not self._void:
                     return message
                 self._void = False
@@ -297,10 +309,10 @@ class Connection:
             return False
         come = self.come
         self._start = decode_small(self._buffer, self._start, self._end, come)
-        if self._peer_memory.held:
+        if self.peer_memory.held:
             for message in come:
                 if message.kind is _REPLY or message.kind is _FAILURE:
-                    self._peer_memory.release(message.call)
+                    self.peer_memory.release(message.call)
         return bool(come)
 
     def _here(self) -> Message | None:
@@ -317,7 +329,9 @@ class Connection:
             return None
         self._head = None
         whole, self._whole = self._whole, []
-        return Message(head.kind, head.call, whole[0], whole[1:], head.budget_ms, head.once)
+        message = Message(head.kind, head.call, whole[0], whole[1:], head.budget_ms, head.once)
+        message.has_references = head.has_references
+        return message
 
     def _gather(self, head: Head) -> bool:
         """Take the parts of a message that have arrived; say whether those are all."""
@@ -328,7 +342,7 @@ class Connection:
             if part is None:
                 return False
             if size & ELSEWHERE:
-                part = self._fetch_large(part, size & ~ELSEWHERE)
+                part = self._fetch_large(part, size)
                 self._fetched = True
             if lengths_first:
                 self._sizes = [*reversed(decode_lengths(part, head)), head.body_bytes]
@@ -338,14 +352,14 @@ class Connection:
         if self._fetched:
             self._fetched = False
             if head.kind is _REPLY or head.kind is _FAILURE:
-                self._peer_memory.due.append(Message(_TAKEN, head.call))
+                self.peer_memory.due.append(Message(_TAKEN, head.call))
         return True
 
-    def _fetch_large(self, place: Buffer, size: int) -> Buffer:
+    def _fetch_large(self, place: Buffer, length: int) -> Buffer:
         """Return a buffer that is read from the peer's memory."""
         try:
-            found = self._peer_memory.read(place, size)
-        except OSError as error:
+            found = self.peer_memory.read(place, length & SIZE, length & ~SIZE & ~ELSEWHERE)
+        except (OSError, MemoryError) as error:
             raise _closed(error) from None
         if found is None:
             self._void = True
@@ -355,19 +369,19 @@ class Connection:
     def _take(self) -> Buffer | None:
         """Return the next part in memory of its own; None if it has not arrived yet."""
         if self._part is None:
-            size, start = self._sizes[-1], self._start
-            if size & ELSEWHERE:
-                size = PLACE_BYTES
+            length, start = self._sizes[-1], self._start
+            size = PLACE_BYTES if length & ELSEWHERE else length & SIZE
             here = self._end - start
             if size <= here:
                 self._sizes.pop()
                 self._start = start + size
-                return bytearray(self._view[start : start + size])
+                part = self._view[start : start + size]
+                return bytes(part) if length & AS_BYTES else bytearray(part)
             if size <= _SMALL_BYTES:
                 return None
             try:
-                self._part = memoryview(bytearray(size)) if size < BIG_BYTES else memory(size)
-            except OSError as error:  # less memory is available than was announced
+                self._landing, self._part = landing(length & ~SIZE, size)
+            except (OSError, MemoryError) as error:  # less is available than was announced
                 raise _closed(error) from None
             self._part[:here] = self._view[start : self._end]
             self._filled = here
@@ -376,8 +390,8 @@ class Connection:
         if self._filled < self._part.nbytes:
             return None
         self._sizes.pop()
-        part, self._part = self._part, None
-        return part
+        whole, self._landing, self._part = self._landing, b"", None
+        return whole
 
     def _fetch(self, flags: int) -> None:
         """Read once: into the current part, or behind the bytes that are not decoded yet."""
@@ -437,7 +451,7 @@ class Connection:
             raise TimeoutError if is_late else ConnectionEnded("Connection closed by peer")
         return size
 
-    def _tell_limit(self) -> None:
+    def _apply_limit(self) -> None:
         """Set the system's limit for reading, only if it has changed: it costs a system call."""
         wanted = 0.0
         if self.limit != NEVER:
@@ -452,10 +466,11 @@ class Connection:
         self._limit_s = wanted
 
 
-def _closed(error: OSError) -> OSError:
+def _closed(error: OSError | MemoryError) -> OSError:
     """Return the exception to raise for an error of the system."""
     if isinstance(error, (TimeoutError, BlockingIOError)):
         return TimeoutError()
     if isinstance(error, (BrokenPipeError, ConnectionResetError)):
         return ConnectionEnded("Connection reset by peer")
-    return ConnectionEnded(f"Connection closed by peer ({error.strerror or error})")
+    why = getattr(error, "strerror", None) or str(error) or "not enough memory"
+    return ConnectionEnded(f"Connection closed by peer ({why})")

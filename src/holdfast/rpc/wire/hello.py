@@ -53,7 +53,7 @@ def decode_hello(message: Message) -> WorkerHello:
         if not isinstance(hello.incarnation, str) or not isinstance(hello.target, str):
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError, HoldfastError):
-        raise PeerViolation("a connection begins with something that is no hello") from None
+        raise PeerViolation("a connection does not begin with a hello") from None
     return hello
 
 

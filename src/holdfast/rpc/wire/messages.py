@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-__all__ = ["NO_BUDGET", "RETRYABLE", "Buffer", "Kind", "Message"]
+__all__ = ["NEVER", "NO_BUDGET", "RETRYABLE", "Buffer", "Kind", "Message"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+NEVER = float("inf")
+"""The deadline of a call that has none, on the monotonic clock."""
 NO_BUDGET = 0
 """The budget of a request that has no deadline."""
 
@@ -80,7 +82,8 @@ class Message:
     request may be retried. `body` is the part that is read at once, `buffers` are what it refers
     to. Two fields are not sent: `given` holds the references to take back if the message does not
     arrive; `deadline_of` names the worker whose call set the deadline, "" if it is the request's
-    own.
+    own. `has_references` says of a message that has arrived whether it contains references: plain
+    ones are read without the table that counts these.
     """
 
     kind: Kind
@@ -91,6 +94,7 @@ class Message:
     once: bool = False
     given: Sequence[Any] = ()
     deadline_of: str = ""
+    has_references: bool = False
 
     def size(self) -> int:
         """Return how many bytes the body and the buffers have."""

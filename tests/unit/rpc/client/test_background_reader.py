@@ -1,4 +1,4 @@
-"""The reader of last resort: it may be closed by anybody, and keeps the time of others too."""
+"""The background reader: any thread may close it, and it keeps all deadlines."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_it_may_be_closed_by_a_callback() -> None:
             thread.join(SOON)
 
 
-def test_a_pipe_is_read_for_others_though_somebody_waited_before_it_was_left() -> None:
+def test_a_pipe_is_read_in_the_background_after_its_last_waiter_left() -> None:
     background, heard = BackgroundReader("test-read"), Heard()
     one, other = socket.socketpair()
     with one, other:
         pipe = Pipe(Connection(one), background, lost)
-        pipe.attended = ATTENDED_ROUNDS  # by who waited while another thread made the first call
+        pipe.attended = ATTENDED_ROUNDS  # by a thread that waited while another made the first call
         pipe.post(request(1), heard)
         Connection(other).send(reply(1))
         assert heard.wait() == reply(1)

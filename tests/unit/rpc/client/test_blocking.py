@@ -1,4 +1,4 @@
-"""Making way: what a thread gives up before it blocks, and nobody else's."""
+"""What a thread releases before it blocks, and only what is its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that wait for a pipe: none waits in vain, and none is lost when the pipe is there."""
+"""Calls that wait for a pipe: each ends, and none is lost when the pipe is there."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import Overloaded, PeerLost
 from holdfast.rpc.client import connecting as opening_module
 from holdfast.rpc.client.background_reader import BackgroundReader
+from holdfast.rpc.client.calls import OpenCalls
 from holdfast.rpc.client.connecting import PendingPipe
-from holdfast.rpc.client.pipe import NEVER, Pipe
+from holdfast.rpc.client.pipe import Pipe
 from holdfast.rpc.wire.connection import Connection
-from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.messages import NEVER, Kind, Message
 
 SOON = 20.0
 
@@ -79,7 +80,7 @@ def ask(call: int, body: bytes = b"") -> Message:
     return Message(Kind.PYTHON_CALL, call, body)
 
 
-def test_op2_calls_are_sent_when_the_pipe_is_there_and_who_waits_drives_it(world: World) -> None:
+def test_op2_calls_are_sent_when_the_pipe_is_open_and_a_waiter_drives_it(world: World) -> None:
     heard = [Heard() for _ in range(3)]
     for number, each in enumerate(heard):
         assert world.pending.post(ask(number), each, NEVER)
@@ -123,7 +124,7 @@ def test_op2_all_are_told_why_there_is_no_pipe(world: World) -> None:
     assert not world.pending.post(ask(9), Heard(), NEVER)
 
 
-def test_an_error_that_nobody_expects_is_told_too_and_to_all(
+def test_an_unexpected_error_fails_all_waiting_calls(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(answer: Message | Exception) -> None:
@@ -161,25 +162,30 @@ def test_op2_closing_tells_all_and_what_is_opened_later_is_not_used(world: World
     assert not world.pipe.busy
 
 
-def test_op3_more_than_may_wait_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening_module, "CALLS_MAX", 2)
-    monkeypatch.setattr(opening_module, "BYTES_MAX", 10)
-    assert world.pending.post(ask(1, bytes(20)), Heard(), NEVER)  # one alone may be larger
+def test_op3_a_call_beyond_the_limit_is_refused(world: World) -> None:
+    world.pending._calls = OpenCalls("wait", calls_max=1)
+    assert world.pending.post(ask(1, bytes(20)), Heard(), NEVER)
     with pytest.raises(Overloaded, match="1 calls and 20 bytes wait"):
         world.pending.post(ask(2, b"x"), Heard(), NEVER)
-    monkeypatch.setattr(opening_module, "BYTES_MAX", 100)
-    assert world.pending.post(ask(2, b"x"), Heard(), NEVER)
-    with pytest.raises(Overloaded, match="2 calls and 21 bytes wait"):
-        world.pending.post(ask(3), Heard(), NEVER)
 
 
-def test_op3_what_has_expired_takes_no_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening_module, "BYTES_MAX", 10)
+def test_op3_an_expired_call_counts_no_more(world: World) -> None:
+    world.pending._calls = OpenCalls("wait", bytes_max=10)
     late = Heard()
     world.pending.post(ask(1, bytes(10)), late, SYSTEM_CLOCK.monotonic() + 0.01)
     assert isinstance(late.wait(), TimeoutError)
     assert world.pending.post(ask(2, b"x"), Heard(), NEVER)
     assert world.pending.post(ask(3, b"x"), Heard(), NEVER)
+
+
+def test_op2_a_later_try_of_a_call_replaces_the_first(world: World) -> None:
+    first, second = Heard(), Heard()
+    for heard in (first, second):
+        assert world.pending.post(ask(1), heard, NEVER)
+    assert world.pending.waiting == 1
+    world.outcome.put(PeerLost("refused"))
+    assert str(second.wait()) == "refused"
+    assert first.answer is None
 
 
 def test_what_the_pipe_refuses_is_told(world: World) -> None:

@@ -12,7 +12,7 @@ from contextvars import copy_context
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import CallTimedOut, UsageError
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.deadlines import (
@@ -26,8 +26,9 @@ from holdfast.rpc.client.deadlines import (
 from holdfast.rpc.client.future import Future
 from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.client.retry_policy import RetryPolicy
-from holdfast.rpc.wire.connection import NEVER
+from holdfast.rpc.wire.messages import NEVER
 from tests.unit.rpc.world import agents
+from tests.waiting import until
 
 SOON = 20.0
 
@@ -41,7 +42,7 @@ def test_outside_of_a_call_there_is_none() -> None:
     assert deadline_here() == NEVER
 
 
-def test_who_is_detached_has_none_until_the_block_ends() -> None:
+def test_a_detached_block_has_no_deadline() -> None:
     def within_a_call() -> None:
         serve((5.0, "w0"))
         with detached():
@@ -69,8 +70,8 @@ def test_a_limit_that_is_none_is_refused(limit: float) -> None:
         check_limit(limit)
 
 
-def test_a_callback_has_the_deadline_of_who_added_it_not_of_who_completes() -> None:
-    """By FU-5: the thread that reads an answer may run somebody else's call."""
+def test_a_callback_has_the_deadline_of_the_thread_that_added_it() -> None:
+    """By FU-5: the thread that reads an answer may run a callback of another call."""
     future: Future[int] = Future()
     seen = future.then(lambda _: served_here())
 
@@ -189,7 +190,7 @@ def test_pe6_signals_do_not_stretch_the_limit_of_a_call() -> None:
 
 
 @pytest.mark.usefixtures("_closed")
-def test_pe6_nobody_watches_when_nothing_is_under_way() -> None:
+def test_pe6_no_watch_while_nothing_is_under_way() -> None:
     now = SYSTEM_CLOCK.monotonic()
     while entered.acquire(blocking=False):
         pass
@@ -203,9 +204,7 @@ def test_pe6_nobody_watches_when_nothing_is_under_way() -> None:
         waiting = threading.Thread(target=made[0].call, args=("w1", wait_at_gate))
         waiting.start()
         assert entered.acquire(timeout=SOON)
-        limit = Deadline.after(SOON)
-        while not peer._watched and not limit.passed():
-            SYSTEM_CLOCK.sleep(0.001)
+        until(lambda: peer._watched)
         assert all(peer.expire(now) for _ in range(9))
         gate.set()
         waiting.join()

@@ -41,7 +41,7 @@ def after(act: Callable[[], object]) -> threading.Timer:
     return timer
 
 
-def test_a_value_is_there_for_everybody() -> None:
+def test_a_value_is_there_for_every_waiter() -> None:
     future: Future[int] = Future()
     assert not future.done()
     assert repr(future) == "<Future open>"
@@ -54,7 +54,7 @@ def test_a_value_is_there_for_everybody() -> None:
     assert repr(future) == "<Future done>"
 
 
-def test_an_error_is_raised_for_everybody() -> None:
+def test_an_error_is_raised_for_every_waiter() -> None:
     future: Future[int] = Future()
     error = KeyError("x")
     future.set_exception(error)
@@ -103,7 +103,7 @@ def test_fu1_of_many_that_complete_it_one_succeeds() -> None:
         assert sorted([*refused, future.value()]) == [0, 1, 2, 3]
 
 
-def test_waiting_blocks_until_somebody_completes_it() -> None:
+def test_waiting_blocks_until_the_future_is_completed() -> None:
     future: Future[str] = Future()
     waiters = [threading.Thread(target=future.wait) for _ in range(3)]
     for waiter in waiters:
@@ -124,7 +124,7 @@ def test_waiting_ends_at_its_limit() -> None:
         future.wait(-1)
 
 
-def test_who_waits_drives() -> None:
+def test_a_waiting_thread_drives_the_call() -> None:
     future: Future[int] = Future()
     future._driver = Drive(lambda: None, lambda: future.set_result(3))
     assert future.wait(SOON) == 3
@@ -196,7 +196,7 @@ def test_a_future_can_be_awaited() -> None:
         asyncio.run(use(failed))
 
 
-def test_cancelling_completes_it_and_tells_who_works_for_it() -> None:
+def test_cancelling_completes_it_and_tells_its_driver() -> None:
     future: Future[int] = Future()
     told: list[str] = []
     future._stop = lambda: told.append("stop")
@@ -218,7 +218,7 @@ def test_cancelling_completes_it_and_tells_who_works_for_it() -> None:
     assert (here.value(), here.cancelled()) == (1, False)
 
 
-def test_fu3_cancelling_wakes_who_waits() -> None:
+def test_fu3_cancelling_wakes_the_waiter() -> None:
     future: Future[int] = Future()
     timer = after(future.cancel)
     with pytest.raises(CallCancelled):
@@ -290,7 +290,7 @@ def test_a_task_hears_of_a_future_that_another_cancels() -> None:
     asyncio.run(use(Future()))
 
 
-def test_errors_go_through_a_chain_until_somebody_catches_them() -> None:
+def test_errors_go_through_a_chain_until_they_are_caught() -> None:
     first: Future[int] = Future()
     second = first.then(lambda done: done.value() + 1)
     third = second.then(lambda done: done.value() + 1)
@@ -334,7 +334,7 @@ LONG = 5000
 name_here: ContextVar[str] = ContextVar("name_here", default="nobody")
 
 
-def test_fu5_callbacks_run_in_the_context_of_who_added_them() -> None:
+def test_fu5_callbacks_run_in_the_context_in_which_they_were_added() -> None:
     future: Future[int] = Future()
     seen: list[str] = []
 
@@ -421,7 +421,7 @@ def test_without_a_thread_to_be_had_callbacks_run_where_they_are(
     assert "can't start new thread" in caplog.text
 
 
-def test_a_future_is_expected_of_who_is_marked_for_it() -> None:
+def test_a_marked_function_must_return_a_future() -> None:
     def give() -> Future[int]:
         return Future()
 
@@ -519,7 +519,7 @@ def test_what_the_garbage_collector_drops_may_complete_a_future() -> None:
     assert not user.is_alive()
 
 
-def test_who_waited_in_vain_leaves_nothing_behind() -> None:
+def test_a_wait_that_timed_out_leaves_nothing_behind() -> None:
     future: Future[int] = Future()
     for _ in range(3):
         with pytest.raises(TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Pipes: every call ends exactly once, whoever reads, waits, leaves, or breaks things."""
+"""Pipes: every call ends exactly once, whichever thread reads, waits, leaves or fails."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import pytest
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import Overloaded, PeerLost, UsageError
 from holdfast.rpc.client.blocking import within
-from holdfast.rpc.client.pipe import NEVER, Pipe, Reply
+from holdfast.rpc.client.pipe import Pipe, Reply
 from holdfast.rpc.wire.codec import BUFFERS_MAX, HEADER
-from holdfast.rpc.wire.messages import Buffer, Kind, Message
+from holdfast.rpc.wire.messages import NEVER, Buffer, Kind, Message
 from tests.unit.rpc.pipe_world import SOON, Heard, World, beside, reply, request, serve, then
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def world() -> Iterator[World]:
         made.close()
 
 
-def test_who_waits_reads_its_own_answer(world: World) -> None:
+def test_a_waiting_thread_reads_its_own_answer(world: World) -> None:
     heard = Heard()
     world.pipe.post(request(1, b"ask"), heard)
     assert world.there.receive().body == b"ask"
@@ -39,7 +40,7 @@ def test_who_waits_reads_its_own_answer(world: World) -> None:
     assert not world.pipe.busy
 
 
-def test_pi1_answers_come_in_any_order_and_without_anybody_waiting(world: World) -> None:
+def test_pi1_answers_come_in_any_order_and_without_a_waiting_thread(world: World) -> None:
     heard = [Heard() for _ in range(5)]
     for number, each in enumerate(heard):
         world.pipe.post(request(number), each)
@@ -50,7 +51,7 @@ def test_pi1_answers_come_in_any_order_and_without_anybody_waiting(world: World)
     assert {each.times for each in heard} == {1}
 
 
-def test_who_has_waited_once_need_not_come_again(world: World) -> None:
+def test_a_call_whose_thread_waited_once_is_answered_without_it(world: World) -> None:
     first = Heard()
     world.pipe.post(request(1), first)
     world.there.send(reply(world.there.receive().call))
@@ -97,7 +98,7 @@ def test_pi2_many_threads_wait_for_calls_of_their_own(world: World) -> None:
     callers = [beside(lambda first=first: call(first)) for first in range(0, 800, 100)]  # type: ignore[misc]
     for caller in callers:
         caller.join()
-    world.pipe.note(stop)
+    world.pipe.transmit(stop)
     server.join()
     assert sorted(done) == list(range(800))
 
@@ -166,7 +167,7 @@ def test_a_waiter_leaves_at_its_own_deadline(world: World) -> None:
     assert heard.wait().call == 1
 
 
-def test_who_looks_before_it_sleeps_reads_its_answer_and_leaves_at_its_deadline(
+def test_a_spinning_thread_reads_its_answer_and_leaves_at_its_deadline(
     world: World,
 ) -> None:
     heard, never = Heard(), Heard()
@@ -210,13 +211,13 @@ def test_pi1_the_end_of_the_connection_is_told_to_all_and_the_link_is_left_to_it
     assert world.pipe.lost is not None
     with pytest.raises(PeerLost):
         late.wait()
-    world.pipe.note(request(10))  # for nobody
+    world.pipe.transmit(request(10))  # without a receiver
     world.pipe.drive(lambda: False, Deadline.after(SOON))  # returns at once
     assert {each.times for each in (*heard, late)} == {1}
     assert world.raw.fileno() >= 0
 
 
-def test_closing_tells_what_it_was_given_and_wakes_who_reads(world: World) -> None:
+def test_closing_fails_the_calls_and_wakes_the_reader(world: World) -> None:
     heard = Heard()
     world.pipe.post(request(1), heard)
     waiter = beside(lambda: heard.fails(world.pipe))
@@ -243,7 +244,7 @@ def test_nonsense_from_the_peer_ends_the_pipe_and_not_the_reader(world: World) -
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), UsageError("complete already")])
-def test_a_reply_that_raises_harms_nobody_else(
+def test_a_reply_callback_that_raises_harms_no_other_call(
     world: World, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     def bad(answer: Message | Exception) -> None:
@@ -301,14 +302,11 @@ def test_a_peer_that_reads_late_gets_everything(world: World, driven: bool) -> N
         assert answer.body == b"%d" % number
         assert bytes(answer.buffers[0]) == big
     server.join()
-    deadline = Deadline.after(SOON)
-    while pipe.blocked:  # who has sent the last of it notes that a moment later
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.001)
+    until(lambda: not pipe.blocked)  # the thread that sent the last of it notes that a moment later
     pipe.close(PeerLost("the test is over"))
 
 
-def test_an_answer_of_which_half_has_come_holds_up_nobody(world: World) -> None:
+def test_half_an_answer_delays_no_other_call(world: World) -> None:
     slow, there, _ = world.make()
     half = Heard()
     slow.post(request(1), half)
@@ -363,15 +361,15 @@ def test_what_cannot_be_sent_is_refused_when_it_is_posted(world: World) -> None:
     assert heard.wait().call == 2
 
 
-def test_a_call_that_is_sent_twice_answers_both(world: World) -> None:
+def test_the_reply_completes_the_later_try_of_a_call(world: World) -> None:
     first, second = Heard(), Heard()
     world.pipe.post(request(1, b"abc"), first)
     world.pipe.post(request(1, b"abc"), second)
-    assert world.pipe.under_way == (1, 6)
+    assert world.pipe.under_way == (1, 3)
     assert [world.there.receive().call for _ in range(2)] == [1, 1]
     world.there.send_all([reply(1, b"a"), reply(1, b"b")])
-    assert first.wait() == second.wait()
-    assert first.times == second.times == 1
+    assert second.wait() == reply(1, b"a")
+    assert (first.times, second.times) == (0, 1)
     assert world.pipe.under_way == (0, 0)
 
 
@@ -381,7 +379,7 @@ def test_pi3_what_is_put_off_is_sent_though_nothing_moves(world: World) -> None:
         assert world.there.receive().call == number
 
 
-def test_pi3_one_that_follows_many_is_sent_though_nobody_waits(
+def test_pi3_a_call_that_follows_many_is_sent_though_no_thread_waits(
     world: World,
 ) -> None:
     many = [Heard() for _ in range(64)]
@@ -400,7 +398,7 @@ def test_pi3_one_that_follows_many_is_sent_though_nobody_waits(
         assert heard.wait().call == number
 
 
-def test_an_answer_to_a_large_request_is_read_though_nobody_waits(world: World) -> None:
+def test_an_answer_to_a_large_request_is_read_though_no_thread_waits(world: World) -> None:
     heard = Heard()
     server = beside(lambda: world.there.send(reply(world.there.receive().call)))
     world.pipe.post(request(1, bytes(300_000)), heard)
@@ -408,7 +406,7 @@ def test_an_answer_to_a_large_request_is_read_though_nobody_waits(world: World) 
     server.join()
 
 
-def test_pi4_bytes_are_counted_exactly_whoever_completes(world: World) -> None:
+def test_pi4_bytes_are_counted_exactly_by_whichever_thread_completes(world: World) -> None:
     size, times = 300_000, 20
     left = threading.Semaphore(0)
 
@@ -443,7 +441,7 @@ def test_an_interrupt_within_reading_ends_the_pipe(
     def interrupt() -> Message | None:
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
-        return None  # to the reader of last resort, whom no signal interrupts
+        return None  # to the background reader, which no signal interrupts
 
     monkeypatch.setattr(world.raw, "advance", interrupt)
     world.there.send(reply(1))
@@ -479,7 +477,7 @@ def test_an_interrupt_within_sending_ends_the_pipe(
 
 
 def test_callbacks_of_two_workers_may_wait_for_each_others_workers(world: World) -> None:
-    """PI-5: each of them is told by who reads the pipe that the other one needs."""
+    """PI-5: each is told by the thread that reads the pipe that the other one needs."""
     other, there, _ = world.make()
     both = threading.Barrier(2)
 
@@ -544,7 +542,7 @@ def test_calls_that_end_together_may_wait_for_each_other(world: World, driven: b
 
 @pytest.mark.parametrize("driven", [False, True])
 def test_calls_that_are_lost_together_may_wait_for_each_other(world: World, driven: bool) -> None:
-    """PI-5: and there is nobody to read any more."""
+    """PI-5: and no thread reads any more."""
     first, second = Heard(), Heard()
 
     def wait_for_the_other() -> None:
@@ -558,10 +556,10 @@ def test_calls_that_are_lost_together_may_wait_for_each_other(world: World, driv
 
 
 @pytest.mark.parametrize("busy", ["advance", "send_some"])
-def test_who_interrupts_a_thread_that_reads_or_sends_cannot_wait(
+def test_a_signal_handler_that_interrupts_a_call_cannot_wait(
     world: World, monkeypatch: pytest.MonkeyPatch, busy: str
 ) -> None:
-    """PI-6: as a signal handler does, say; and whom it has interrupted goes on."""
+    """PI-6: as a signal handler does; and the interrupted thread goes on."""
     heard, other = Heard(), Heard()
     real = getattr(world.raw, busy)
     refused: list[str] = []
@@ -672,7 +670,7 @@ def test_a_forked_child_that_waits_hears_that_it_has_no_connection(world: World)
             os._exit(1)
         forked.append(child)
 
-    with world.pipe._lock, world.pipe._reading:  # which nobody releases in the child
+    with world.pipe._lock, world.pipe._reading:  # which no thread releases in the child
         beside(fork).join()
     assert os.waitstatus_to_exitcode(os.waitpid(forked[0], 0)[1]) == 7
     world.there.send(reply(1))

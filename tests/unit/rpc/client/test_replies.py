@@ -1,16 +1,16 @@
-"""Those who hear answers: what one of them raises is logged, and two hear the same."""
+"""Callbacks for answers: what one of them raises is logged, and two get the same."""
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast.rpc.client.replies import NOT_DELIVERED, deliver, fan_out
+from holdfast.rpc.client.replies import NOT_DELIVERED, deliver
 from holdfast.rpc.wire.messages import Kind, Message
 
 ANSWER = Message(Kind.REPLY, 1)
 
 
-def test_what_is_raised_by_who_hears_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_of_a_reply_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def fail(answer: Message | Exception) -> None:
         raise KeyError("planted")
 
@@ -19,9 +19,3 @@ def test_what_is_raised_by_who_hears_is_logged(caplog: pytest.LogCaptureFixture)
     deliver(heard.append, ANSWER)
     assert heard == [ANSWER]
     assert NOT_DELIVERED in caplog.text
-
-
-def test_two_hear_the_same() -> None:
-    heard: list[Message | Exception] = []
-    fan_out(heard.append, heard.append)(ANSWER)
-    assert heard == [ANSWER, ANSWER]

@@ -16,7 +16,7 @@ def test_the_delays_grow_until_it_gives_up() -> None:
     assert delays == [1.0, 1.5, 2.25, 3.375, 5.0625, None]
 
 
-def test_who_insists_goes_on_with_the_last_delay() -> None:
+def test_unbounded_retries_go_on_with_the_last_delay() -> None:
     policy = RetryPolicy(max_retries=2, delay_s=1.0, backoff=2.0)
     assert [policy.unbounded_delay(tried) for tried in (1, 2, 3, 9)] == [1.0, 2.0, 2.0, 2.0]
     assert RetryPolicy(max_retries=0).unbounded_delay(7) == 1.0

@@ -19,14 +19,13 @@ from holdfast.errors import (
     PeerViolation,
     UsageError,
 )
+from holdfast.rpc.client.calls import ACK_BYTES, Backoff
 from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.client.future import Driver
 from holdfast.rpc.client.peer import Peer
-from holdfast.rpc.client.pipe import NEVER, Reply
+from holdfast.rpc.client.pipe import Reply
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.client.retrying import (
-    ACK_BYTES,
-    Backoff,
     RetriedCall,
     RetriedFuture,
     RetryingCalls,
@@ -35,7 +34,7 @@ from holdfast.rpc.client.retrying import (
 from holdfast.rpc.client.scheduler import Scheduler
 from holdfast.rpc.server.dedup import DedupTable, DedupVerdict
 from holdfast.rpc.wire.acknowledgement import OPEN_CALLS_MAX
-from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.messages import NEVER, Kind, Message
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.testing.clock import ManualClock
 
@@ -49,12 +48,13 @@ STOPPED = "RPC Agent is no longer running on Node 1. Cannot retry message."
 class Somebody:
     """A peer that takes notes."""
 
-    def __init__(self, incarnation: str = LIFE) -> None:
+    def __init__(self, sends: Sends, incarnation: str = LIFE) -> None:
+        self.post = sends.post
         self.contact = Contact(WorkerInfo("two", 2), incarnation, "", "", "")
         self.lost: PeerLost | None = None
         self.notes: list[Message] = []
 
-    def note(self, message: Message) -> None:
+    def transmit(self, message: Message) -> None:
         self.notes.append(message)
 
     def find(self) -> Peer:
@@ -66,10 +66,10 @@ class Sends:
 
     def __init__(self) -> None:
         self.sent: list[tuple[Message, Reply, float]] = []
-        self.acts: list[Callable[[Reply], None]] = []
+        self.acts: list[Callable[[Reply], object]] = []
         self.driver: Driver | None = None
 
-    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
+    def post(self, message: Message, reply: Reply, at: float) -> Driver | None:
         self.sent.append((message, reply, at))
         if self.acts:
             self.acts.pop(0)(reply)
@@ -104,11 +104,10 @@ class World:
         self.clock = ManualClock()
         self.sends = Sends()
         self.later = Later(self.clock)
-        self.two = Somebody()
+        self.two = Somebody(self.sends)
         self.heard: list[Message | Exception] = []
         self.desk = RetryingCalls(
             WorkerInfo("one", 1),
-            self.sends,
             itertools.count(1),
             cast("Scheduler", self.later),
             self.clock,
@@ -331,7 +330,7 @@ def test_a_try_that_fails_at_the_deadline_is_the_last(world: World) -> None:
     assert [note.call for note in world.acknowledged()] == [2]
 
 
-def test_nobody_waits_for_a_try_that_would_come_after_the_deadline(world: World) -> None:
+def test_no_retry_is_waited_for_that_would_come_after_the_deadline(world: World) -> None:
     world.post(after_s=1.5)
     world.sends.fail()
     world.later.pass_time(1.0)
@@ -343,7 +342,7 @@ def test_nobody_waits_for_a_try_that_would_come_after_the_deadline(world: World)
     )
 
 
-def test_nothing_is_sent_after_the_deadline_even_if_the_errands_are_late(world: World) -> None:
+def test_nothing_is_sent_after_the_deadline_even_if_the_scheduler_is_late(world: World) -> None:
     world.post(after_s=1.5)
     world.sends.fail()
     world.later.pass_time(2.0)
@@ -354,7 +353,7 @@ def test_nothing_is_sent_after_the_deadline_even_if_the_errands_are_late(world: 
 # The receiver.
 
 
-def test_one_that_is_gone_is_not_asked_again_and_nobody_else_is(world: World) -> None:
+def test_a_worker_that_is_gone_is_not_retried_and_no_other_is_called(world: World) -> None:
     world.post()
     world.two.lost = PeerLost("it is gone", peer="two", incarnation=LIFE)
     world.sends.fail()
@@ -364,7 +363,7 @@ def test_one_that_is_gone_is_not_asked_again_and_nobody_else_is(world: World) ->
     assert world.two.notes == []
 
 
-def test_those_who_wait_for_the_next_try_hear_at_once_that_it_is_gone(world: World) -> None:
+def test_calls_that_wait_for_a_retry_fail_at_once_when_the_worker_is_gone(world: World) -> None:
     world.post()
     world.sends.fail()
     gone = PeerLost("it is gone")
@@ -392,7 +391,7 @@ def test_a_receiver_may_become_known_later(world: World) -> None:
     assert world.heard == [answer()]
 
 
-def test_a_receiver_that_nobody_knows_is_not_told_that_time_is_up(world: World) -> None:
+def test_an_unknown_receiver_is_not_told_that_time_is_up(world: World) -> None:
     def find() -> Peer:
         raise PeerLost("nobody knows it")
 
@@ -436,17 +435,17 @@ def test_large_answers_are_acknowledged_before_more_is_asked_for(world: World) -
 
 
 def test_what_is_open_is_never_acknowledged(world: World) -> None:
-    receipts = DedupTable()
+    table = DedupTable()
     for _ in range(3):
         world.post()
     for call in (1, 2, 3):
-        receipts.arrived("one", call, cast("Any", None))
-        receipts.answered("one", call, answer(call))
+        table.arrived("one", call, cast("Any", None))
+        table.answered("one", call, answer(call))
     for number in (2, 0):
         world.sends.sent[number][1](answer())
     for told in world.acknowledged():
-        receipts.acknowledged("one", told)
-    verdicts = [receipts.arrived("one", call, cast("Any", None))[0] for call in (1, 2, 3)]
+        table.acknowledged("one", told)
+    verdicts = [table.arrived("one", call, cast("Any", None))[0] for call in (1, 2, 3)]
     assert verdicts == [DedupVerdict.FORGOTTEN, DedupVerdict.ANSWERED, DedupVerdict.FORGOTTEN]
 
 
@@ -460,11 +459,11 @@ def test_many_open_ones_hold_up_acknowledgements_but_are_never_acknowledged(worl
     assert len(told.body) == 8 * OPEN_CALLS_MAX
 
 
-def test_a_note_that_cannot_be_sent_is_nobodys_trouble(world: World) -> None:
+def test_a_note_that_cannot_be_sent_is_no_error(world: World) -> None:
     def refuse(message: Message) -> None:
         raise PeerViolation("planted")
 
-    world.two.note = refuse  # type: ignore[method-assign]
+    world.two.transmit = refuse  # type: ignore[method-assign]
     note(world.two.find(), answer())
 
 
@@ -530,7 +529,7 @@ def test_what_is_stopped_while_a_try_is_under_way_ends_and_is_given_up(world: Wo
     request = world.post()
     request._driver = Carries()
     request.stop()
-    assert given_up == [request._message.call]
+    assert given_up == [request.message.call]
     assert [type(outcome) for outcome in world.heard] == [CallCancelled]
     world.sends.sent[-1][1](answer())  # too late
     assert len(world.heard) == 1
@@ -548,15 +547,15 @@ def test_a_future_that_is_cancelled_lets_its_request_be_given_up_first() -> None
 class Reads:
     """The driver of a try: it does one thing each time it is asked to read."""
 
-    def __init__(self, *acts: Callable[[], None]) -> None:
+    def __init__(self, *acts: Callable[[], object]) -> None:
         self.acts = list(acts)
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
-        while self.acts and not done():
+        if self.acts and not done():
             self.acts.pop(0)()
 
 
-def test_who_waits_reads_the_answer_and_makes_the_next_tries(world: World) -> None:
+def test_a_waiting_thread_reads_the_answer_and_makes_the_retries(world: World) -> None:
     sends = world.sends
     sends.driver = Reads(
         sends.fail,
@@ -570,7 +569,7 @@ def test_who_waits_reads_the_answer_and_makes_the_next_tries(world: World) -> No
     assert len(sends.sent) == 2
 
 
-def test_an_errand_that_was_overtaken_does_not_bring_the_next_try_forward(world: World) -> None:
+def test_a_task_that_was_overtaken_does_not_bring_the_next_try_forward(world: World) -> None:
     request = world.post()
     world.sends.fail()
     world.clock.advance(1.0)
@@ -582,7 +581,7 @@ def test_an_errand_that_was_overtaken_does_not_bring_the_next_try_forward(world:
     assert len(world.sends.sent) == 3
 
 
-def test_who_waits_between_two_tries_is_woken_by_the_end(world: World) -> None:
+def test_a_thread_that_waits_between_two_tries_is_woken_by_the_end(world: World) -> None:
     request = world.post(RetryPolicy(delay_s=1000.0))
     world.sends.fail()
     entered = threading.Event()
@@ -600,9 +599,9 @@ def test_who_waits_between_two_tries_is_woken_by_the_end(world: World) -> None:
     assert [text(outcome) for outcome in world.heard] == [STOPPED]
 
 
-def test_who_waits_leaves_when_time_is_up(world: World) -> None:
+def test_a_waiting_thread_leaves_at_its_deadline(world: World) -> None:
     request = world.post()
-    request.drive(lambda: False, Deadline.after(0.01))  # nobody reads
+    request.drive(lambda: False, Deadline.after(0.01))  # no thread reads
     world.sends.fail()
     request.drive(lambda: False, Deadline.after(0.01))  # between two tries
     world.sends.driver = Reads()

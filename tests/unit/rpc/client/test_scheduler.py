@@ -21,7 +21,7 @@ def scheduler() -> Iterator[Scheduler]:
     made.close()
 
 
-def test_errands_are_done_in_order_on_a_thread_of_their_own(scheduler: Scheduler) -> None:
+def test_tasks_run_in_order_on_a_thread_of_their_own(scheduler: Scheduler) -> None:
     before = threading.active_count()
     done: list[int] = []
     last = threading.Event()
@@ -44,13 +44,13 @@ def test_what_is_put_off_does_not_hold_up_what_is_not(scheduler: Scheduler) -> N
     assert done == []
 
 
-def test_an_errand_may_give_another_one(scheduler: Scheduler) -> None:
+def test_a_task_may_submit_another_one(scheduler: Scheduler) -> None:
     last = threading.Event()
     scheduler.submit(lambda: scheduler.submit(last.set))
     assert last.wait(WITHIN_S)
 
 
-def test_an_errand_that_fails_is_logged_and_the_next_is_done(
+def test_a_task_that_fails_is_logged_and_the_next_runs(
     scheduler: Scheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     last = threading.Event()
@@ -72,7 +72,7 @@ def test_after_the_end_nothing_is_done(scheduler: Scheduler) -> None:
     scheduler.close()
 
 
-def test_it_can_be_ended_by_an_errand() -> None:
+def test_a_task_may_end_the_scheduler() -> None:
     scheduler = Scheduler("ends itself")
     last = threading.Event()
 

@@ -1,36 +1,64 @@
-"""The plain transport: what it is given goes to the peer, and comes back from it."""
+"""A transport sees every request and every reply of an agent, below the table of calls."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+import operator
 
-from holdfast.rpc.client.peer import Peer
-from holdfast.rpc.client.transport import Direct
+import pytest
+
+from holdfast.errors import CallTimedOut, UsageError
+from holdfast.rpc.client.transport import Link
 from holdfast.rpc.wire.messages import Kind, Message
+from tests.unit.rpc.world import Unchanged, agents
 
 
-class Echo:
-    """A peer that answers at once."""
+class Tap(Unchanged):
+    """Records what it carries; drops requests, or refuses them."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, Message, float]] = []
+        self.carried: list[Kind] = []
+        self.drops = self.refuses = False
 
-    def exchange(self, message: Message, at: float) -> Message:
-        self.asked.append(("exchange", message, at))
-        return Message(Kind.REPLY, message.call)
+    def send(self, link: Link, message: Message) -> None:
+        self.carried.append(message.kind)
+        if self.refuses:
+            raise UsageError("planted")
+        if not self.drops:
+            link.transmit(message)
 
-    def post(self, message: Message, reply: Any, at: float) -> str:
-        self.asked.append(("post", message, at))
-        reply(Message(Kind.REPLY, message.call))
-        return "driver"
+    def receive(self, link: Link, message: Message) -> None:
+        self.carried.append(message.kind)
+        super().receive(link, message)
 
 
-def test_requests_are_carried_as_they_are() -> None:
-    echo, direct = Echo(), Direct()
-    peer, request = cast("Peer", echo), Message(Kind.PYTHON_CALL, 7)
-    heard: list[Message | Exception] = []
-    assert direct.exchange(peer, request, 1.5) == Message(Kind.REPLY, 7)
-    assert cast("str", direct.post(peer, request, heard.append, 2.5)) == "driver"
-    assert heard == [Message(Kind.REPLY, 7)]
-    assert echo.asked == [("exchange", request, 1.5), ("post", request, 2.5)]
-    direct.close()
+def test_calls_of_both_kinds_pass_through_it() -> None:
+    tap = Tap()
+    with agents(tap, None) as (agent, _):
+        assert agent.call("w1", operator.add, (1, 2)) == 3
+        assert agent.call_async("w1", operator.add, (1, 2)).wait() == 3
+    assert tap.carried == [Kind.PYTHON_CALL, Kind.REPLY] * 2
+
+
+def test_the_table_ends_a_call_whose_message_was_dropped() -> None:
+    tap = Tap()
+    with agents(tap, None) as (agent, _):
+        tap.drops = True
+        with pytest.raises(CallTimedOut):
+            agent.call("w1", operator.add, (1, 2), timeout=0.01)
+        assert agent._peer("w1").under_way == 0
+
+
+def test_a_call_that_it_refuses_is_not_open() -> None:
+    tap = Tap()
+    with agents(tap, None) as (agent, _):
+        assert agent.call("w1", operator.add, (1, 2)) == 3
+        tap.refuses = True
+        with pytest.raises(UsageError, match="planted"):
+            agent.call("w1", operator.add, (1, 2))
+        assert agent._peer("w1").under_way == 0
+
+
+def test_a_late_reply_to_a_peer_without_a_connection_has_no_effect() -> None:
+    with agents(Tap(), None) as (agent, _):
+        agent._peer("w1").complete(7, Message(Kind.REPLY, 7))
+        assert agent.call("w1", operator.add, (1, 2)) == 3

@@ -9,10 +9,9 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import PeerLost
-from holdfast.rpc.client.pipe import NEVER
 from holdfast.rpc.client.unsent import exposed, take_back, take_back_views
-from holdfast.rpc.wire.messages import Buffer, Kind, Message
-from holdfast.rpc.wire.parts import parts_of, views_of
+from holdfast.rpc.wire.codec import parts_of, views_of
+from holdfast.rpc.wire.messages import NEVER, Buffer, Kind, Message
 from tests.unit.rpc.pipe_world import SOON, Heard, World, beside, reply, request
 
 SIZES = (20_000, 0, 30_000)
@@ -121,7 +120,7 @@ def test_pi7_a_call_that_is_given_up_is_not_sent_or_as_it_was(world: World, expi
     assert [message.call for message in came] == [1, 3]
     assert [bytes(message.buffers[0][:5]) for message in came] == [b"first"] * 2
     assert [bytes(message.buffers[0][-5:]) for message in came] == [b"first"] * 2
-    there.send(reply(1))  # to nobody
+    there.send(reply(1))  # to no reader
     there.send(reply(3))
     reading.join()
     assert heard[2].wait().call == 3
@@ -130,7 +129,7 @@ def test_pi7_a_call_that_is_given_up_is_not_sent_or_as_it_was(world: World, expi
     pipe.close(PeerLost("the test is over"))
 
 
-def test_pi7_what_nobody_has_begun_to_send_is_taken_back(world: World) -> None:
+def test_pi7_a_call_that_is_not_being_sent_is_taken_back(world: World) -> None:
     pipe = world.pipe
     pipe.post(request(1), Heard())
     pipe._sender = threading.get_ident()  # which we have interrupted, say
@@ -144,7 +143,7 @@ def test_pi7_what_nobody_has_begun_to_send_is_taken_back(world: World) -> None:
     assert not world.there.ready()
 
 
-def test_pi7_who_sends_is_waited_for(world: World) -> None:
+def test_pi7_a_thread_that_sends_is_waited_for(world: World) -> None:
     pipe, there, _ = world.make(bytes_max=1 << 24)
     message, memory = arguments(1, 1_000_000)
     pipe.post(message, Heard())

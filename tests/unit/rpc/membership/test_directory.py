@@ -1,4 +1,4 @@
-"""Who is where: entries that come, go, and come again."""
+"""The addresses of workers: entries that come, go, and come again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import Deadline
 from holdfast.errors import (
     LeaseLost,
     PeerLost,
@@ -29,6 +29,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.ops import Get, ListPrefix, Op
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store, Watch
+from tests.waiting import until
 
 SOON_S = 20.0
 MISMATCH = "world_size {}: {} has world_size {}; all workers of a job need the same"
@@ -70,14 +71,7 @@ def world() -> Iterator[World]:
         yield World(stack)
 
 
-def until(true: Callable[[], object]) -> None:
-    deadline = Deadline.after(SOON_S)
-    while not true():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.002)
-
-
-def test_everybody_finds_everybody(world: World) -> None:
+def test_all_workers_find_each_other(world: World) -> None:
     both = [world.join("b", 1), world.join("a", 0)]
     for directory in both:
         directory.wait_for(2, Deadline.after(SOON_S))
@@ -87,7 +81,7 @@ def test_everybody_finds_everybody(world: World) -> None:
         assert directory.find_incarnation("a-life") == contact("a", 0)
 
 
-def test_who_is_not_there(world: World) -> None:
+def test_an_unknown_worker(world: World) -> None:
     directory = world.join("a", 0)
     directory.wait_for(1, Deadline.after(SOON_S))
     targets: list[Any] = ["b", 7, WorkerInfo("b", 7), None, []]
@@ -126,7 +120,7 @@ class Bootstrap:
 
 
 class TestMeeting:
-    """DI-4: nobody goes on before all have seen all."""
+    """DI-4: no worker goes on before all have seen all."""
 
     def test_it_takes_all_of_them(self, world: World) -> None:
         a, b = world.join("a", 0), world.join("b", 1)
@@ -141,7 +135,7 @@ class TestMeeting:
         with pytest.raises(TimeoutExpired, match="2 of 3 workers came in time: a, b"):
             a.meet(contact("a", 0), 3, Deadline.after(0.05))
 
-    def test_who_leaves_at_once_has_been_there(self, world: World) -> None:
+    def test_a_worker_that_leaves_at_once_has_been_there(self, world: World) -> None:
         left = threading.Event()
 
         class Late(PrefixStore):
@@ -162,7 +156,7 @@ class TestMeeting:
         meeting.begin(b, contact("b", 1))
         meeting.end()
 
-    def test_who_dies_before_it_has_seen_all_is_waited_for(self, world: World) -> None:
+    def test_a_worker_that_dies_before_it_has_seen_all_is_waited_for(self, world: World) -> None:
         a, b = world.join("a", 0), world.join("b", 1)
         a.wait_for(2, Deadline.after(SOON_S))
         ended: list[BaseException] = []
@@ -180,7 +174,7 @@ class TestMeeting:
         thread.join(SOON_S)
         assert ["seen the others in time: b" in str(error) for error in ended] == [True]
 
-    def test_one_that_comes_again_needs_nobody_to_meet_again(self, world: World) -> None:
+    def test_a_worker_that_comes_again_needs_no_new_meeting(self, world: World) -> None:
         a, b = world.join("a", 0), world.join("b", 1)
         meeting = Bootstrap()
         meeting.begin(a, contact("a", 0))
@@ -201,7 +195,7 @@ class TestMeeting:
             a.meet(contact("a", 0), 2, Deadline.after(0.05))
 
     @pytest.mark.parametrize("size", [1, 3])
-    def test_di7_who_waits_for_a_world_of_another_size_is_told(
+    def test_di7_a_worker_with_another_world_size_is_told(
         self, world: World, size: int, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Both at once, though the first has gone by the time that the second looks."""
@@ -331,7 +325,7 @@ class TestWhoIsNotKnownYet:
                 directory.find_incarnation(f"life {number}")
         assert list(directory._over) == ["life 3", "life 4"]
 
-    def test_who_does_not_become_known_in_time(
+    def test_a_worker_that_does_not_become_known_in_time(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("holdfast.rpc.membership.directory.LOOK_WITHIN_S", 0.05)
@@ -349,7 +343,7 @@ class TestWhoIsNotKnownYet:
         store.broken = True
         with pytest.raises(UsageError, match=r"worker 'b': unknown; .* \(the store is broken\)"):
             directory.find("b")
-        with pytest.raises(StoreUnavailable):  # nobody can tell
+        with pytest.raises(StoreUnavailable):  # it cannot be known
             directory.find_incarnation("b-life")
 
     def test_when_the_store_is_lost(self, world: World) -> None:
@@ -361,7 +355,7 @@ class TestWhoIsNotKnownYet:
         with pytest.raises(Unavailable, match="the directory of workers is lost: "):
             directory.find_incarnation("b-life")
 
-    def test_nobody_looks_when_it_is_over(self, world: World) -> None:
+    def test_nothing_is_looked_up_after_the_end(self, world: World) -> None:
         store = Slow(world.store)
         directory = world.join("a", 0, store=store)
         directory.close()
@@ -372,14 +366,14 @@ class TestWhoIsNotKnownYet:
             directory.find_incarnation("b-life")
 
 
-def test_who_was_given_up_says_nothing_in_the_name_of_its_successor(
+def test_a_worker_that_lost_its_lease_writes_nothing_for_its_successor(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     stale = world.join("a", 0, keep_alive_s=3.0)
     assert stale._keeper is not None
     lease = stale._keeper.lease
     world.store.revoke_lease(lease)
-    until(lambda: "WorkerInfo(id=0, name=a) was given up: " in caplog.text)
+    until(lambda: "WorkerInfo(id=0, name=a) has lost its lease: " in caplog.text)
     assert stale._keeper.lost
     second = world.join("a", 0, life="second")
     second.say_done(contact("a", 0, "second"), Deadline.after(SOON_S))
@@ -389,7 +383,7 @@ def test_who_was_given_up_says_nothing_in_the_name_of_its_successor(
 
 
 def test_a_name_and_a_number_have_one_owner(world: World) -> None:
-    """DI-1: whoever wants what is taken waits for it."""
+    """DI-1: a worker that wants what is taken waits for it."""
     first = world.join("a", 0)
     with pytest.raises(TimeoutExpired, match="number 0 is taken by another worker of this job"):
         world.join("b", 0, timeout=0.05)
@@ -425,8 +419,8 @@ def test_a_newcomer_waits_for_its_predecessor_to_be_gone(world: World, fixed: bo
         watcher.find_incarnation("a-life")
 
 
-def test_who_leaves_is_lost_once(world: World) -> None:
-    """DI-2: to those who had found him."""
+def test_a_worker_that_leaves_is_reported_as_lost_once(world: World) -> None:
+    """DI-2: to the workers that had found it."""
     stays, leaves = world.join("a", 0), world.join("b", 1)
     stays.wait_for(2, Deadline.after(SOON_S))
     leaves.close()
@@ -436,8 +430,8 @@ def test_who_leaves_is_lost_once(world: World) -> None:
     assert world.lost == [contact("b", 1)]
 
 
-def test_who_hears_of_a_loss_may_wait_for_others(world: World) -> None:
-    """Others come, and are lost, while somebody still deals with the first loss."""
+def test_a_callback_of_a_loss_may_wait_for_other_workers(world: World) -> None:
+    """Others come, and are lost, while a callback still handles the first loss."""
     may_end, told = threading.Event(), queue.SimpleQueue[str]()
 
     def lost(contact: Contact) -> Callable[[], None]:
@@ -461,7 +455,7 @@ def test_who_hears_of_a_loss_may_wait_for_others(world: World) -> None:
     finally:
         may_end.set()
         stays.close()
-    assert not stays._tellers
+    assert not stays._beside
 
 
 def test_without_a_thread_to_be_had_a_loss_is_told_all_the_same(
@@ -481,7 +475,7 @@ def test_without_a_thread_to_be_had_a_loss_is_told_all_the_same(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     leaves.close()
-    until(lambda: told == [contact("b", 1)] and not stays._tellers)
+    until(lambda: told == [contact("b", 1)] and not stays._beside)
     stays.close()
 
 
@@ -498,7 +492,7 @@ def test_di6_only_the_latest_of_very_many_that_are_gone_are_known(
     assert list(stays._gone) == ["c", "d"]
 
 
-def test_who_was_there_and_is_gone_is_lost_and_not_unknown(world: World) -> None:
+def test_a_worker_that_was_there_and_is_gone_is_lost_and_not_unknown(world: World) -> None:
     stays, leaves = world.join("a", 0), world.join("b", 1)
     stays.wait_for(2, Deadline.after(SOON_S))
     leaves.close()
@@ -522,13 +516,13 @@ def test_numbers_are_given_once(world: World) -> None:
     assert directory.next_id(1, deadline) == 4
 
 
-def test_a_number_that_somebody_chose_is_not_given(world: World) -> None:
+def test_a_number_that_a_worker_chose_is_not_assigned(world: World) -> None:
     world.join("a", 0)
     world.join("b", 1)
     assert Directory(world.store).next_id(0, Deadline.after(SOON_S)) == 2
 
 
-def test_an_entry_that_is_none_hides_nobody(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_entry_hides_no_worker(world: World, caplog: pytest.LogCaptureFixture) -> None:
     directory = world.join("a", 0)
     for junk in (b"{", b"[]", b"{}", b'{"info": {"name": "x"}}'):
         world.store.set("worker/x", junk)
@@ -555,25 +549,25 @@ class TestTheEnd:
         assert found == [()]
 
     @pytest.mark.parametrize("left", [0.0, 0.05])
-    def test_who_does_not_want_to_is_named(self, world: World, left: float) -> None:
+    def test_a_worker_that_does_not_leave_is_named(self, world: World, left: float) -> None:
         directory = world.join("a", 0)
         world.join("b", 1)
         directory.wait_for(2, Deadline.after(SOON_S))
         assert directory.finish(contact("a", 0), Deadline.after(left)) == ("b",)
 
-    def test_who_has_said_so_is_not_named_though_there_is_no_time(self, world: World) -> None:
+    def test_a_worker_that_is_done_is_not_named_though_no_time_is_left(self, world: World) -> None:
         directory, other = world.join("a", 0), world.join("b", 1)
         directory.wait_for(2, Deadline.after(SOON_S))
         other.say_done(contact("b", 1), Deadline.after(SOON_S))
         assert directory.finish(contact("a", 0), Deadline.after(0.0)) == ()
 
-    def test_who_is_lost_is_named(self, world: World) -> None:
+    def test_a_lost_worker_is_named(self, world: World) -> None:
         directory, other = world.join("a", 0), world.join("b", 1)
         directory.wait_for(2, Deadline.after(SOON_S))
         other.close()
         assert directory.finish(contact("a", 0), Deadline.after(SOON_S)) == ("b",)
 
-    def test_who_has_said_so_and_left_is_not(self, world: World) -> None:
+    def test_a_worker_that_is_done_and_left_is_not_named(self, world: World) -> None:
         directory, other = world.join("a", 0), world.join("b", 1)
         directory.wait_for(2, Deadline.after(SOON_S))
         other.say_done(contact("b", 1), Deadline.after(SOON_S))
@@ -598,7 +592,7 @@ class TestTheEnd:
         directory.wait_alone(contact("a", 0), Deadline.after(SOON_S))
         assert directory.everybody() == (contact("a", 0),)
 
-    def test_a_store_that_does_not_answer_holds_nobody_up(self, world: World) -> None:
+    def test_a_store_that_does_not_answer_delays_no_worker(self, world: World) -> None:
         """DI-5: it is given what is left of the time, or a moment."""
         store = Slow(world.store)
         directory = world.join("a", 0, store=store)

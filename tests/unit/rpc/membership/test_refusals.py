@@ -15,19 +15,19 @@ def contact(name: str, size: int) -> Contact:
 ME, OTHER = contact("me", 2), contact("other", 3)
 
 
-def test_the_one_that_is_told_hears_by_whom() -> None:
+def test_a_refused_worker_is_told_by_which_worker() -> None:
     with MemoryStore() as store:
         refusals = Refusals(store)
-        assert refusals.heard(ME) is None
-        refusals.tell(ME, OTHER)
-        refusals.tell(ME, OTHER)  # or another one does
-        assert refusals.heard(ME) == OTHER
-        assert refusals.heard(OTHER) is None
+        assert refusals.refused_by(ME) is None
+        refusals.refuse(ME, OTHER)
+        refusals.refuse(ME, OTHER)  # or another one does
+        assert refusals.refused_by(ME) == OTHER
+        assert refusals.refused_by(OTHER) is None
         store.set("refused/me-life", b"junk")
-        assert refusals.heard(ME) is None
+        assert refusals.refused_by(ME) is None
 
 
-def test_a_store_that_is_closed_keeps_nobody() -> None:
+def test_telling_through_a_closed_store_is_no_error() -> None:
     store = MemoryStore()
     store.close()
-    Refusals(store).tell(ME, OTHER)
+    Refusals(store).refuse(ME, OTHER)

@@ -15,14 +15,14 @@ ME, SAME, ANY, OTHER = contact("me", 2), contact("same", 2), contact("any", 0), 
 NEED = "all workers of a job need the same"
 
 
-def test_who_waits_for_as_many_or_for_nobody_agrees() -> None:
+def test_workers_with_the_same_world_size_or_none_agree() -> None:
     size = WorldSize(ME, set(), 0.0)
     assert [size.differs(one) for one in (ME, SAME, ANY, OTHER)] == [False, False, False, True]
     assert size.other([ME, SAME, ANY], 1.0) is None
     assert size.others([ME, SAME, ANY]) == ""
 
 
-def test_who_comes_later_is_told_and_refused_at_once() -> None:
+def test_a_worker_that_comes_later_is_refused_at_once() -> None:
     size = WorldSize(ME, {"same-life"}, 10.0)
     assert (size.comes(OTHER), size.in_doubt) == (True, False)
     assert size.other([SAME, OTHER], 0.0) is OTHER
@@ -30,7 +30,7 @@ def test_who_comes_later_is_told_and_refused_at_once() -> None:
     assert size.others([SAME, OTHER]) == "; other has world_size 3"
 
 
-def test_who_was_there_before_is_refused_when_it_must_have_been_forgotten() -> None:
+def test_an_earlier_worker_is_refused_once_its_lease_must_have_ended() -> None:
     size = WorldSize(ME, {"other-life"}, 10.0)
     assert (size.comes(OTHER), size.in_doubt) == (False, True)
     assert size.other([OTHER], 9.9) is None

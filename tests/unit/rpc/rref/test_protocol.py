@@ -47,7 +47,7 @@ def made() -> tuple[References, References, Ticket]:
 
 
 def passed(a: References, ticket: Ticket) -> tuple[References, Ticket]:
-    """A reference that A has passed on to C, who has it now."""
+    """A reference that A has passed on to C, which has it now."""
     c = References(C)
     gift = a.give(ticket.fork, C)
     assert gift is not None
@@ -111,7 +111,7 @@ def test_every_message_may_come_again() -> None:  # RR-3, RR-6
 def test_what_was_deleted_before_it_was_created_stays_deleted() -> None:  # RR-3
     owner, a = References(B), References(A)
     ticket = a.ask(B)
-    a.confirmed(ticket.fork)  # nobody answered in time
+    a.confirmed(ticket.fork)  # no answer came in time
     a.drop(ticket.fork)
     assert owner.user_deleted(ticket.reference, ticket.fork) == []
     assert owner.created(ticket.reference, ticket.fork, A) == ([Freed(ticket.reference)], True)
@@ -149,9 +149,9 @@ def test_an_owner_holds_its_value_as_often_as_it_likes() -> None:  # RR-1
     owner = References(B)
     number = owner.own()
     assert owner.hold(number)
-    assert owner.let_go(number) == []
-    assert owner.let_go(number) == [Freed(number)]
-    assert owner.let_go(number) == []
+    assert owner.release(number) == []
+    assert owner.release(number) == [Freed(number)]
+    assert owner.release(number) == []
     assert not owner.hold(number)
     assert owner.give_own(number, A) is None
     gone(owner)
@@ -162,7 +162,7 @@ def test_what_the_owner_gives_is_counted_before_it_is_sent() -> None:  # RR-1
     number = owner.own()
     ticket = owner.give_own(number, A)
     assert ticket is not None
-    assert owner.let_go(number) == []
+    assert owner.release(number) == []
     assert a.take(ticket) == []
     assert a.state_of(ticket.fork) is ForkState.CONFIRMED
     assert a.drop(ticket.fork) == [delete(ticket)]
@@ -175,11 +175,11 @@ def test_what_the_owner_gives_itself_is_a_hold() -> None:  # RR-2
     number = owner.own()
     ticket = owner.give_own(number, B)
     assert ticket is not None
-    assert owner.let_go(number) == []
+    assert owner.release(number) == []
     assert owner.take(ticket) == owner.take(ticket) == []
     assert owner.counts() == NOTHING | {"owners": 1}
-    assert owner.let_go(number) == []
-    assert owner.let_go(number) == [Freed(number)]
+    assert owner.release(number) == []
+    assert owner.release(number) == [Freed(number)]
     gone(owner)
 
 
@@ -191,10 +191,34 @@ def test_what_is_given_back_twice_is_held_twice() -> None:  # RR-3
     assert owner.take(back) == owner.take(back) == [accept(back)]
     assert a.child_accepted(back.fork) == [delete(ticket)]
     assert owner.user_deleted(ticket.reference, ticket.fork) == []
-    assert owner.let_go(ticket.reference) == []
-    assert owner.let_go(ticket.reference) == [Freed(ticket.reference)]
+    assert owner.release(ticket.reference) == []
+    assert owner.release(ticket.reference) == [Freed(ticket.reference)]
     assert owner.take(back) == [accept(back)]  # too late, and still accepted
     gone(owner)
+
+
+def test_what_is_given_back_in_a_request_is_accepted_by_the_answer() -> None:  # RR-1, RR-2
+    owner, a, ticket = made()
+    back, onward = a.give(ticket.fork, B), a.give(ticket.fork, C)
+    assert back is not None
+    assert onward is not None
+    assert a.drop(ticket.fork) == []
+    assert owner.take(back, in_request=True) == []
+    assert a.taken_by(C, [onward]) == []  # what another worker has is not counted yet
+    assert a.taken_by(B, [back]) == a.taken_by(B, [back]) == []
+    assert a.counts()["pending_children"] == 1
+    assert a.child_accepted(onward.fork) == [delete(ticket)]
+
+
+def test_what_is_given_back_in_a_request_without_an_answer_is_accepted_all_the_same() -> None:
+    owner, a, ticket = made()  # RR-2
+    back = a.give(ticket.fork, B)
+    assert back is not None
+    assert owner.take(back, in_request=True) == []
+    assert owner.come_to_nothing(back) == [accept(back)]  # UNREAD
+    assert owner.release(ticket.reference) == []
+    assert a.drop(ticket.fork) == []
+    assert a.child_accepted(back.fork) == [delete(ticket)]
 
 
 def test_one_worker_may_be_owner_and_user() -> None:  # RR-1, RR-2
@@ -209,7 +233,7 @@ def test_one_worker_may_be_owner_and_user() -> None:  # RR-1, RR-2
     assert both.child_accepted(gift.fork) == [delete(ticket)]
     assert both.user_deleted(ticket.reference, ticket.fork) == []
     assert both.deleted(ticket.fork) == []
-    assert both.let_go(ticket.reference) == [Freed(ticket.reference)]
+    assert both.release(ticket.reference) == [Freed(ticket.reference)]
     gone(both)
 
 
@@ -224,7 +248,7 @@ def test_forks_and_holds_wait_for_a_creation_that_they_overtook() -> None:  # RR
     assert owner.hold(ticket.reference)
     assert owner.created(ticket.reference, ticket.fork, A) == ([], True)
     assert owner.counts() == NOTHING | {"owners": 1, "forks": 2}
-    assert owner.let_go(ticket.reference) == []
+    assert owner.release(ticket.reference) == []
     assert c.confirmed(gift.fork) == [accept(gift)]
 
 
@@ -265,7 +289,7 @@ def test_what_was_not_sent_is_taken_back() -> None:  # RR-2
     number = owner.own()
     given = owner.give_own(number, C)
     assert given is not None
-    assert owner.let_go(number) == []
+    assert owner.release(number) == []
     assert owner.not_given(given) == [Freed(number)]
     mine = References(B)
     asked = mine.ask(B)
@@ -329,7 +353,7 @@ def test_the_forks_of_the_dead_are_dropped() -> None:  # RR-2
     assert owner.counts() == NOTHING | {"owners": 1}
 
 
-def test_children_on_their_way_to_the_dead_hold_nobody_back() -> None:  # RR-2
+def test_forks_on_their_way_to_a_dead_worker_do_not_keep_a_value() -> None:  # RR-2
     _, a, ticket = made()
     first, second = a.give(ticket.fork, C), a.give(ticket.fork, "d")
     assert first is not None
@@ -418,7 +442,7 @@ def test_a_dead_parent_is_told_nothing() -> None:
     assert c.confirmed(gift.fork) == []
 
 
-def test_everything_is_let_go_however_many_hold_it() -> None:
+def test_everything_is_released_however_many_hold_it() -> None:
     owner, a, ticket = made()
     c, gift = passed(a, ticket)
     c.take(gift)
@@ -436,18 +460,18 @@ def test_everything_is_let_go_however_many_hold_it() -> None:
         owner.user_deleted(one.reference, one.fork)
         machine.deleted(one.fork)
         assert machine.is_empty()
-        assert machine.drop(one.fork) == []  # whoever held it lets go of it at last
+        assert machine.drop(one.fork) == []  # the last holder releases it
     assert owner.is_empty()
     assert owner.users() == {}
 
 
-# Any history, against a set of those who hold.
+# Any history, against a set of the holders.
 
 
 # Calls that ended without their answers.
 
 
-def test_what_an_answer_gave_and_nobody_read_is_taken_and_dropped() -> None:
+def test_references_of_an_answer_that_was_not_read_are_dropped() -> None:
     """RR-2, for a value of the callee, and for one that it passes on."""
     owner, a, ticket = made()
     given = owner.give_own(ticket.reference, C)
@@ -517,7 +541,7 @@ def test_what_the_owner_gets_back_for_nothing_is_accepted() -> None:
 class History(RuleBasedStateMachine):
     """One value of one owner, three users; messages in any order, repeated, with one owner's view.
 
-    The reference: who holds it, as a set. The value is there as long as somebody in it is counted,
+    The reference: its holders, as a set. The value is there as long as one of them is counted,
     and is freed when it is empty and everything has arrived.
     """
 
@@ -587,9 +611,9 @@ class History(RuleBasedStateMachine):
 
     @precondition(lambda self: self.own_holds)
     @rule()
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.own_holds -= 1
-        self.perform(self.machines[B].let_go(self.number))
+        self.perform(self.machines[B].release(self.number))
 
     @rule(user=st.sampled_from(USERS), data=st.data())
     def drop(self, user: str, data: st.DataObject) -> None:
@@ -653,7 +677,7 @@ class History(RuleBasedStateMachine):
             for fork in forks:
                 self.perform(self.machines[user].drop(fork))
         for _ in range(self.own_holds):
-            self.perform(self.machines[B].let_go(self.number))
+            self.perform(self.machines[B].release(self.number))
         while self.mail:
             self.handle(self.mail[0], answered=True)
         assert self.freed

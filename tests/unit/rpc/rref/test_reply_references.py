@@ -1,4 +1,4 @@
-"""What was given in answers: told to who asks, refused after that, and forgotten when settled."""
+"""What was given in answers: listed on request, refused after that, and forgotten when settled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def answers() -> Given:
     return Given()
 
 
-def test_who_asks_is_told_what_is_not_settled(answers: Given) -> None:
+def test_references_that_are_not_settled_are_listed(answers: Given) -> None:
     """RA-1"""
     assert answers.add("a", 1, ticket(1), ticket(2))
     assert answers.add("a", 2, ticket(3))

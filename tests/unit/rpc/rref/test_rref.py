@@ -13,18 +13,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import Deadline
 from holdfast.errors import CallTimedOut, PeerLost, ReferenceFailed, TimeoutExpired, UsageError
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.client.future import Driver
-from holdfast.rpc.client.peer import Peer
-from holdfast.rpc.client.pipe import NEVER, Reply
 from holdfast.rpc.client.retry_policy import RetryPolicy
-from holdfast.rpc.client.transport import Direct
+from holdfast.rpc.client.transport import Link
 from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.wire.messages import Kind, Message
-from tests.unit.rpc.world import agents
+from tests.unit.rpc.world import Unchanged, agents
+from tests.waiting import until
 
 WITHIN_S = 30.0
 
@@ -37,41 +35,26 @@ def three() -> Iterator[list[Agent]]:
         current.reset_agent()
 
 
-class HoldingBack(Direct):
-    """Fails requests, or holds them back until they are let go, though their time is up."""
+class HoldingBack(Unchanged):
+    """Fails requests, or holds them back until they are released, though their time is up."""
 
     def __init__(self) -> None:
         self.fails: type[Exception] | None = None
         self.holds_back = False
         self.held: list[Callable[[], object]] = []
 
-    def post(self, peer: Peer, message: Message, reply: Reply, at: float) -> Driver | None:
-        if message.kind is not Kind.PYTHON_REMOTE_CALL:
-            return super().post(peer, message, reply, at)
-        if self.fails is not None:
-            raise self.fails("planted")
-        if not self.holds_back:
-            return super().post(peer, message, reply, at)
-        heard = _first(reply)
-        self.held.append(lambda: Direct.post(self, peer, message, heard, NEVER))
-        if at < SYSTEM_CLOCK.monotonic() + 1.0:
-            heard(TimeoutError())
-        return None
+    def send(self, link: Link, message: Message) -> None:
+        if message.kind is Kind.PYTHON_REMOTE_CALL:
+            if self.fails is not None:
+                raise self.fails("planted")
+            if self.holds_back:
+                self.held.append(lambda: link.transmit(message))
+                return
+        link.transmit(message)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         for send in self.held:
             send()
-
-
-def _first(reply: Reply) -> Reply:
-    told: list[Any] = []
-
-    def hear(answer: Message | Exception) -> None:
-        if not told:
-            told.append(answer)
-            reply(answer)
-
-    return hear
 
 
 class Slow(NamedTuple):
@@ -226,9 +209,7 @@ def test_within_a_call_the_value_is_waited_for_until_that_must_be_answered(
 
 
 @pytest.mark.parametrize("to", ["w0", "w1"])
-def test_who_has_used_a_value_whose_creation_failed_does_not_keep_it(
-    three: list[Agent], to: str
-) -> None:
+def test_a_value_whose_creation_failed_is_not_kept_after_use(three: list[Agent], to: str) -> None:
     """The error of the creation stays as long as the value would: it must not know its users."""
     gc.disable()
     try:
@@ -299,8 +280,9 @@ def test_a_creation_that_takes_too_long_is_refused_everywhere_and_made_all_the_s
 def test_a_creation_that_comes_too_late_is_made_and_counted_until_it_is_deleted(
     slow: Slow, dropped_first: bool
 ) -> None:
-    slow.post.holds_back = True
     one, two, _ = slow.agents
+    assert one.call("w1", operator.add, (1, 2)) == 3  # opens the connection, which takes time
+    slow.post.holds_back = True
     rref: RRef[Any] | None = one.remote("w1", note, (1,), timeout=0.05)
     assert rref is not None
     with pytest.raises(CallTimedOut):
@@ -309,7 +291,7 @@ def test_a_creation_that_comes_too_late_is_made_and_counted_until_it_is_deleted(
     if dropped_first:
         rref = None
         nothing_left(slow.agents)
-    slow.post.let_go()
+    slow.post.release()
     assert slow.made.get(timeout=WITHIN_S) == 1
     if rref is not None:
         assert two.rrefs.value(reference).wait(WITHIN_S) is None
@@ -322,7 +304,8 @@ def test_a_reference_is_confirmed_when_its_owner_has_answered(slow: Slow) -> Non
     slow.post.holds_back = True
     rref = slow.agents[0].remote("w1", operator.add, (1, 2))
     assert not rref.confirmed_by_owner()
-    slow.post.let_go()
+    until(lambda: slow.post.held)
+    slow.post.release()
     rref._get_future().wait(WITHIN_S)
     assert rref.confirmed_by_owner()
     del rref
@@ -358,7 +341,9 @@ def test_agents_that_end_together_leave_nothing(three: list[Agent]) -> None:
     kept.clear()
 
 
-def test_an_agent_that_ends_alone_says_who_loses_its_values(three: list[Agent]) -> None:
+def test_an_agent_that_ends_alone_names_the_workers_that_lose_its_values(
+    three: list[Agent],
+) -> None:
     held = three[0].remote("w1", list)
     held._get_future().wait(WITHIN_S)
     (leak,) = three[1].rrefs.part(lambda: 0.0)
@@ -392,7 +377,7 @@ def unreadable() -> None:
 @pytest.mark.parametrize("to", ["w0", "w1"])
 @pytest.mark.parametrize("retries", [None, RetryPolicy()])
 @pytest.mark.parametrize("by_proxy", [True, False])
-def test_who_asks_at_once_hears_that_the_creation_could_not_be_read(
+def test_an_early_caller_gets_the_error_of_a_creation_that_could_not_be_read(
     three: list[Agent],
     may_end: threading.Event,
     to: str,

@@ -17,7 +17,7 @@ from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.client.scheduler import Scheduler
 from holdfast.rpc.rref import table as module
 from holdfast.rpc.rref.rref import RRef
-from holdfast.rpc.rref.table import NO_REFERENCE_BYTES, RRefTable
+from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.values.references import here
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.tickets import Number, Ticket
@@ -145,7 +145,7 @@ def test_a_local_fetch_takes_the_time_of_a_call(mine: RRefTable) -> None:
         mine.fetch(number, mine.me, ME, None, 0.01)
 
 
-def test_what_is_freed_is_let_go_without_the_lock(mine: RRefTable) -> None:
+def test_a_freed_value_is_released_without_the_lock(mine: RRefTable) -> None:
     seen: list[bool] = []
 
     class Value:
@@ -154,7 +154,7 @@ def test_what_is_freed_is_let_go_without_the_lock(mine: RRefTable) -> None:
             mine._lock.release()
 
     number = mine.own(Value())
-    mine._drop(number, None)
+    mine._drop([(number, None)])
     assert seen == [True]
 
 
@@ -163,8 +163,8 @@ def test_what_is_freed_is_let_go_without_the_lock(mine: RRefTable) -> None:
 
 def test_a_reference_that_was_given_is_counted_and_accepted(mine: RRefTable, agent: Agent) -> None:
     ticket = gift()
-    rref = mine.take(ticket, OWNER_INFO)
-    assert mine.wait_settled(soon())
+    rref = mine.take(ticket, OWNER_INFO, is_answer=False)
+    assert mine.wait_answered(soon())
     assert agent.sent == [(OWNER, Kind.RREF_FORK_REQUEST), (OTHER, Kind.RREF_CHILD_ACCEPT)]
     assert mine.is_confirmed(ticket.fork)
     assert rref.confirmed_by_owner()
@@ -177,8 +177,8 @@ def test_a_reference_that_was_given_is_counted_and_accepted(mine: RRefTable, age
 
 def test_a_reference_that_is_refused_is_useless(mine: RRefTable, agent: Agent) -> None:
     agent.answer = False
-    rref = mine.take(gift(), OWNER_INFO)
-    assert mine.wait_settled(soon())
+    rref = mine.take(gift(), OWNER_INFO, is_answer=False)
+    assert mine.wait_answered(soon())
     with pytest.raises(ReferenceFailed, match="useless: its value was freed"):
         rref.to_here()
     with pytest.raises(ReferenceFailed, match="that is gone"):
@@ -188,7 +188,7 @@ def test_a_reference_that_is_refused_is_useless(mine: RRefTable, agent: Agent) -
 
 
 def test_a_reference_is_useless_without_its_owner(mine: RRefTable) -> None:
-    rref = mine.take(gift(parent=""), OWNER_INFO)
+    rref = mine.take(gift(parent=""), OWNER_INFO, is_answer=False)
     mine.died(OWNER)
     with pytest.raises(ReferenceFailed, match="useless: its owner is gone"):
         rref.to_here()
@@ -202,11 +202,11 @@ def test_a_refusal_by_an_owner_that_is_gone_changes_nothing(
         Kind.RREF_CHILD_ACCEPT: Future(),
     }
     monkeypatch.setattr(agent, "request", lambda to, kind, *more: answers[kind])
-    rref = mine.take(gift(), OWNER_INFO)
+    rref = mine.take(gift(), OWNER_INFO, is_answer=False)
     mine.died(OWNER)
     answers[Kind.RREF_CHILD_ACCEPT].set_result(True)
     answers[Kind.RREF_FORK_REQUEST].set_result(False)
-    assert mine.wait_settled(soon())
+    assert mine.wait_answered(soon())
     with pytest.raises(ReferenceFailed, match="useless: its owner is gone"):
         rref.to_here()
     del rref
@@ -216,13 +216,15 @@ def test_a_refusal_by_an_owner_that_is_gone_changes_nothing(
 def test_a_creation_that_is_settled_can_be_deleted(mine: RRefTable, agent: Agent) -> None:
     ticket = mine.ask(OWNER)
     mine.dropped(ticket.reference, ticket.fork)
-    mine.settled(ticket.fork)
+    mine.creation_ended(ticket.fork)
     assert mine.wait_empty(soon())
     assert agent.sent == [(OWNER, Kind.RREF_USER_DELETE)]
 
 
-def test_a_former_life_of_ours_is_somebody_else(mine: RRefTable) -> None:
-    rref = mine.take(Ticket(Number("old", 1), "old", Number("old", 2), ""), mine.me)
+def test_an_earlier_incarnation_of_this_worker_is_another_worker(mine: RRefTable) -> None:
+    rref = mine.take(
+        Ticket(Number("old", 1), "old", Number("old", 2), ""), mine.me, is_answer=False
+    )
     assert not rref.is_owner()
 
 
@@ -233,35 +235,35 @@ def test_messages_are_sent_until_they_arrive(
     mine: RRefTable, agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent.failures = 6
-    rref = mine.take(gift(parent=""), OWNER_INFO)
+    rref = mine.take(gift(parent=""), OWNER_INFO, is_answer=False)
     del rref
     assert mine.wait_empty(soon())
     assert agent.sent == [(OWNER, Kind.RREF_USER_DELETE)] * 7
     assert caplog.text.count("not succeeded after the specified number of max retries (2).") == 1
 
 
-def test_who_is_not_known_any_more_is_gone(mine: RRefTable, agent: Agent) -> None:
+def test_a_worker_that_is_no_longer_known_is_gone(mine: RRefTable, agent: Agent) -> None:
     agent.failures, agent.known = 1000, False
-    rref = mine.take(gift(parent=""), OWNER_INFO)
+    rref = mine.take(gift(parent=""), OWNER_INFO, is_answer=False)
     del rref
-    assert mine.wait_settled(soon())
+    assert mine.wait_answered(soon())
     assert mine.wait_empty(soon())
     assert len(agent.sent) == 3
 
 
 def test_nothing_is_sent_again_to_the_dead(mine: RRefTable, agent: Agent) -> None:
     agent.failures = 1000
-    rref = mine.take(gift(parent=""), OWNER_INFO)
+    rref = mine.take(gift(parent=""), OWNER_INFO, is_answer=False)
     del rref
     mine.died(OWNER)
-    assert mine.wait_settled(soon())
+    assert mine.wait_answered(soon())
     assert mine.wait_empty(soon())
 
 
 def test_waiting_ends_when_time_is_up(mine: RRefTable) -> None:
     mine.own(1)
     assert not mine.wait_empty(Deadline.after(0.01).remaining)
-    assert mine.wait_settled(lambda: None)
+    assert mine.wait_answered(lambda: None)
 
 
 def test_messages_of_all_kinds_are_counted(mine: RRefTable) -> None:
@@ -271,7 +273,7 @@ def test_messages_of_all_kinds_are_counted(mine: RRefTable) -> None:
     assert mine.handle(Kind.RREF_USER_DELETE, number, Number(OTHER, 1), OTHER)
     assert mine.counts()["forks"] == 0
     assert mine.handle(Kind.RREF_CHILD_ACCEPT, number, Number(ME, 9), OTHER)
-    mine._drop(number, None)
+    mine._drop([(number, None)])
     assert not mine.handle(Kind.RREF_FORK_REQUEST, number, Number(OTHER, 1), OTHER)
     with pytest.raises(UsageError, match="PYTHON_CALL is not about references"):
         mine.handle(Kind.PYTHON_CALL, number, number, OTHER)
@@ -289,7 +291,7 @@ def test_what_a_call_gave_is_told_to_its_callee_and_what_its_answer_gave_is_drop
 ) -> None:
     agent.answer = [tuple(gift(parent=""))]
     mine.unread(OTHER, call(3, gift(7)))
-    assert mine.wait_settled(soon())
+    assert mine.wait_answered(soon())
     assert agent.sent == [(OTHER, Kind.RREF_UNREAD), (OWNER, Kind.RREF_USER_DELETE)]
     assert agent.values[0] == {3: [tuple(gift(7))]}
     assert mine.wait_empty(soon())
@@ -309,7 +311,7 @@ def test_calls_that_end_together_are_told_together(
         mine.unread(OTHER, call(number))
     mine.unread(OWNER, call(3))
     begin.set()
-    assert mine.wait_settled(soon())
+    assert mine.wait_answered(soon())
     assert agent.values == [{1: [], 2: []}, {3: []}]
 
 
@@ -317,14 +319,14 @@ def test_messages_about_references_give_nothing_themselves(mine: RRefTable, agen
     mine.unread(OTHER, Message(Kind.RREF_USER_DELETE, 1))
     mine.died(OWNER)
     mine.unread(OWNER, call(1))
-    assert mine.wait_settled(soon())
+    assert mine.wait_answered(soon())
     assert agent.sent == []
 
 
-def test_who_is_gone_need_not_be_told(mine: RRefTable, agent: Agent) -> None:
+def test_a_worker_that_is_gone_need_not_be_told(mine: RRefTable, agent: Agent) -> None:
     agent.failures, agent.known = 1000, False
     mine.unread(OTHER, call(1))
-    assert mine.wait_settled(soon())
+    assert mine.wait_answered(soon())
     assert mine._unread == {}
 
 
@@ -336,16 +338,16 @@ def test_an_answer_gives_nothing_after_its_caller_has_asked(mine: RRefTable) -> 
         assert mine.unread_by(OTHER, {1: [], 2: []}) == [tuple(given[0])]
     assert mine.counts()["forks"] == 1
     _, _, late = mine.pack(OTHER, rref)
-    with pytest.raises(ReferenceFailed, match="nobody waits"):
+    with pytest.raises(ReferenceFailed, match="no call waits"):
         mine.answered(OTHER, 2, late)
     assert mine.counts()["forks"] == 1
 
 
-def test_what_was_given_to_somebody_who_did_not_answer_comes_to_nothing(
+def test_references_sent_to_a_worker_that_did_not_answer_are_dropped(
     mine: RRefTable, agent: Agent
 ) -> None:
     assert mine.unread_by(OTHER, {1: [tuple(gift())]}) == []
-    assert mine.wait_settled(soon())
+    assert mine.wait_answered(soon())
     assert mine.wait_empty(soon())
     assert [kind for _, kind in agent.sent] == [
         Kind.RREF_FORK_REQUEST,
@@ -357,8 +359,8 @@ def test_what_was_given_to_somebody_who_did_not_answer_comes_to_nothing(
 # The end.
 
 
-def test_who_ends_gives_everything_up(mine: RRefTable, agent: Agent) -> None:
-    rref, own = mine.take(gift(parent=""), OWNER_INFO), of_mine(mine)
+def test_a_table_that_ends_releases_everything(mine: RRefTable, agent: Agent) -> None:
+    rref, own = mine.take(gift(parent=""), OWNER_INFO, is_answer=False), of_mine(mine)
     assert mine.part(soon()) == []
     assert agent.sent == [(OWNER, Kind.RREF_USER_DELETE)]
     for held in (rref, own):
@@ -367,7 +369,7 @@ def test_who_ends_gives_everything_up(mine: RRefTable, agent: Agent) -> None:
     assert not any(mine.counts().values())
 
 
-def test_what_others_hold_of_one_who_ends_is_shown(
+def test_references_that_others_hold_at_the_end_are_shown(
     mine: RRefTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = [of_mine(mine) for _ in range(12)]
@@ -400,14 +402,14 @@ def test_all_that_can_be_counted(mine: RRefTable) -> None:
     assert mine.shared_values == 1
 
 
-def test_who_gets_a_reference_can_wait_until_its_owner_counts_it(mine: RRefTable) -> None:
+def test_a_receiver_can_wait_until_the_owner_counts_its_reference(mine: RRefTable) -> None:
     asked = mine.ask(OWNER)
     assert mine.is_held(asked.fork)
     assert not mine.wait_confirmed([asked.fork], lambda: 0)
-    mine.settled(asked.fork)
+    mine.creation_ended(asked.fork)
     assert mine.wait_confirmed([asked.fork], lambda: WITHIN_S)
     mine.release_all()
-    assert mine.wait_settled(lambda: WITHIN_S)
+    assert mine.wait_answered(lambda: WITHIN_S)
     assert not mine.is_held(asked.fork)
 
 
@@ -415,7 +417,7 @@ def test_who_gets_a_reference_can_wait_until_its_owner_counts_it(mine: RRefTable
 
 
 class Unwilling:
-    """Cannot be pickled, by anybody."""
+    """Cannot be pickled at all."""
 
     def __reduce__(self) -> Any:
         raise ZeroDivisionError("on purpose")
@@ -437,14 +439,6 @@ class Caller:
 
 def of_mine(mine: RRefTable) -> RRef[str]:
     return RRef._made(mine, mine.own("value"), mine.me, ME, None)
-
-
-def test_nothing_that_is_short_has_a_reference_within(mine: RRefTable) -> None:
-    rref = RRef._made(mine, Number("", 0), WorkerInfo("w", 0), "", None)
-    mine.give = lambda *_: Ticket(Number("", 0), "", Number("", 0), "")  # type: ignore[method-assign]
-    body, buffers, _ = mine.pack("", rref)
-    assert len(body) > NO_REFERENCE_BYTES
-    assert not buffers
 
 
 def test_what_could_not_be_packed_is_not_given(mine: RRefTable) -> None:

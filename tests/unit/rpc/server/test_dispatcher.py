@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import (
     HoldfastError,
     Overloaded,
@@ -21,7 +21,6 @@ from holdfast.errors import (
 from holdfast.rpc.client.blocking import pop_release, push_release
 from holdfast.rpc.client.deadlines import deadline_here
 from holdfast.rpc.client.future import ASYNC_MARK, Future
-from holdfast.rpc.client.pipe import NEVER
 from holdfast.rpc.client.scheduler import Scheduler
 from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.server.dedup import DedupTable
@@ -33,9 +32,10 @@ from holdfast.rpc.values.funcref import encode_function, named_by
 from holdfast.rpc.values.pickling import dump, load
 from holdfast.rpc.wire.acknowledgement import encode_acknowledgement
 from holdfast.rpc.wire.hello import Purpose, WorkerHello
-from holdfast.rpc.wire.messages import Kind, Message
+from holdfast.rpc.wire.messages import NEVER, Kind, Message
 from holdfast.rpc.wire.tickets import Number, Ticket, encode_creation
 from holdfast.rpc.wire.worker_info import WorkerInfo
+from tests.waiting import until
 
 ME = WorkerInfo("me", 0)
 CALLER = WorkerHello("you", 1, "your life", "my life", Purpose.PIPE)
@@ -151,13 +151,6 @@ def marked() -> Future[int]:
 setattr(marked, ASYNC_MARK, True)
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.001)
-
-
 def test_an1_a_request_is_run_and_answered_at_once(answerer: Dispatcher) -> None:
     later = Later()
     answer = answerer.handle(CALLER, call(7, add, 1, 2), later)
@@ -219,7 +212,7 @@ def test_an1_a_future_answers_when_it_is_complete(answerer: Dispatcher) -> None:
     with pytest.raises(UsageError, match="cannot be pickled"):
         later.wait()
     assert answerer.handle(CALLER, call(4, marked), gone) is None
-    promised[3].set_result(4)  # for nobody
+    promised[3].set_result(4)  # without a caller
     assert not answerer._tasks
 
 
@@ -245,7 +238,7 @@ def test_a_coroutine_whose_caller_gave_up_is_cancelled(answerer: Dispatcher) -> 
 def test_a_coroutine_is_cancelled_though_that_was_heard_before_it_began(
     answerer: Dispatcher,
 ) -> None:
-    """AN-3: whoever reads what follows may overtake who begins it."""
+    """AN-3: a thread that reads what follows may overtake the one that begins it."""
     later = Later()
     for number in (1, 2):
         assert answerer.handle(CALLER, Message(Kind.CANCEL, number), later) is None
@@ -367,7 +360,7 @@ def test_a_slow_function_is_refused_if_there_is_no_thread_for_the_calls_behind_i
     assert not ran
 
 
-def test_a_note_that_is_for_nobody_is_no_request(answerer: Dispatcher) -> None:
+def test_a_note_that_nothing_handles_is_no_request(answerer: Dispatcher) -> None:
     assert answerer.handle(CALLER, Message(Kind.REPLY, 1), Later()) is None
 
 
@@ -476,7 +469,7 @@ class Noted:
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("error", [ImportError, SystemExit, Silent])
-def test_an5_who_waits_for_a_value_hears_that_its_creation_could_not_be_read(
+def test_an5_a_waiting_caller_gets_the_error_of_a_creation_that_could_not_be_read(
     answerer: Dispatcher, once: bool, waits: bool, error: type[BaseException]
 ) -> None:
     rrefs, later = answerer._rrefs, Later()
@@ -494,7 +487,7 @@ def test_an5_who_waits_for_a_value_hears_that_its_creation_could_not_be_read(
     assert ran == []
 
 
-def test_an5_who_waits_for_a_value_hears_that_its_creation_was_refused(
+def test_an5_a_waiting_caller_gets_the_error_of_a_creation_that_was_refused(
     answerer: Dispatcher,
 ) -> None:
     later = Later()
@@ -507,13 +500,13 @@ def test_an5_who_waits_for_a_value_hears_that_its_creation_was_refused(
         room.wait(SOON)
     assert answerer._rrefs.counts()["forks"] == 1
     answerer._dedup = DedupTable()
-    # Should he send it again, since that answer was lost, it is read, but not run.
+    # If the caller sends it again, since that answer was lost, it is read, but not run.
     again = creation(1, add, (Noted(), 2), None, once=True)
     assert answerer.handle(CALLER, again, later) is None
     assert later.wait() is None
     assert ran == ["read"]
     answerer._dedup = DedupTable(kept=0)
-    cut = Message(Kind.PYTHON_REMOTE_CALL, 2, b"cut", once=True)  # nobody knows whose it is
+    cut = Message(Kind.PYTHON_REMOTE_CALL, 2, b"cut", once=True)  # its call is not known
     with pytest.raises(Overloaded):
         read(answerer.handle(CALLER, cut, later))
     assert answerer._rrefs.counts()["owners"] == 1
@@ -538,16 +531,16 @@ def test_too_large_answers_that_wait_are_refused(answerer: Dispatcher) -> None:
     assert answerer.handle(CALLER, call(3, abs, 1, once=True), later) is None
 
 
-# Who is heard.
+# Which callers are served.
 
 
-def test_who_means_another_life_is_refused(answerer: Dispatcher) -> None:
+def test_a_hello_for_another_incarnation_is_refused(answerer: Dispatcher) -> None:
     answerer.check_hello(CALLER)
     with pytest.raises(PeerLost, match="another one has its name"):
         answerer.check_hello(WorkerHello("you", 1, "your life", "an earlier life", Purpose.PIPE))
 
 
-def test_who_was_given_up_is_not_heard_again(answerer: Dispatcher) -> None:
+def test_a_caller_that_was_given_up_is_not_served_again(answerer: Dispatcher) -> None:
     later = Later()
     answerer.handle(CALLER, call(1, add, 1, 2, once=True), later)
     answerer.died(CALLER.incarnation)
@@ -561,7 +554,7 @@ def test_who_was_given_up_is_not_heard_again(answerer: Dispatcher) -> None:
     assert read(answerer.handle(new, call(1, add, 1, 2), later)) == 3
 
 
-def test_an2_who_is_given_up_just_now_has_nothing_run_again(answerer: Dispatcher) -> None:
+def test_an2_a_caller_that_is_being_given_up_has_nothing_run_again(answerer: Dispatcher) -> None:
     answerer.handle(CALLER, call(1, add, 1, 2, once=True), Later())
     lock = answerer._lock
 
@@ -581,15 +574,15 @@ def test_an2_who_is_given_up_just_now_has_nothing_run_again(answerer: Dispatcher
         read(answerer.handle(CALLER, call(1, add, 1, 2, once=True), Later()))
     assert ran == [(1, 2)]
     answerer.handle(CALLER, encode_acknowledgement(2), Later())
-    assert not answerer._dedup._callers  # nothing is kept of him
+    assert not answerer._dedup._callers  # nothing is kept of this caller
 
 
-def test_who_was_given_up_before_we_came_is_not_heard(answerer: Dispatcher) -> None:
-    with pytest.raises(PeerLost, match="given up"):  # AN-4: the directory does not know him
+def test_a_caller_that_was_given_up_before_we_joined_is_not_served(answerer: Dispatcher) -> None:
+    with pytest.raises(PeerLost, match="given up"):  # AN-4: the directory does not know this caller
         answerer.check_hello(WorkerHello("you", 1, "a stale life", "my life", Purpose.PIPE))
 
 
-def test_who_cannot_be_told_from_a_stale_one_may_try_again(
+def test_a_caller_that_may_be_stale_may_try_again(
     answerer: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(incarnation: str) -> bool:
@@ -601,7 +594,7 @@ def test_who_cannot_be_told_from_a_stale_one_may_try_again(
     assert not isinstance(why.value, HoldfastError)  # which would be a refusal
 
 
-def test_those_who_were_given_up_do_not_pile_up(
+def test_the_list_of_callers_that_were_given_up_is_bounded(
     answerer: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.rpc.server.dispatcher.DEAD_MAX", 3)

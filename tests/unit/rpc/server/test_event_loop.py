@@ -1,4 +1,4 @@
-"""The loop that runs coroutines of those who are called."""
+"""The loop that runs coroutines of the callee."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_coroutine_can_be_cancelled_before_its_first_step_and_later(loop: Even
     assert loop.run(back(1)).wait(SOON) == 1
 
 
-def test_a_coroutine_runs_in_the_context_of_who_gives_it(loop: EventLoop) -> None:
+def test_a_coroutine_runs_in_the_context_of_the_thread_that_submits_it(loop: EventLoop) -> None:
     variable: ContextVar[int] = ContextVar("variable", default=0)
 
     async def look() -> int:
@@ -94,7 +94,7 @@ def test_closing_cancels_what_runs(loop: EventLoop) -> None:
         _ = loop.run(back(1))  # and no warning that it was never awaited
 
 
-def test_a_coroutine_that_stops_the_loop_stops_nobody_else(loop: EventLoop) -> None:
+def test_a_coroutine_that_stops_the_loop_stops_no_other_coroutine(loop: EventLoop) -> None:
     begun = threading.Event()
 
     async def stop(value: int) -> int:

@@ -1,22 +1,22 @@
-"""The callee's side: strangers stay out, calls that block hold up nobody, nothing is left."""
+"""The callee's side: unauthenticated clients are refused, nothing is left."""
 
 from __future__ import annotations
 
 import random
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK
+from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError, Overloaded, PeerLost
 from holdfast.net.auth import derive_key
 from holdfast.rpc.server import listener as server_module
 from holdfast.rpc.wire.connection import ConnectionEnded
 from holdfast.rpc.wire.hello import Purpose, WorkerHello, decode_welcome
-from tests.unit.rpc.server_world import SOON, World, ask, ended, raises, until
+from tests.unit.rpc.server_world import SOON, World, ask, ended, raises
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -49,6 +49,36 @@ def test_hanging_up_on_one_caller_leaves_the_others(world: World) -> None:
     assert other.receive().call == 1
 
 
+def test_hanging_up_ends_a_connection_that_is_being_admitted(world: World) -> None:
+    """Proves SR-7: the caller is lost just after its hello was found right."""
+    check_hello = world.desk.check_hello
+
+    def check_and_lose(hello: WorkerHello) -> None:
+        check_hello(hello)
+        world.server.hang_up(hello.incarnation)
+
+    world.desk.check_hello = check_and_lose  # type: ignore[method-assign]
+    for purpose in Purpose:
+        connection = world.shake()
+        connection.send(WorkerHello("w0", 0, "gone", "me", purpose).encode())
+        # Its welcome may have been sent before: nothing else is.
+        assert raises(lambda: [connection.receive() for _ in range(3)])  # noqa: B023
+    until(lambda: not world.server.connections)
+
+
+def test_a_caller_that_is_refused_is_not_kept(world: World) -> None:
+    heard: list[str] = []
+    world.server.left = lambda caller: heard.append(caller.incarnation)
+    world.desk.refusal = PeerLost("no")
+    connection = world.shake()
+    connection.send(WorkerHello("w0", 0, "life", "me", Purpose.PIPE).encode())
+    assert decode_welcome(connection.receive()) == "no"
+    with pytest.raises(ConnectionEnded):
+        connection.receive()
+    assert not world.server.connections
+    until(lambda: heard == ["life"])  # SR-5: it may have been its last pipe
+
+
 def test_a_caller_that_has_no_pipe_any_more_is_told_of(world: World) -> None:
     """Proves SR-5."""
     heard: list[str] = []
@@ -69,7 +99,7 @@ def test_a_caller_that_has_no_pipe_any_more_is_told_of(world: World) -> None:
     assert heard == ["life"]
 
 
-def test_closing_hangs_up_on_everybody(world: World) -> None:
+def test_closing_closes_every_connection(world: World) -> None:
     connections = [world.open(purpose) for purpose in Purpose]
     stranger = world.connect()
     connections[0].send(ask(1, b"block"))
@@ -83,10 +113,10 @@ def test_closing_hangs_up_on_everybody(world: World) -> None:
         world.connect()
 
 
-# Strangers.
+# Unauthenticated connections.
 
 
-def test_who_does_not_hold_the_secret_stays_out(
+def test_a_client_without_the_secret_is_refused(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = SYSTEM_CLOCK.monotonic()
@@ -129,7 +159,7 @@ def test_sr1_what_is_no_handshake_is_hung_up_on(world: World) -> None:
     assert world.open(Purpose.DIRECT)
 
 
-def test_sr1_who_is_silent_or_slow_is_hung_up_on(world: World) -> None:
+def test_sr1_a_silent_or_slow_client_is_disconnected(world: World) -> None:
     world.server._handshake_within_s = 0.2
     silent = world.connect()
     half = world.connect()
@@ -140,7 +170,7 @@ def test_sr1_who_is_silent_or_slow_is_hung_up_on(world: World) -> None:
     assert raises(lambda: drip(slow))
 
 
-def test_who_greets_nobody_is_hung_up_on(world: World) -> None:
+def test_a_client_that_sends_no_hello_is_disconnected(world: World) -> None:
     world.server._handshake_within_s = 0.5
     with pytest.raises((ConnectionEnded, HoldfastError)):  # before, where that took too long
         world.shake().receive()
@@ -149,10 +179,10 @@ def test_who_greets_nobody_is_hung_up_on(world: World) -> None:
 def drip(sock: socket.socket) -> None:
     for byte in b"HFST\x01\x00" + bytes(200):
         sock.sendall(bytes([byte]))
-        threading.Event().wait(0.02)
+        until(Deadline.after(0.02).passed)
 
 
-def test_the_oldest_stranger_makes_room(world: World) -> None:
+def test_the_oldest_unauthenticated_connection_is_evicted(world: World) -> None:
     """SR-4."""
     waiting = [world.connect() for _ in range(4)]
     until(lambda: len(world.server._strangers) == 4)
@@ -162,7 +192,7 @@ def test_the_oldest_stranger_makes_room(world: World) -> None:
     assert world.open(Purpose.DIRECT)
 
 
-def test_those_inside_do_not_count_as_strangers(world: World) -> None:
+def test_authenticated_connections_do_not_count_as_unauthenticated(world: World) -> None:
     for _ in range(10):
         world.open(Purpose.DIRECT)
     until(lambda: not world.server._strangers)

@@ -12,7 +12,8 @@ import pytest
 from holdfast.rpc.server.parking import Parking
 from holdfast.rpc.server.worker_pool import WorkerPool
 from holdfast.rpc.wire.connection import Connection
-from tests.unit.rpc.server_world import SOON, until
+from tests.unit.rpc.server_world import SOON
+from tests.waiting import until
 
 
 class World:

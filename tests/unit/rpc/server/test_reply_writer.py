@@ -1,17 +1,17 @@
-"""Answers on their way out: whole, one after the other, and without blocking who must not."""
+"""Answers on their way out: whole, one after the other, and without blocking the wrong threads."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.rpc.server.reply_writer import ReplyWriter
 from holdfast.rpc.wire.connection import Connection, ConnectionEnded
 from holdfast.rpc.wire.messages import Kind, Message
+from tests.waiting import until
 
 SOON = 20.0
 MORE_THAN_FITS = 4 << 20
@@ -58,13 +58,6 @@ def senders() -> int:
     return sum(thread.name == "holdfast-rpc-send" for thread in threading.enumerate())
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.001)
-
-
 def test_what_has_gathered_goes_out_in_order(ends: Ends) -> None:
     assert [ends.outlet.gather(answer(call)) for call in (1, 2, 3)] == [1, 2, 3]
     ends.outlet.flush()
@@ -81,7 +74,7 @@ def test_ou2_an_offer_does_not_wait_for_a_peer_that_does_not_read(ends: Ends) ->
     assert calls(ends, 3) == [1, 2, 3]
 
 
-def test_who_flushes_waits_and_takes_along_what_others_offer(ends: Ends) -> None:
+def test_a_flush_waits_and_sends_what_other_threads_offer(ends: Ends) -> None:
     ends.outlet.gather(answer(1, MORE_THAN_FITS))
     flusher = threading.Thread(target=ends.outlet.flush)
     flusher.start()
@@ -110,7 +103,7 @@ def test_ou1_many_threads_do_not_mix_their_answers(ends: Ends) -> None:
     ]
 
 
-def test_the_end_of_the_connection_is_told_to_who_sends(ends: Ends) -> None:
+def test_a_thread_that_sends_gets_the_end_of_the_connection(ends: Ends) -> None:
     ends.outlet.offer(answer(1, MORE_THAN_FITS))
     assert senders() == 1
     ends.peer.close()

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.rpc.server.worker_pool import WorkerPool
-from tests.unit.rpc.server_world import SOON, until
+from tests.unit.rpc.server_world import SOON
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Who packs and unpacks references, thread by thread."""
+"""Packing and unpacking of references, thread by thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Holdings:
 def packing(monkeypatch: pytest.MonkeyPatch) -> Any:
     rrefs = Holdings()
     monkeypatch.setattr(references.here, "packing", (rrefs, "to", ["ticket"], False))
-    monkeypatch.setattr(references.here, "unpacking", rrefs)
+    monkeypatch.setattr(references.here, "unpacking", (rrefs, True))
     return references.here.packing
 
 
@@ -37,9 +37,9 @@ def test_outside_of_a_call_nothing_is_packed_or_unpacked() -> None:
     references.start_over()
 
 
-def test_within_a_call_it_is_known_who_does(packing: Any) -> None:
+def test_within_a_call_sender_and_receiver_are_known(packing: Any) -> None:
     assert references.sender("x") is packing
-    assert references.receiver() is packing[0]
+    assert references.receiver() == (packing[0], True)
 
 
 @pytest.mark.usefixtures("packing")

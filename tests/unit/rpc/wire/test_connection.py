@@ -13,10 +13,9 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import PeerViolation, UsageError
-from holdfast.rpc.wire.codec import BUFFERS_MAX, HEADER, encode_head
-from holdfast.rpc.wire.connection import NEVER, Connection, ConnectionEnded
-from holdfast.rpc.wire.messages import Buffer, Kind, Message
-from holdfast.rpc.wire.parts import parts_of, views_of
+from holdfast.rpc.wire.codec import BUFFERS_MAX, HEADER, encode_head, parts_of, views_of
+from holdfast.rpc.wire.connection import Connection, ConnectionEnded
+from holdfast.rpc.wire.messages import NEVER, Buffer, Kind, Message
 
 SOON = 20.0
 
@@ -220,7 +219,7 @@ def send_forever(connection: Connection, message: Message) -> None:
         connection.send(message)
 
 
-def test_a_limit_ends_sending_to_somebody_who_does_not_read(ends: Ends) -> None:
+def test_a_limit_ends_sending_to_a_peer_that_does_not_read(ends: Ends) -> None:
     here, _, _, _ = ends
     for message in (
         Message(Kind.REPLY, 1, b"", [bytes(5_000_000)]),
@@ -230,7 +229,7 @@ def test_a_limit_ends_sending_to_somebody_who_does_not_read(ends: Ends) -> None:
             within(0.05, here, lambda message=message: send_forever(here, message))  # type: ignore[misc]
 
 
-def test_a_limit_ends_sending_to_somebody_who_reads_slowly(ends: Ends) -> None:
+def test_a_limit_ends_sending_to_a_peer_that_reads_slowly(ends: Ends) -> None:
     here, _, _, there = ends
     over = threading.Event()
 
@@ -246,7 +245,7 @@ def test_a_limit_ends_sending_to_somebody_who_reads_slowly(ends: Ends) -> None:
     reader.join()
 
 
-def test_who_sends_hears_that_the_link_is_closed_here(ends: Ends) -> None:
+def test_a_sending_thread_is_told_that_the_link_is_closed_here(ends: Ends) -> None:
     here, _, one, _ = ends
     message = Message(Kind.REPLY, 1, b"", [bytes(5_000_000)])
     views = views_of(message.buffers)
@@ -309,7 +308,7 @@ def test_a_reset_is_told() -> None:
             connection.receive()
 
 
-def test_who_receives_hears_that_the_link_is_closed_here(ends: Ends) -> None:
+def test_a_receiving_thread_is_told_that_the_link_is_closed_here(ends: Ends) -> None:
     here, _, _, _ = ends
     heard: list[str] = []
 
@@ -362,7 +361,7 @@ def test_as_many_buffers_as_can_be(ends: Ends) -> None:
     assert encode_head(message)
 
 
-def test_who_looks_before_it_sleeps_gets_what_is_there_and_hears_of_the_end(ends: Ends) -> None:
+def test_a_spinning_reader_gets_what_is_there_and_the_end(ends: Ends) -> None:
     here, there, _, _ = ends
     message = Message(Kind.REPLY, 1, b"x" * 100)
     there._spin.now = True
@@ -374,7 +373,7 @@ def test_who_looks_before_it_sleeps_gets_what_is_there_and_hears_of_the_end(ends
         there.receive()
 
 
-def test_who_has_looked_in_vain_sleeps_until_it_comes_or_the_limit_passes(
+def test_a_reader_that_spun_for_nothing_sleeps_until_data_or_the_limit(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there, _, _ = ends

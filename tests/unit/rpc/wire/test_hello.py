@@ -61,7 +61,7 @@ def test_a_greeting_comes_back_as_it_went(purpose: Purpose) -> None:
     ],
 )
 def test_anything_else_is_refused(message: Message) -> None:
-    with pytest.raises(PeerViolation, match="no hello"):
+    with pytest.raises(PeerViolation, match="does not begin with a hello"):
         decode_hello(message)
 
 

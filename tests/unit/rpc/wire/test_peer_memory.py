@@ -19,17 +19,16 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import PeerViolation
+from holdfast.rpc.wire import memory as memories
 from holdfast.rpc.wire import peer_memory
+from holdfast.rpc.wire.codec import BIG_BYTES, parts_of, views_of
 from holdfast.rpc.wire.connection import Connection
+from holdfast.rpc.wire.memory import pooled_bytes
 from holdfast.rpc.wire.messages import Buffer, Kind, Message
-from holdfast.rpc.wire.parts import parts_of, views_of
 from holdfast.rpc.wire.peer_memory import (
-    BIG_BYTES,
     PLACE_BYTES,
     BufferLease,
     PeerMemory,
-    memory,
-    pooled_bytes,
     read,
 )
 
@@ -77,7 +76,8 @@ def random_bytes(size: int) -> bytes:
 
 
 def request(call: int, *buffers: Buffer) -> Message:
-    return Message(Kind.PYTHON_CALL, call, b"body", list(buffers))
+    """Make a request whose buffers arrive as memory."""
+    return Message(Kind.PYTHON_CALL, call, b"body", [memoryview(buffer) for buffer in buffers])
 
 
 def writable(buffer: Buffer) -> memoryview:
@@ -132,6 +132,16 @@ def test_one_message_has_buffers_of_all_kinds_and_sizes(ends: Ends) -> None:
     assert list(map(bytes, message.buffers)) == list(map(bytes, buffers))
     for buffer in message.buffers:
         assert (writable(buffer).format, writable(buffer).ndim) == ("B", 1)
+
+
+@pytest.mark.parametrize("size", [BIG_BYTES, 40_000_001])
+def test_bytes_and_bytearrays_are_fetched_as_themselves(ends: Ends, size: int) -> None:
+    here, there = ends
+    data = random_bytes(size)
+    here.send(Message(Kind.PYTHON_CALL, 1, b"", [data, bytearray(data)]))
+    one, other = there.receive().buffers
+    assert (type(one), type(other)) == (bytes, bytearray)
+    assert one == other == data
 
 
 PEER = """
@@ -205,7 +215,7 @@ def test_bi3_a_request_is_held_until_its_answer(ends: Ends, kind: Kind) -> None:
     ended = weakref.ref(sent)
     here.send(request(1, sent))
     with pytest.raises(BufferError):
-        sent.clear()  # nobody can resize what is held
+        sent.clear()  # what is held cannot be resized
     del sent
     there.receive()
     there.send(Message(kind, 2))
@@ -229,7 +239,7 @@ def test_bi3_an_answer_is_held_until_it_has_been_taken(ends: Ends) -> None:
     assert ended() is None
 
 
-def test_bi3_what_waits_is_let_go_of_when_the_link_ends(ends: Ends) -> None:
+def test_bi3_waiting_buffers_are_released_when_the_link_ends(ends: Ends) -> None:
     here, _ = ends
     sent = Watched(LARGE)
     ended = weakref.ref(sent)
@@ -322,7 +332,7 @@ def test_an_offer_that_makes_no_sense_is_not_taken(strangers: Ends, body: bytes)
     assert there.due() == []
 
 
-def test_who_offered_nothing_is_told_nothing(strangers: Ends) -> None:
+def test_a_peer_that_offered_nothing_is_told_nothing(strangers: Ends) -> None:
     here, there = strangers
     there.send(Message(Kind.TAKEN, 0))
     assert here.advance() is None
@@ -332,7 +342,7 @@ def test_who_offered_nothing_is_told_nothing(strangers: Ends) -> None:
 # Seals.
 
 
-def test_bi2_a_message_that_was_let_go_of_is_dropped(ends: Ends) -> None:
+def test_bi2_a_message_whose_buffers_were_released_is_dropped(ends: Ends) -> None:
     here, there = ends
     kept = bytes(LARGE)  # still there, and readable
     here.send_all([request(1, kept, b"x", kept), request(2, kept)])
@@ -343,22 +353,22 @@ def test_bi2_a_message_that_was_let_go_of_is_dropped(ends: Ends) -> None:
     assert [bytes(buffer) for buffer in message.buffers] == [kept]
 
 
-def test_bi2_what_is_let_go_of_while_it_is_read_is_not_delivered(
+def test_bi2_buffers_released_while_they_are_read_are_not_delivered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sent = bytearray(BIG_BYTES)
+    sent = bytearray(2 * LARGE)  # the seal of less is read by the same system call
     held = BufferLease([sent])
     [place] = held.places()
     real = peer_memory._readv()
 
     def late(*args: object) -> int:
         got = real(*args)
-        held.let_go()
+        held.release()
         return got
 
-    assert found(place, BIG_BYTES) == bytes(BIG_BYTES)
+    assert found(place, 2 * LARGE) == bytes(2 * LARGE)
     monkeypatch.setattr(peer_memory, "_readv", lambda: late)
-    assert found(place, BIG_BYTES) is None
+    assert found(place, 2 * LARGE) is None
     sent.clear()  # it is held no longer
 
 
@@ -372,52 +382,15 @@ def test_what_is_nowhere_is_not_read() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait(LIMIT_S)
     assert read(gone.pid, large, BIG_BYTES) is None
-    held.let_go()
-    held.let_go()
+    held.release()
+    held.release()
     assert held.bytes == 0
 
 
-# Memory.
-
-
-@pytest.mark.parametrize("size", [0, 1, BIG_BYTES, LARGE])
-def test_memory_has_its_size_and_can_be_written(size: int) -> None:
-    view = memory(size)
-    view[:] = b"x" * size
-    assert (view.nbytes, view.format, bytes(view)) == (size, "B", b"x" * size)
-
-
-@pytest.fixture
-def fresh() -> None:
-    """Leave nothing in the process's pool, nor to come back to it, of tests before."""
-    gc.collect()
-    peer_memory._MappingLease.pool._free.clear()
-
-
-@pytest.mark.usefixtures("fresh")
-def test_bi4_memory_is_used_again_when_nothing_views_it() -> None:
-    view = memory(LARGE)
-    part = view[5:10]
-    part[:] = b"12345"
-    lent = pooled_bytes()
-    del view
-    assert pooled_bytes() == lent  # a part of it is a view
-    other = memory(LARGE)
-    other[:] = bytes(LARGE)
-    assert bytes(part) == b"12345"
-    del other
-    del part
-    free = pooled_bytes()
-    assert free >= lent + LARGE
-    again = memory(LARGE)
-    assert pooled_bytes() <= free - LARGE
-    del again
-    assert pooled_bytes() == free
-
-
-@pytest.mark.usefixtures("fresh")
 def test_messages_one_after_the_other_use_the_same_memory(ends: Ends) -> None:
     here, there = ends
+    gc.collect()
+    memories._MappingLease.pool._free.clear()  # of tests before
     free = set()
     for call in range(1, 20):
         here.send(request(call, bytes([call]) * LARGE))
@@ -428,13 +401,3 @@ def test_messages_one_after_the_other_use_the_same_memory(ends: Ends) -> None:
         there.send(Message(Kind.REPLY, call))
         here.receive()
     assert len(free) == 1
-
-
-@pytest.mark.usefixtures("fresh")
-def test_bi4_memory_that_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    views = [memory(LARGE) for _ in range(4)]
-    lent = pooled_bytes()
-    limit = lent + 3 * LARGE
-    monkeypatch.setattr(peer_memory._MappingLease.pool, "_bytes_max", limit)
-    views.clear()
-    assert lent + LARGE <= pooled_bytes() <= limit
