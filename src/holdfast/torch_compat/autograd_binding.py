@@ -19,7 +19,6 @@ from torch.autograd.graph import GradientEdge
 
 from holdfast.errors import HoldfastError
 from holdfast.rpc.api import async_execution
-from holdfast.rpc.client.blocking import before_block
 from holdfast.rpc.client.future import Future
 from holdfast.torch_compat.autograd.contexts import (
     CONTEXTS,
@@ -30,7 +29,7 @@ from holdfast.torch_compat.autograd.contexts import (
 from holdfast.torch_compat.autograd.engine import Pass, Roots
 from holdfast.torch_compat.rpc.agents import current
 from holdfast.torch_compat.rpc.futures import as_torch_error
-from holdfast.torch_compat.tensors.devices import gradients_leave
+from holdfast.torch_compat.tensors.devices import Gradients
 
 __all__ = ["AUTOGRAD_NAMES", "backward", "end_pass", "get_gradients", "take_gradients"]
 
@@ -66,20 +65,26 @@ def backward(context_id: int, roots: Sequence[Any], retain_graph: bool = False) 
         )
     context = CONTEXTS.find(context_id)
     begin = _roots(roots)
-    before_block()
+    if not torch.autograd._profiler_enabled():
+        _run(context, begin, retain_graph)
+        return
     with torch.autograd.profiler.record_function("torch::distributed::autograd::backward"):
-        one = Pass(context, CONTEXTS.new_message(), bool(retain_graph), _send)
-        _enter(one)
-        try:
-            one.run(begin)
-            one.future.wait()
-        except HoldfastError as error:
-            raise as_torch_error(error) from None
-        except Exception as error:
-            if not one.has_heard:
-                raise
-            # As torch says it of an error in what others have set going.
-            raise RuntimeError(f"Error on Node {CONTEXTS.worker}: {error}") from error
+        _run(context, begin, retain_graph)
+
+
+def _run(context: DistAutogradContext, begin: Roots, retain_graph: bool) -> None:
+    one = Pass(context, CONTEXTS.new_message(), bool(retain_graph), _send)
+    _enter(one)
+    try:
+        one.run(begin)
+        one.future.wait()
+    except HoldfastError as error:
+        raise as_torch_error(error) from None
+    except Exception as error:
+        if not one.has_heard:
+            raise
+        # As torch says it of an error in what others have set going.
+        raise RuntimeError(f"Error on Node {CONTEXTS.worker}: {error}") from error
 
 
 def _roots(roots: Sequence[Any]) -> Roots:
@@ -118,37 +123,43 @@ def _enter(one: Pass) -> Pass:
 
 def _send(one: Pass, message: int, worker: int, gradients: list[Any]) -> Future[Any]:
     core = current().core
-    me = core.contact.incarnation
-    args = (me, one.context.number, one.number, message, gradients, one.retain_graph)
-    with gradients_leave():
-        sent: Future[Any] = core.call_async(worker, take_gradients, args)
+    me = (core.contact.incarnation, CONTEXTS.worker)
+    args = (me, one.context.number, one.number, message, Gradients(gradients), one.retain_graph)
+    sent: Future[Any] = core.call_async(worker, take_gradients, args)
     return sent
 
 
 @async_execution
 def take_gradients(
-    asker: str,
+    asker: tuple[str, int],
     context_id: int,
     number: int,
     message: int,
     gradients: list[Any],
     retain_graph: bool,
 ) -> Any:
-    """Go on with a pass; answer the first asker when this worker's part is done (DA-1)."""
+    """Go on with a pass; answer the first caller when this worker's part is done (DA-1)."""
     context = CONTEXTS.find(context_id)
     try:
-        made = Pass(context, number, retain_graph, _send, asker)
+        made = Pass(context, number, retain_graph, _send, *asker)
         one = _enter(made)
         one.come(message, gradients)
         if one is not made:
             return None
-        if _has_hung_up(asker):  # before the pass was known
-            one.fail(asker_lost(current().core.worker_name(asker)))
-        before_block()
+        life, _ = asker
+        if _has_hung_up(life):  # before the pass was known
+            one.fail(asker_lost(current().core.worker_name(life)))
         one.run([])
     except Exception as error:
         raise RuntimeError(f"Error on Node {CONTEXTS.worker}: {error}") from None
-    return one.future
+    if one.future.done():
+        return _answer(one)
+    return one.future.then(lambda _: _answer(one))
+
+
+def _answer(one: Pass) -> Any:
+    back = one.answer()
+    return Gradients(back) if back else None
 
 
 def _has_hung_up(asker: str) -> bool:
@@ -169,16 +180,16 @@ def end_pass(context_id: int, number: int, why: str) -> None:
     if one is not None:
         one.fail(RuntimeError(why))
     elif is_news:
-        _tell(context, number, why, set())
+        _fail_elsewhere(context, number, why, set())
 
 
 def _tell_failure(one: Pass) -> None:
     error = one.future.exception()
     if error is not None:
-        _tell(one.context, one.number, str(error), one.asked)
+        _fail_elsewhere(one.context, one.number, str(error), one.asked)
 
 
-def _tell(context: DistAutogradContext, number: int, why: str, asked: set[int]) -> None:
+def _fail_elsewhere(context: DistAutogradContext, number: int, why: str, asked: set[int]) -> None:
     """Tell all workers that may have a part in a pass that it has failed (DA-2)."""
     try:
         core = current().core

@@ -1,7 +1,7 @@
 """Workers of a distributed backward pass, of which one will be killed; see `test_autograd_lost`.
 
-The pass goes from the first to the second, and from there to the third, who stays in the middle of
-it until he may go on. Forked from a process that has torch, so this may import it.
+The pass goes from the first to the second, and from there to the third, which stays in the middle
+of it until it may go on. Forked from a process that has torch, so this may import it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import torch
 from torch.autograd import Function
 from torch.distributed import autograd, rpc
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from tests.e2e import entrypoints
-from tests.e2e.reporting import TIMEOUT_S
+from tests.waiting import until
 
 __all__ = ["NAMES", "work"]
 
@@ -24,7 +23,7 @@ NAMES = ("first", "second", "third")
 
 
 class Stays(Function):  # type: ignore[misc]  # it is torch's
-    """In the backward pass, rings the bell and waits at the door."""
+    """In the backward pass, writes to one FIFO and waits for the other."""
 
     @staticmethod
     def forward(ctx: Any, value: Any, bell: str, door: str) -> Any:
@@ -59,16 +58,14 @@ def gradient_by(other: str) -> list[float]:
 
 def wait_until_nothing_is_left() -> None:
     """Wait until this worker has no pass and no context any more."""
-    deadline = Deadline.after(TIMEOUT_S)
-    while any(count != "0" for count in autograd._get_debug_info().values()):
-        assert not deadline.passed(), autograd._get_debug_info()
-        SYSTEM_CLOCK.sleep(0.01)
+    shown = autograd._get_debug_info
+    until(lambda: all(count == "0" for count in shown().values()), shown)
 
 
 def work(name: str, store: str, bell: str, door: str, told: Connection) -> None:
     """Be one of them; then do as told, until nothing more is.
 
-    No call has a time limit: whoever is not told of a loss waits forever.
+    No call has a time limit: a worker that is not told of a loss waits forever.
     """
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}", rpc_timeout=0)
     rpc.init_rpc(name, rank=NAMES.index(name), world_size=3, rpc_backend_options=options)

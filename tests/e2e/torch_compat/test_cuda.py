@@ -49,7 +49,7 @@ def late(tensor: Any) -> Any:
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(200_000_000)
-        return tensor * 3  # nobody is told to wait for that stream
+        return tensor * 3  # nothing is told to wait for that stream
 
 
 # What the caller does.

@@ -140,7 +140,7 @@ def test_workers_may_finish_apart(job: Job, tmp_path: Path) -> None:
     assert results == {0: 0, 1: 1}
 
 
-def test_who_does_not_wait_for_the_others_spoils_nothing(job: Job, tmp_path: Path) -> None:
+def test_a_node_that_skips_the_exit_barrier_harms_nothing(job: Job, tmp_path: Path) -> None:
     door = Door(tmp_path / "door")
     late = job((2, 2), entrypoint=entrypoints.return_after, args=(door.path,), exit_barrier_s=0)
     done = job((2, 2), entrypoint=entrypoints.return_after, args=("",), exit_barrier_s=0)
@@ -153,7 +153,7 @@ def test_who_does_not_wait_for_the_others_spoils_nothing(job: Job, tmp_path: Pat
 
 
 @C10D
-def test_after_a_failure_nobody_waits_at_the_exit(job: Job) -> None:
+def test_after_a_failure_no_node_waits_at_the_exit(job: Job) -> None:
     nodes = [
         job((2, 2), entrypoint=entrypoints.fail_on_odd_ranks_or_stay, workers=2, exit_barrier_s=300)
         for _ in range(2)

@@ -61,7 +61,7 @@ def run_on_nodes(*nodes: tuple[str, ...]) -> list[int | None]:
 
 @contextmanager
 def port_with_the_next() -> Iterator[int]:
-    """Hold a port and the one after it, for those who bind them with SO_REUSEADDR."""
+    """Hold a port and the one after it, for processes that bind them with SO_REUSEADDR."""
     with ExitStack() as held:
         while True:
             first = HeldPort("127.0.0.1")
@@ -77,7 +77,7 @@ def port_with_the_next() -> Iterator[int]:
 
 
 def test_nodes_with_fixed_ranks_and_a_given_master(tmp_path: Path) -> None:
-    """The ranks are those of the nodes, whoever is there first; gloo meets at the master's port."""
+    """The ranks are those of the nodes, in any order; gloo meets at the master's port."""
     script = tmp_path / "script.py"
     script.write_text(TOUCH + SUM)
     touched = tmp_path / "touched"

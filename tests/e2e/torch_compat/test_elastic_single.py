@@ -140,7 +140,7 @@ def test_without_a_health_port_a_worker_hears_of_none(single: Single) -> None:
 # What goes wrong.
 
 
-def test_what_a_worker_raised_reaches_whoever_started_the_agent(
+def test_what_a_worker_raised_reaches_the_caller_of_the_agent(
     single: Single, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     reply = tmp_path / "error.json"
@@ -191,7 +191,7 @@ def test_nothing_of_a_worker_is_left(single: Single, tmp_path: Path) -> None:
     reading = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
     try:
         single(entrypoints.leave_a_child, args=(str(held),)).returned()
-        assert os.read(reading, 1) == b""  # nobody holds the other end
+        assert os.read(reading, 1) == b""  # no process holds the other end
     finally:
         os.close(reading)
 

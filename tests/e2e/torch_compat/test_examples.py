@@ -83,6 +83,16 @@ def test_calls(program: str, launcher: tuple[str, ...], tmp_path: Path) -> None:
     assert ours.said == theirs.said
 
 
+def until_the_result(said: list[str]) -> list[str]:
+    """Return what a training said until its result.
+
+    A thread of gloo aborts a process that ends now and then ("terminate called without an active
+    exception"), with torchrun too; the job then begins once more after the last step.
+    """
+    ends = [number for number, line in enumerate(said, 1) if line.startswith("after ")]
+    return said[: ends[0]] if ends else said
+
+
 @pytest.mark.timeout(3 * LIMIT_S + 100)
 def test_training_that_crashes_and_goes_on(tmp_path: Path) -> None:
     """Its end is that of a run without a crash.
@@ -96,6 +106,7 @@ def test_training_that_crashes_and_goes_on(tmp_path: Path) -> None:
     theirs = ran(tmp_path / "theirs", *PYTHON, *TORCHRUN, *flags, tmp_path / "1", *crash, **apart)
     ours = ran(tmp_path / "ours", *HOLDFAST_RUN, *flags, tmp_path / "2", *crash)
     whole = ran(tmp_path / "whole", *HOLDFAST_RUN, *flags, tmp_path / "3")
-    begun, result = whole.said
+    begun, result = until_the_result(whole.said)
     assert begun == "attempt 0 begins after step 0"
-    assert theirs.said == ours.said == [begun, "attempt 1 begins after step 15", result]
+    crashed = [begun, "attempt 1 begins after step 15", result]
+    assert until_the_result(theirs.said) == until_the_result(ours.said) == crashed

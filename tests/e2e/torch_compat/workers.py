@@ -34,7 +34,7 @@ def die_once_on_rank_one() -> int:
 
 
 def call_worker(message: str) -> str:
-    """Be the master, who calls the worker of another node."""
+    """Be the master, which calls the worker of another node."""
     from torch.distributed import rpc
 
     rpc.init_rpc("master", rank=entrypoints.rank(), world_size=entrypoints.world_size())

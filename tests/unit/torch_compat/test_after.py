@@ -42,7 +42,7 @@ def test_it_is_done_when_the_module_has_been_run(seen: list[Any]) -> None:
     assert seen == [1, 1]
 
 
-def test_it_is_done_also_if_somebody_has_asked_for_the_module_before(seen: list[Any]) -> None:
+def test_it_runs_also_if_the_module_was_looked_up_before(seen: list[Any]) -> None:
     """Proves AF-1."""
     for _ in range(2):
         assert importlib.util.find_spec(NAME) is not None

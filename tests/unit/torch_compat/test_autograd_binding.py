@@ -14,10 +14,11 @@ import torch
 from torch.autograd import Function
 
 from holdfast.rpc.client.future import Future
+from holdfast.rpc.values.pickling import dump, load
 from holdfast.torch_compat import autograd_binding
 from holdfast.torch_compat.autograd.contexts import CONTEXTS
 from holdfast.torch_compat.autograd.engine import Pass
-from holdfast.torch_compat.autograd.graph import stamp
+from holdfast.torch_compat.autograd.graph import connect, stamp
 from holdfast.torch_compat.autograd_binding import AUTOGRAD_NAMES, backward, get_gradients
 from holdfast.torch_compat.rpc import agents, calls
 from tests.unit.torch_compat.group import group
@@ -46,9 +47,9 @@ class Failing(Function):  # type: ignore[misc]
         raise ValueError("no gradient of that")
 
 
-def myself() -> str:
-    """Return who this is, to those who are asked."""
-    return str(agents.current().core.contact.incarnation)
+def myself() -> tuple[str, int]:
+    """Return the worker that asks: this one."""
+    return str(agents.current().core.contact.incarnation), 0
 
 
 def add(to: Any, a: Any, b: Any) -> Any:
@@ -148,12 +149,12 @@ def test_a_pass_that_ends_while_it_is_to_begin_does_not(monkeypatch: pytest.Monk
         assert mine.passes == {}
 
 
-def test_who_has_left_tells_nobody() -> None:
+def test_a_worker_that_has_left_tells_no_other() -> None:
     with group("a") as (me,), context() as number:
         mine = CONTEXTS.find(number)
         mine.workers.add(0)
         agents.reset()
-        autograd_binding._tell(mine, 4, "a worker is lost", set())
+        autograd_binding._fail_elsewhere(mine, 4, "a worker is lost", set())
         agents.set_and_start(me)
         assert me.core.metrics()["agent.client_calls"] == "0"
 
@@ -166,12 +167,12 @@ def test_a_pass_that_fails_at_one_worker_is_ended_at_those_that_it_knows() -> No
         mine = CONTEXTS.find(number)
         theirs = Pass(mine, 4, False, lambda *_: Future())
         autograd_binding._enter(theirs)
-        autograd_binding._tell(mine, 4, "a worker is lost", set())
+        autograd_binding._fail_elsewhere(mine, 4, "a worker is lost", set())
         with pytest.raises(RuntimeError, match="a worker is lost"):
             theirs.future.wait(WITHIN_S)
 
 
-def test_who_has_a_pass_that_fails_tells_each_worker_that_it_knows() -> None:
+def test_a_worker_with_a_failed_pass_tells_each_worker_that_it_knows() -> None:
     """Proves DA-2."""
     with group("a", "b") as (me, _), context() as number:
         mine = CONTEXTS.find(number)
@@ -185,7 +186,7 @@ def test_who_has_a_pass_that_fails_tells_each_worker_that_it_knows() -> None:
         assert int(me.core.metrics()["agent.client_calls"]) == before + 2
 
 
-def test_who_hears_of_a_failed_pass_and_has_no_part_in_it_tells_on_once() -> None:
+def test_a_worker_without_a_part_in_a_failed_pass_passes_the_failure_on_once() -> None:
     """Proves DA-2."""
     with group("a", "b") as (me, _), context() as number:
         CONTEXTS.find(number).workers.update({1})
@@ -196,14 +197,32 @@ def test_who_hears_of_a_failed_pass_and_has_no_part_in_it_tells_on_once() -> Non
         assert int(me.core.metrics()["agent.client_calls"]) == before + 1
 
 
-def test_a_pass_does_not_begin_for_somebody_who_has_hung_up() -> None:
+def test_a_pass_does_not_begin_for_a_worker_that_has_disconnected() -> None:
     """Proves CX-5."""
     with group("a", "b") as (_, other), context() as number:
         leaf = torch.ones(2, requires_grad=True)
         add(other.get_worker_info(), leaf, leaf)
         (message, *_) = CONTEXTS.find(number)._send_functions()
         with pytest.raises(RuntimeError, match="it had asked for a backward pass"):
-            autograd_binding.take_gradients("an earlier life", number, 4, message, [leaf], False)
+            autograd_binding.take_gradients(
+                ("an earlier life", 1), number, 4, message, [leaf], False
+            )
+
+
+def test_gradients_for_the_worker_that_asked_are_the_answer() -> None:
+    """Proves DA-1, BP-7."""
+    with group("a"), context() as number:
+        mine = CONTEXTS.find(number)
+        tensors: list[Any] = [torch.ones(2)]
+        connect(tensors, (number, 0, 17, (0,)))
+        message = stamp([tensors[0] * 3], 0, mine)[2]
+        answer = autograd_binding.take_gradients(
+            myself(), number, 4, message, [torch.ones(2)], False
+        )
+        ((to, (gradient,)),) = load(*dump(answer))
+        assert to == 17
+        assert gradient.tolist() == [3, 3]
+        assert mine.passes == {}
 
 
 def test_no_pass_begins_in_a_context_that_is_released() -> None:

@@ -7,8 +7,9 @@ called; each of them releases its own, and tells on.
 Guarantees
     CX-1  A number of a context or of a message is never used twice: its upper 16 bits are its
           maker's number, the others count up.
-    CX-2  A worker that releases a context tells each worker that it knows to have it, and retries
-          if need be. A worker tells once.
+    CX-2  A worker that releases a context tells each worker that it knows to have it, except the
+          one that has told it, and retries if need be. A worker tells once, after GATHER_S: one
+          message carries all that was released meanwhile.
     CX-3  A released context ends the passes that run in it.
     CX-4  A context ends here too when no worker would release it: when a worker that has brought it
           here has disconnected, its maker is asked. If that has it, it tells this worker when it
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,9 +34,11 @@ from holdfast.rpc.wire.messages import Kind
 
 __all__ = [
     "CONTEXTS",
+    "GATHER_S",
     "NO_CONTEXT",
     "Contexts",
     "DistAutogradContext",
+    "Releases",
     "asker_lost",
     "left",
     "release",
@@ -44,13 +47,15 @@ __all__ = [
 
 ID_BITS = 48
 NO_CONTEXT = -1
+GATHER_S = 0.01
+"""How long a release is held back, so that one message carries those of many steps."""
 
 
 class DistAutogradContext:
     """What one worker knows of one context.
 
     Under its lock: the send and recv functions, in the order in which they were made, and the
-    tokens of that order (`graph.py`); the workers that have the context from this one, and those
+    token of that order (`graph.py`); the workers that have the context from this one, and those
     that this one has it from; the passes that have not ended, by number; and the gradients.
     """
 
@@ -66,7 +71,6 @@ class DistAutogradContext:
         self.gradients: dict[Any, Any] = {}
         self.reduces = False  # whether DDP has a part in it
         self.is_released = False
-        self.first_token: Any = None
         self.token: Any = None
         # Under a lock of its own, since it is waited for: the pass that runs.
         self.turns = threading.Condition()
@@ -164,8 +168,7 @@ class Contexts:
 
     def find(self, number: int) -> DistAutogradContext:
         """Return a context; RuntimeError if there is none of that number."""
-        with self._lock:
-            context = self._known.get(number)
+        context = self._known.get(number)  # without the lock: it is one instruction
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {number}")
         return context
@@ -232,24 +235,49 @@ CONTEXTS = Contexts()
 """Those of this process."""
 
 
-def release(agent: Any, number: int) -> bool:
+class Releases:
+    """The released contexts of which other workers have not been told yet, by worker."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._untold: dict[int, list[int]] = {}
+
+    def add(self, workers: Iterable[int], number: int) -> None:
+        """Tell these workers soon that a context has been released."""
+        with self._lock:
+            is_first = not self._untold
+            for worker in workers:
+                self._untold.setdefault(worker, []).append(number)
+            is_first = is_first and bool(self._untold)
+        if is_first:
+            self._agent.core._scheduler.submit(self.tell, GATHER_S)
+
+    def tell(self) -> None:
+        """Tell them now."""
+        with self._lock:
+            untold, self._untold = self._untold, {}
+        for worker, numbers in untold.items():
+            try:
+                to = self._agent.places.find(worker).incarnation
+                kind = Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ
+                self._agent.core.request(to, kind, numbers, None, retries=RetryPolicy())
+            except (HoldfastError, RuntimeError):  # it is gone, and its contexts with it
+                continue
+
+
+def release(agent: Any, number: int, told_by: int | None = None) -> bool:
     """Release a context, and let others release theirs; False if this worker has none (CX-2)."""
     context = CONTEXTS.take(number)
     if context is None:
         return False
     with context.lock:
         context.is_released = True
-        passes, workers = list(context.passes.values()), sorted(context.workers)
+        passes = list(context.passes.values())
+        workers = context.workers - {told_by}
     for one in passes:
         one.fail(RuntimeError(f"autograd context {number} was released during its backward pass"))
-    for worker in workers:
-        try:
-            to = agent.places.find(worker).incarnation
-            agent.core.request(
-                to, Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ, number, None, retries=RetryPolicy()
-            )
-        except (HoldfastError, RuntimeError):  # it is gone, and its context with it
-            continue
+    agent.releases.add(workers, number)
     return True
 
 
@@ -264,7 +292,7 @@ def left(agent: Any, caller: WorkerHello) -> None:
 
 
 def asker_lost(who: str) -> PeerLost:
-    """Return the error of a pass whose asker has disconnected."""
+    """Return the error of a pass whose caller has disconnected."""
     return PeerLost(f"{who}: Connection closed by peer (it had asked for a backward pass)")
 
 

@@ -17,37 +17,56 @@ Guarantees
     BP-5  One pass at a time runs in a context.
     BP-6  A worker that runs its part because another one gave it gradients waits for more as long
           as that call may take: the worker that should give them may be lost, and the caller too.
+    BP-7  Gradients for the worker that asked go with the answer, which comes when this worker's
+          part is done; they go before that, by a call, if this worker has to wait for others.
+    BP-8  A thread that waits in a pass reads the answers itself, if what it waits for comes with
+          them: when no gradient of this worker is missing elsewhere. It releases what other threads
+          need before it blocks, and not before that.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
-from holdfast.clock import SYSTEM_CLOCK
+from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.rpc.client.blocking import before_block
 from holdfast.rpc.client.deadlines import deadline_here
 from holdfast.rpc.client.future import Future
-from holdfast.rpc.client.pipe import NEVER
+from holdfast.rpc.wire.messages import NEVER
 from holdfast.torch_compat.autograd.contexts import DistAutogradContext
 from holdfast.torch_compat.autograd.ddp import by_adding
+from holdfast.torch_compat.autograd.graph import FIRST_EDGE
+from holdfast.torch_compat.tensors.pickling import SMALL_BYTES
 
-__all__ = ["Pass", "Roots", "Sender"]
+__all__ = ["Given", "Pass", "Roots", "Sender"]
 
 Roots: TypeAlias = "list[tuple[GradientEdge, Any]]"
-Sender: TypeAlias = "Callable[[Pass, int, int, list[Any]], Future[Any]]"
+Given: TypeAlias = "tuple[int, list[Any]]"
+"""The gradients of a message, with its number."""
+Sender: TypeAlias = "Callable[[Pass, int, int, list[Any]], Future[list[Given] | None]]"
+
+_NOTHING = torch.empty(0)
+"""The gradient by which a send function starts: its own ones come from afar."""
+
+NOT_ASKED = -1
+READ_S = 0.002
+"""How long a thread that waits for gradients reads answers itself. A call that brings them does not
+wake it meanwhile, and then other threads read answers for it."""
 
 
 class Pass:
     """A pass at this worker.
 
     `send` passes gradients on: those of the message of that number, to the worker of that number.
-    `asker` is the life of the worker that was first to give gradients here, if one was.
+    `asker` is the life of the worker that was first to give gradients here, if one was, and
+    `asking` its number.
     """
 
     def __init__(
@@ -57,13 +76,18 @@ class Pass:
         retain_graph: bool,
         send: Sender,
         asker: str = "",
+        asking: int = NOT_ASKED,
     ) -> None:
         self.context = context
         self.number = number
         self.retain_graph = retain_graph
         self.asker = asker
-        self.future: Future[None] = Future()
+        self._asking = asking
+        self.future: Future[None] = Future(self)
         self.asked: set[int] = set()  # the workers to which gradients went
+        self._sent: list[Future[Any]] = []
+        self._back: list[Given] = []  # what goes with the answer
+        self._given = 0  # how many recv functions have run
         self._send = send
         self._changed = threading.Condition()
         self._come: dict[int, list[Any]] = {}
@@ -90,10 +114,17 @@ class Pass:
 
     def await_gradients(self, message: int) -> list[Any]:
         """Return the gradients of a send function, once they are there."""
+
+        def is_over() -> bool:
+            return message in self._come or self.future.done()
+
+        if not is_over():
+            self._hand_over()
+            before_block()
+            if self._given == len(self.context.recvs):
+                self.drive(is_over, Deadline.after(READ_S))
         with self._changed:
-            has_ended = self._changed.wait_for(
-                lambda: message in self._come or self.future.done(), self._left()
-            )
+            has_ended = self._changed.wait_for(is_over, self._left())
             self._check()
             if not has_ended:
                 raise RuntimeError(
@@ -109,11 +140,41 @@ class Pass:
 
     def send_gradients(self, message: int, worker: int, gradients: list[Any]) -> None:
         """Send the gradients of a recv function to where the send function is."""
+        gradients = [_plain(gradient) for gradient in gradients]
         with self._changed:
             self._check()
+            self._given += 1
+            if worker == self._asking:
+                self._back.append((message, gradients))
+                return
+        self._pass_on(message, worker, gradients)
+
+    def _pass_on(self, message: int, worker: int, gradients: list[Any]) -> None:
+        with self._changed:
             self._under_way += 1
             self.asked.add(worker)
-        self._send(self, message, worker, gradients).add_done_callback(self._answered)
+        sent = self._send(self, message, worker, gradients)
+        self._sent.append(sent)
+        sent._add(self._answered)
+
+    def _hand_over(self) -> None:
+        """Send now what was to go with the answer (BP-7)."""
+        with self._changed:
+            back, self._back = self._back, []
+        for message, gradients in back:
+            self._pass_on(message, self._asking, gradients)
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        """Read the answers of the workers that gradients went to, for a thread that waits."""
+        while self._sent and not done():
+            driver = self._sent.pop()._driver
+            if driver is not None:
+                driver.drive(done, deadline)
+
+    def answer(self) -> list[Given]:
+        """Return the gradients that go with the answer; raise if the pass has failed."""
+        self.future.value()
+        return self._back
 
     def _check(self) -> None:
         if self.future.done():
@@ -130,6 +191,8 @@ class Pass:
                 self._run(roots)
             finally:
                 self._end_turn()
+            if self._under_way > 1:  # what they do may depend on what goes with the answer
+                self._hand_over()
         except BaseException as error:
             self.fail(error)
             raise
@@ -137,6 +200,8 @@ class Pass:
 
     def _take_turn(self) -> None:
         context = self.context
+        if context.running is not None:
+            before_block()
         with context.turns:
             is_mine = context.turns.wait_for(
                 lambda: context.running is None or self.future.done(), self._left()
@@ -153,25 +218,25 @@ class Pass:
 
     def _run(self, roots: Roots) -> None:
         with self.context.lock:
-            sends, token = list(self.context.sends.values()), self.context.first_token
+            sends = list(self.context.sends.values())
         starts = [edge for edge, _ in roots] + [GradientEdge(send, 0) for send in sends]
-        gradients = [gradient for _, gradient in roots] + [torch.empty(0)] * len(sends)
-        leaves = _leaves([edge.node for edge in starts], token)
+        gradients = [gradient for _, gradient in roots] + [_NOTHING] * len(sends)
+        leaves = _leaves([edge.node for edge in starts])
         if self.context.reduces:
-            variables = [leaf.variable for leaf in leaves] + ([] if token is None else [token])
+            variables = [leaf.variable for leaf in leaves]
             run = partial(
                 torch.autograd.backward, starts, gradients, retain_graph=self.retain_graph
             )
-            self._keep(leaves, by_adding(variables, run, self._left())[: len(leaves)])
+            self._keep(leaves, by_adding(variables, run, self._left()))
             return
         ends = [GradientEdge(leaf, 0) for leaf in leaves]
-        if token is not None:
-            ends.append(torch.autograd.graph.get_gradient_edge(token))
-        found = torch.autograd.grad(
-            starts, ends, gradients, retain_graph=self.retain_graph, allow_unused=True
+        # What `torch.autograd.grad` does, which would check the gradients of the roots before.
+        found = _engine_run_backward(
+            *(tuple(starts), tuple(gradients), self.retain_graph, False, (*ends, FIRST_EDGE), True),
+            accumulate_grad=False,
         )
         del gradients
-        kept = [_before(*pair) for pair in zip(leaves, found[: len(leaves)], strict=True)]
+        kept = [_before(*pair) for pair in zip(leaves, found[:-1], strict=True)]
         self._keep(leaves, kept)
         for pair in zip(leaves, kept, strict=True):
             _after(*pair)
@@ -198,6 +263,11 @@ class Pass:
 
     def _answered(self, sent: Future[Any]) -> None:
         error = sent.exception()
+        try:
+            for message, gradients in (sent.value() or ()) if error is None else ():
+                self.come(message, gradients)
+        except RuntimeError:
+            return  # it has failed
         if error is None:
             self._one_done()
         else:
@@ -226,23 +296,28 @@ class Pass:
             return self.context.passes.pop(self.number, None) is not None
 
 
-def _leaves(starts: Iterable[Any], token: Any) -> list[Any]:
+def _leaves(starts: list[Any]) -> list[Any]:
     """Return the leaves of the graph that starts at these nodes, without the token's."""
     found: list[Any] = []
-    todo = list(starts)
-    seen = set(todo)
+    todo = starts
+    seen = {FIRST_EDGE.node, *todo}
     while todo:
         node = todo.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            if variable is not token:
-                found.append(node)
+        if getattr(node, "variable", None) is not None:
+            found.append(node)
             continue
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
                 todo.append(child)
     return found
+
+
+def _plain(gradient: Any) -> Any:
+    """Return a gradient as it costs least to send: a small one without its strides."""
+    if gradient is None or gradient.layout is not torch.strided or gradient.nbytes > SMALL_BYTES:
+        return gradient
+    return gradient.contiguous()
 
 
 def _before(leaf: Any, gradient: Any) -> Any:

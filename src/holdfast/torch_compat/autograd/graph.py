@@ -16,16 +16,18 @@ Guarantees
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from torch.autograd import Function
 from torch.autograd.function import FunctionMeta
+from torch.autograd.graph import get_gradient_edge
 
 from holdfast.torch_compat.autograd.contexts import CONTEXTS, DistAutogradContext
 
-__all__ = ["Stamp", "connect", "stamp", "working"]
+__all__ = ["FIRST_EDGE", "FIRST_TOKEN", "Stamp", "connect", "receive", "send", "stamp", "working"]
 
 Stamp: TypeAlias = "tuple[int, int, int, tuple[int, ...]]"
 """The context, the sender, the number of the message, and the places of tensors in it."""
@@ -49,14 +51,15 @@ class _Received(Function):  # type: ignore[misc]
     """Where tensors arrive. In the backward pass their gradients go afar."""
 
     @staticmethod
-    def forward(ctx: Any, token: Any, context: int, message: int, worker: int, come: Any) -> Any:
+    def forward(ctx: Any, token: Any, context: int, message: int, worker: int, *come: Any) -> Any:
         ctx.context, ctx.message, ctx.worker = context, message, worker
-        return tuple(come)
+        ctx.mark_dirty(*come)  # they become its outputs in place: values that have them keep them
+        return come
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         _running(ctx.context).send_gradients(ctx.message, ctx.worker, list(gradients))
-        return None, None, None, None, None
+        return None, None, None, None, *(None for _ in gradients)
 
 
 class _After(Function):  # type: ignore[misc]
@@ -85,31 +88,46 @@ def _named(name: str, function: Any) -> Any:
     return FunctionMeta(f"torch::distributed::autograd::{name}", (function,), {})
 
 
-_SendRpc = _named("SendRpc", _Sent)
-_RecvRpc = _named("RecvRpc", _Received)
+def _applying(function: Any) -> Callable[..., Any]:
+    """Return what applies a function, without the look for transforms (`vmap`) before it."""
+    apply: Callable[..., Any] = super(Function, function).apply
+    return apply
+
+
+_send_rpc = _applying(_named("SendRpc", _Sent))
+_recv_rpc = _applying(_named("RecvRpc", _Received))
+_after = _applying(_After)
+
+FIRST_TOKEN = torch.empty(0, requires_grad=True)
+"""The token of all that was received before anything was sent. Nothing is ever added to it, so all
+contexts share it."""
+FIRST_EDGE = get_gradient_edge(FIRST_TOKEN)
 
 
 def stamp(tensors: list[Any], to: int, context: DistAutogradContext) -> Stamp:
     """Make the stamp of a message to a worker; its tensors are put in without their history."""
     places = tuple(place for place, one in enumerate(tensors) if one.requires_grad)
-    message = CONTEXTS.new_message() if places else 0
-    with context.lock, torch.enable_grad():
+    with context.lock:
         context.workers.add(to)
-        if places:
-            leaving = [tensors[place] for place in places]
-            sent = _SendRpc.apply(context.number, message, *leaving)
-            context.sends[message] = sent.grad_fn
-            context.token = _After.apply(_token(context), sent)
+    message = send([tensors[place] for place in places], context) if places else 0
     for place in places:
         tensors[place] = tensors[place].detach()
     return context.number, CONTEXTS.worker, message, places
 
 
+def send(tensors: list[Any], context: DistAutogradContext) -> int:
+    """Make the send function of tensors that leave; return the number of their message."""
+    message = CONTEXTS.new_message()
+    with context.lock, torch.enable_grad():
+        sent = _send_rpc(context.number, message, *tensors)
+        context.sends[message] = sent.grad_fn
+        context.token = _after(_token(context), sent)
+    return message
+
+
 def _token(context: DistAutogradContext) -> Any:
     """Return the token of all that was sent so far in a context."""
-    if context.token is None:
-        context.token = context.first_token = torch.empty(0, requires_grad=True)
-    return context.token
+    return FIRST_TOKEN if context.token is None else context.token
 
 
 def working(stamped: Stamp | None) -> AbstractContextManager[None]:
@@ -123,17 +141,21 @@ def working(stamped: Stamp | None) -> AbstractContextManager[None]:
 def connect(tensors: list[Any], stamped: Stamp) -> None:
     """Make what came with a stamp a part of the graph."""
     number, sender, message, places = stamped
-    if not places:
-        return
+    for place in places:
+        if tensors[place]._is_view():
+            tensors[place] = tensors[place].detach()
+    if places:
+        receive([tensors[place] for place in places], number, message, sender)
+
+
+def receive(tensors: list[Any], number: int, message: int, sender: int) -> None:
+    """Make tensors that have arrived, none of them a view, outputs of one recv function."""
     try:
         context = CONTEXTS.find(number)
     except RuntimeError:
-        for place in places:
-            tensors[place].requires_grad_()
+        for tensor in tensors:
+            tensor.requires_grad_()
         return
-    arrived = [tensors[place] for place in places]
     with context.lock, torch.enable_grad():
-        outputs = _RecvRpc.apply(_token(context), context.number, message, sender, arrived)
+        outputs = _recv_rpc(_token(context), context.number, message, sender, *tensors)
         context.recvs[message] = outputs[0].grad_fn
-    for place, output in zip(places, outputs, strict=True):
-        tensors[place] = output

@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from holdfast import env, ids
 from holdfast.agent.exchange import swap
-from holdfast.agent.roles import NodeInfo, WorkerRanks, assign
+from holdfast.agent.roles import NodeInfo, WorkerRanks
 from holdfast.agent.torch_store import TorchStoreServer, serve_master
 from holdfast.agent.vouching import Witness
 from holdfast.clock import SYSTEM_CLOCK, Deadline
@@ -151,7 +151,7 @@ class HoldfastRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # it 
             swapped = swap(here, NodeInfo(role, workers), self._shared, self._is_over, deadline)
         if swapped is None:
             raise RoundEndedEarly
-        return assign(swapped[0], here.rank)
+        return swapped[0].worker_ranks()
 
     def num_nodes_waiting(self) -> int:
         """Say whether there is a reason for a new round: how many nodes would come, or 1."""

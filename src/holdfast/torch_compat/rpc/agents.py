@@ -20,15 +20,14 @@ from holdfast.net.secret import Secret, new_secret
 from holdfast.net.towards import address_towards
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.contact import Contact
-from holdfast.rpc.client.future import Future
-from holdfast.rpc.client.transport import CallTransport
+from holdfast.rpc.client.transport import MessageTransport
 from holdfast.rpc.wire.messages import Kind
 from holdfast.rpc.wire.tickets import Number
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.store.open import choose_secret
-from holdfast.torch_compat.autograd.contexts import CONTEXTS, NO_CONTEXT, left, release
+from holdfast.torch_compat.autograd.contexts import CONTEXTS, Releases, left, release
+from holdfast.torch_compat.autograd.stamps import Arriving, ContextAnswer
 from holdfast.torch_compat.rpc.places import Places
-from holdfast.torch_compat.rpc.wire import pack
 from holdfast.torch_compat.tensors.devices import Devices, visible
 from holdfast.torch_compat.theirs import TheirWorkerInfo
 
@@ -92,6 +91,7 @@ class TensorPipeAgent(RpcAgent):
             transport=self._transport(),
             inherits=False,  # as torch has it: a call has its own limit, wherever it is made
         )
+        self.releases = Releases(self)
         self._maps = Devices(self.core, self.places, opts.device_maps, reverse_device_maps)
         for kind in (Kind.PYTHON_RREF_FETCH_CALL, Kind.SCRIPT_RREF_FETCH_CALL):
             self.core.add_handler(kind, self._fetched)
@@ -118,7 +118,7 @@ class TensorPipeAgent(RpcAgent):
             self.places.show_devices(self._contact.incarnation, visible())
         self._devices = devices
 
-    def _transport(self) -> CallTransport | None:
+    def _transport(self) -> MessageTransport | None:
         return None
 
     def later(self, act: Callable[[], object]) -> None:
@@ -129,17 +129,19 @@ class TensorPipeAgent(RpcAgent):
             act()
 
     def _fetched(self, caller: Any, request: Any) -> Any:
-        maker, serial, *stamps = request  # a stamp comes with it within a context of autograd
-        number = CONTEXTS.join(*stamps[0][:2]).number if stamps else NO_CONTEXT
+        maker, serial, *context = request  # within a context its number comes, and the worker's
+        room = self.core.rrefs.value(Number(maker, serial))
+        if context:
+            CONTEXTS.join(*context)
+            head = Arriving(*context)
+            return room.then(lambda done: ContextAnswer(done.value(), head))
+        if room.done() and room.exception() is None:
+            return room.value()
+        return room
 
-        def read(done: Future[Any]) -> Any:
-            with CONTEXTS.within(number):  # which may have been released since
-                return pack(done.value(), caller.id)
-
-        return self.core.rrefs.value(Number(maker, serial)).then(read)
-
-    def _released(self, caller: Any, number: int) -> None:
-        release(self, number)
+    def _released(self, caller: Any, numbers: list[int]) -> None:
+        for number in numbers:
+            release(self, number, told_by=caller.id)
 
     # The workers that are there.
 
@@ -218,6 +220,7 @@ class TensorPipeAgent(RpcAgent):
         if not self._is_static:
             self.core.rrefs.release_all()
         calls = -1
+        self.releases.tell()
         while True:
             self._wait_idle(Deadline.after(timeout or None))
             before, calls = calls, int(self.core.metrics()["agent.client_calls"])
@@ -229,7 +232,7 @@ class TensorPipeAgent(RpcAgent):
         self.places.part(self._info.id, deadline)
 
     def _wait_idle(self, deadline: Deadline) -> None:
-        self.core.rrefs.wait_settled(deadline.sooner(LEAVE_WITHIN_S).remaining)
+        self.core.rrefs.wait_answered(deadline.sooner(LEAVE_WITHIN_S).remaining)
         while not deadline.passed():
             now = self.core.metrics()
             if (
@@ -252,7 +255,7 @@ class TensorPipeAgent(RpcAgent):
 class FaultyTensorPipeAgent(TensorPipeAgent):
     """An agent whose messages go wrong as its options say."""
 
-    def _transport(self) -> CallTransport | None:
+    def _transport(self) -> MessageTransport | None:
         opts = self._opts
         return make_faulty(
             {
@@ -332,7 +335,7 @@ def delete_references(timeout: timedelta = DELETE_WITHIN) -> None:
     """Give up all references of this worker, and wait until their owners know."""
     rrefs = current().core.rrefs
     rrefs.release_all()
-    rrefs.wait_settled(Deadline.after(timeout.total_seconds()).remaining)
+    rrefs.wait_answered(Deadline.after(timeout.total_seconds()).remaining)
 
 
 def destroy_references(ignore_leak: bool) -> None:

@@ -1,6 +1,6 @@
 """Calls, by the names of torch's binding: of Python and TorchScript functions, and of operators.
 
-The caller's side. Arguments and results travel as parcels (`wire.py`); `serving.py` runs what is
+The caller's side. Arguments and results travel as payloads (`wire.py`); `serving.py` runs what is
 called.
 """
 
@@ -16,7 +16,7 @@ from holdfast.torch_compat.rpc import serving
 from holdfast.torch_compat.rpc.agents import current
 from holdfast.torch_compat.rpc.futures import CallFuture
 from holdfast.torch_compat.rpc.rrefs import PyRRef, check_value
-from holdfast.torch_compat.rpc.wire import Parcel, pack, seal, unpack
+from holdfast.torch_compat.rpc.wire import Payload, pack, seal, unpack
 
 __all__ = [
     "checked",
@@ -36,15 +36,15 @@ def invoke_rpc_python_udf(
     dst: Any, pickled: bytes, tensors: list[Any], timeout: float, is_async: bool
 ) -> Any:
     """Call a Python function."""
-    agent, parcel = current(), seal(pickled, tensors, dst.id)
+    agent, payload = current(), seal(pickled, tensors, dst.id)
     call = agent.core.call_async(
-        dst.name, serving.answer_udf, (parcel, is_async), None, seconds(timeout)
+        dst.name, serving.answer_udf, (payload, is_async), None, seconds(timeout)
     )
     return CallFuture(call, agent.later, _read_udf)
 
 
-def _read_udf(parcel: Parcel) -> Any:
-    return checked(unpack(parcel))
+def _read_udf(payload: Payload) -> Any:
+    return checked(unpack(payload))
 
 
 def checked(value: Any) -> Any:
@@ -73,8 +73,8 @@ def invoke_rpc_torchscript(
 ) -> Any:
     """Call a TorchScript function."""
     _check_script(name, args, kwargs)
-    parcel = pack((tuple(args), dict(kwargs)), _id_of(dst_name))
-    return _call_script(dst_name, serving.answer_script, (name, parcel, is_async), timeout)
+    payload = pack((tuple(args), dict(kwargs)), _id_of(dst_name))
+    return _call_script(dst_name, serving.answer_script, (name, payload, is_async), timeout)
 
 
 def _check_script(name: str, args: Any, kwargs: Any) -> None:

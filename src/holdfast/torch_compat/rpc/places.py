@@ -113,7 +113,7 @@ class Places:
         # A worker that knew us before we knew it.
         with _cores_errors():
             if not self._store.check([f"life/{incarnation}"]):
-                gone = "Connection closed by peer (nobody knows it)"
+                gone = "Connection closed by peer (no such worker is known)"
                 raise PeerLost(gone, incarnation=incarnation)
             contact = self._read(incarnation)
         with self._lock:

@@ -5,12 +5,12 @@ A call takes it if all of this holds. Any other goes on through torch's Python (
     what is called is an operator of torch, or a Python function that is found by its name
     the program has put no pickler in the place of torch's own
     nothing profiles
-    the thread works in no context of distributed autograd
     the call may take a second or longer: by the short path the time for pickling counts
 
 Then core pickles the function's name and the arguments at once, as they are, and the value that
-comes back: no parcel is made. Core is taught what torch's pickler knows: references, and classes
-for which that has reducers of its own, whose values travel as parcels within.
+comes back: no payload is made. Core is taught what torch's pickler knows: references, and classes
+for which that has reducers of its own, whose values travel as payloads within. Within a context of
+distributed autograd the message joins the graph while it is pickled (`autograd/stamps.py`).
 
 Guarantees
     QK-1  What cannot be pickled is refused with the pickler's error, and nothing is sent.
@@ -32,7 +32,8 @@ from holdfast.rpc.values.funcref import encode_function
 from holdfast.rpc.values.pickling import teach
 from holdfast.rpc.values.references import sender
 from holdfast.rpc.wire.messages import Kind
-from holdfast.torch_compat.autograd.contexts import CONTEXTS
+from holdfast.torch_compat.autograd.contexts import CONTEXTS, NO_CONTEXT
+from holdfast.torch_compat.autograd.stamps import MessageHead, MessageSeal
 from holdfast.torch_compat.rpc import serving
 from holdfast.torch_compat.rpc.agents import current, is_set
 from holdfast.torch_compat.rpc.calls import checked, seconds
@@ -45,6 +46,9 @@ __all__ = ["shorten"]
 
 Way: TypeAlias = "tuple[Callable[..., Any], str]"
 """What runs a function over there, and by what name."""
+
+Asked: TypeAlias = "tuple[str, Callable[..., Any], tuple[Any, ...]]"
+"""The worker that is asked, what it runs, and with which arguments."""
 
 LEAST_S = 1.0
 
@@ -66,7 +70,6 @@ def shorten(rpc: Any) -> None:
         if (
             api._default_pickler is not pickler
             or torch.autograd._profiler_enabled()
-            or CONTEXTS.here() is not None
             or not is_set()
             or 0 < (current().core.timeout_s if timeout < 0 else timeout) < LEAST_S
         ):
@@ -127,40 +130,56 @@ def _way(func: Any) -> Way | None:
 
 
 def _call(to: Any, way: Way, args: Any, kwargs: Any, timeout: float) -> Any:
-    agent, (run, name) = current(), way
-    to, asked, limit = _worker(agent, to), (name, args or (), kwargs), seconds(timeout)
+    agent = current()
+    name, run, asked = _asked(agent, to, way, args, kwargs)
+    limit = seconds(timeout)
     try:
-        if run is serving.run_operator:
-            return agent.core.call_async(to, run, asked, None, limit, kind=_SCRIPT_CALL).wait()
-        value = agent.core.call(to, run, asked, None, limit)
+        if way[0] is serving.run_operator:
+            return agent.core.call_async(name, run, asked, None, limit, kind=_SCRIPT_CALL).wait()
+        value = agent.core.call(name, run, asked, None, limit)
     except Exception as error:
         raise _told(error) from None
     return checked(value)
 
 
 def _call_async(to: Any, way: Way, args: Any, kwargs: Any, timeout: float) -> CallFuture:
-    agent, (run, name) = current(), way
-    kind = _SCRIPT_CALL if run is serving.run_operator else _CALL
-    asked = (name, args or (), kwargs)
+    agent = current()
+    kind = _SCRIPT_CALL if way[0] is serving.run_operator else _CALL
+    name, run, asked = _asked(agent, to, way, args, kwargs)
     try:
-        call = agent.core.call_async(
-            _worker(agent, to), run, asked, None, seconds(timeout), kind=kind
-        )
+        call = agent.core.call_async(name, run, asked, None, seconds(timeout), kind=kind)
     except UsageError as error:
         raise _told(error) from None
     return CallFuture(call, agent.later, checked)
 
 
 def _remote(to: Any, way: Way, args: Any, kwargs: Any, timeout: float) -> PyRRef:
-    agent, (run, name) = current(), way
-    is_script = run is serving.run_operator
+    agent = current()
+    is_script = way[0] is serving.run_operator
     kind = Kind.SCRIPT_REMOTE_CALL if is_script else Kind.PYTHON_REMOTE_CALL
-    asked = (name, args or (), kwargs)
+    name, run, asked = _asked(agent, to, way, args, kwargs, is_kept=True)
     try:
-        made = agent.core.remote(_worker(agent, to), run, asked, None, seconds(timeout), kind=kind)
+        made = agent.core.remote(name, run, asked, None, seconds(timeout), kind=kind)
     except UsageError as error:
         raise _told(error) from None
     return PyRRef._of(made, is_script)
+
+
+def _asked(
+    agent: Any, to: Any, way: Way, args: Any, kwargs: Any, *, is_kept: bool = False
+) -> Asked:
+    """Return what to ask of a worker; `is_kept` says whether the value stays there."""
+    run, name = way
+    worker = _worker(agent, to)
+    context = CONTEXTS.here()
+    if context is None:
+        return worker, run, (name, args or (), kwargs)
+    with context.lock:
+        context.workers.add(agent.places.find(worker).info.id)
+    head = MessageHead(context)
+    within = serving.promise_within if run is serving.run_promising else serving.run_within
+    is_operator = run is serving.run_operator
+    return worker, within, (name, is_operator, head, args or (), kwargs, MessageSeal(head), is_kept)
 
 
 def _worker(agent: Any, to: Any) -> str:
@@ -185,16 +204,16 @@ def _told(error: Exception) -> BaseException:
 def _teach(rref_type: type, pickler: Any) -> None:
     for kind in (PyRRef, rref_type):
         teach(kind, _reduce_reference)
-    teach(torch.jit.RecursiveScriptModule, _reduce_as_parcel)
+    teach(torch.jit.RecursiveScriptModule, _reduce_as_payload)
     register = pickler._register_reducer
 
     def also_teach(kind: type, reducer: Any) -> None:
         register(kind, reducer)
-        teach(kind, _reduce_as_parcel)
+        teach(kind, _reduce_as_payload)
 
     pickler._register_reducer = also_teach
     for kind in pickler._class_reducer_dict:
-        teach(kind, _reduce_as_parcel)
+        teach(kind, _reduce_as_payload)
 
 
 def _reduce_reference(rref: PyRRef) -> Any:
@@ -202,8 +221,10 @@ def _reduce_reference(rref: PyRRef) -> Any:
     return serving.reference_came, (rref._rref, rref._is_script, _is_argument(rref))
 
 
-def _reduce_as_parcel(value: Any) -> Any:
-    return serving.parcel_came, (pack(value), _is_argument(value))
+def _reduce_as_payload(value: Any) -> Any:
+    with CONTEXTS.within(NO_CONTEXT):  # the message that the payload is in joins its tensors
+        payload = pack(value)
+    return serving.payload_came, (payload, _is_argument(value))
 
 
 def _is_argument(value: Any) -> bool:

@@ -12,11 +12,10 @@ from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.wire.messages import Kind
 from holdfast.rpc.wire.tickets import Number
 from holdfast.torch_compat.autograd.contexts import CONTEXTS
-from holdfast.torch_compat.autograd.graph import stamp
 from holdfast.torch_compat.rpc.agents import current
 from holdfast.torch_compat.rpc.futures import CallFuture, as_torch_error
 from holdfast.torch_compat.rpc.raised import raise_again
-from holdfast.torch_compat.rpc.wire import arrived, leave, unpack
+from holdfast.torch_compat.rpc.wire import arrived, leave
 from holdfast.torch_compat.theirs import TheirWorkerInfo
 
 __all__ = ["PyRRef", "check_value"]
@@ -44,15 +43,15 @@ class PyRRef:
         rrefs = current().core.rrefs
         number = rrefs.own(value)
         made = RRef._made(rrefs, number, rrefs.me, rrefs.incarnation, None)
-        self._settle(made, False)
+        self._set_fields(made, False)
 
     @classmethod
     def _of(cls, reference: RRef[Any], is_script: bool) -> PyRRef:
         made = PyRRef.__new__(PyRRef)
-        made._settle(reference, is_script)
+        made._set_fields(reference, is_script)
         return made
 
-    def _settle(self, reference: RRef[Any], is_script: bool) -> None:
+    def _set_fields(self, reference: RRef[Any], is_script: bool) -> None:
         self._rref = reference
         self._is_script = is_script
         self._types: dict[bool, Any] = {}  # the type, or its future, by whether one is to wait
@@ -87,7 +86,7 @@ class PyRRef:
             return self._own_value()
         kind = Kind.SCRIPT_RREF_FETCH_CALL if self._is_script else Kind.PYTHON_RREF_FETCH_CALL
         try:
-            value = unpack(self._fetch(None if timeout < 0 else timeout, kind))
+            value = self._fetch(None if timeout < 0 else timeout, kind)
         except Exception as error:
             raise as_torch_error(error) from None
         check_value(value)
@@ -97,7 +96,9 @@ class PyRRef:
         rref, context = self._rref, CONTEXTS.here()
         if context is None:
             return rref._fetch(timeout, kind)
-        request = (*rref._reference, stamp([], rref.owner().id, context))
+        with context.lock:
+            context.workers.add(rref.owner().id)
+        request = (*rref._reference, context.number, CONTEXTS.worker)
         return rref._rrefs.agent.request(rref._incarnation, kind, request, timeout).wait()
 
     def _check(self, what: str) -> None:
@@ -181,13 +182,13 @@ class PyRRef:
     # Passing it on.
 
     def _serialize(self) -> tuple[int, bool]:
-        """Put it into the parcel that this thread packs; return where it is there."""
+        """Put it into the payload that this thread packs; return where it is there."""
         self._check("call fork an UserRRef")
         return leave(self._rref), self._is_script
 
     @staticmethod
     def _deserialize(data: tuple[int, bool]) -> PyRRef:
-        """Take it out of the parcel that this thread reads."""
+        """Take it out of the payload that this thread reads."""
         number, is_script = data
         return PyRRef._of(arrived(number), is_script)
 

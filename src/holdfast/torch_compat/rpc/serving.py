@@ -1,7 +1,7 @@
 """The callee's side of calls: runs Python functions, operators and TorchScript functions.
 
 Callers name these functions. `run_…` return the value, which stays here, or goes back by the short
-path (`quick.py`); `answer_…` the parcel of it, which goes back; or futures of those. A Python
+path (`quick.py`); `answer_…` the payload of it, which goes back; or futures of those. A Python
 function never fails for us: what it raised becomes a value (`raised.py`), which raises again when
 the value is asked for.
 """
@@ -12,6 +12,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -24,17 +25,19 @@ from holdfast.rpc.values.funcref import named_by, resolve_function
 from holdfast.rpc.wire.tickets import Number
 from holdfast.torch_compat.autograd.contexts import CONTEXTS, NO_CONTEXT
 from holdfast.torch_compat.autograd.graph import working
+from holdfast.torch_compat.autograd.stamps import Arriving, ContextAnswer
 from holdfast.torch_compat.rpc.agents import current
 from holdfast.torch_compat.rpc.futures import as_torch_error, follow
 from holdfast.torch_compat.rpc.raised import run
 from holdfast.torch_compat.rpc.rrefs import PyRRef
-from holdfast.torch_compat.rpc.wire import NOBODY, Parcel, pack, unpack
+from holdfast.torch_compat.rpc.wire import NO_RECEIVER, Payload, pack, unpack
 
 __all__ = [
     "answer_builtin",
     "answer_script",
     "answer_udf",
-    "parcel_came",
+    "payload_came",
+    "promise_within",
     "reference_came",
     "run_builtin",
     "run_function",
@@ -42,6 +45,7 @@ __all__ = [
     "run_promising",
     "run_script",
     "run_udf",
+    "run_within",
 ]
 
 CONFIRM_WITHIN_S = 60.0
@@ -100,6 +104,27 @@ def run_operator(name: str, args: Any, kwargs: Any) -> Any:
         raise as_torch_error(error) from None
 
 
+@named_by(0)
+def run_within(
+    name: str, is_operator: bool, head: Arriving, args: Any, kwargs: Any, _: None, is_kept: bool
+) -> Any:
+    """Run a function or an operator within a context; return its value, or the answer of it."""
+    with CONTEXTS.within(head.context):
+        value = (run_operator if is_operator else run_function)(name, args, kwargs)
+    return value if is_kept else ContextAnswer(value, head)
+
+
+@async_execution
+@named_by(0)
+def promise_within(
+    name: str, is_operator: bool, head: Arriving, args: Any, kwargs: Any, _: None, is_kept: bool
+) -> Any:
+    """Do the same with a Python function that promises its value; return the future of that."""
+    with CONTEXTS.within(head.context):
+        value = run_function(name, args, kwargs)
+    return _promised(value, _same if is_kept else partial(ContextAnswer, call=head))
+
+
 def reference_came(reference: RRef[Any], is_script: bool, is_argument: bool) -> PyRRef:
     """Return a reference that came within an argument of a call, or within a value."""
     if is_argument:
@@ -107,11 +132,11 @@ def reference_came(reference: RRef[Any], is_script: bool, is_argument: bool) -> 
     return PyRRef._of(reference, is_script)
 
 
-def parcel_came(parcel: Parcel, is_argument: bool) -> Any:
-    """Return the value of a parcel that came so."""
+def payload_came(payload: Payload, is_argument: bool) -> Any:
+    """Return the value of a payload that came so."""
     if is_argument:
-        _here.came.extend(_forks(parcel))
-    return unpack(parcel)
+        _here.came.extend(_forks(payload))
+    return unpack(payload)
 
 
 def _taken() -> list[Number | None]:
@@ -121,25 +146,25 @@ def _taken() -> list[Number | None]:
     return came
 
 
-# By parcels.
+# By payloads.
 
 
 @async_execution
-def run_udf(parcel: Parcel, is_async: bool) -> Any:
+def run_udf(payload: Payload, is_async: bool) -> Any:
     """Run a Python function; return its value."""
-    return _run_udf(parcel, is_async, _same)
+    return _run_udf(payload, is_async, _same)
 
 
 @async_execution
-def answer_udf(parcel: Parcel, is_async: bool) -> Any:
-    """Run a Python function; return the parcel of its value."""
-    return _run_udf(parcel, is_async, _packer(parcel))
+def answer_udf(payload: Payload, is_async: bool) -> Any:
+    """Run a Python function; return the payload of its value."""
+    return _run_udf(payload, is_async, _packer(payload))
 
 
-def _run_udf(parcel: Parcel, is_async: bool, finish: Callable[[Any], Any]) -> Any:
-    with working(parcel[3]):
-        asked = unpack(parcel)
-        _wait_confirmed(_forks(parcel))
+def _run_udf(payload: Payload, is_async: bool, finish: Callable[[Any], Any]) -> Any:
+    with working(payload[3]):
+        asked = unpack(payload)
+        _wait_confirmed(_forks(payload))
         value = _run(asked)
     return _promised(value, finish) if is_async else finish(value)
 
@@ -150,8 +175,8 @@ def _promised(value: Any, finish: Callable[[Any], Any]) -> Any:
     return finish(value) if isinstance(value, internal.RemoteException) else _later(value, finish)
 
 
-def _forks(parcel: Parcel) -> list[Number | None]:
-    return [one._fork for one in (parcel[2] or {}).values()]
+def _forks(payload: Payload) -> list[Number | None]:
+    return [one._fork for one in (payload[2] or {}).values()]
 
 
 def _wait_confirmed(came: list[Number | None]) -> None:
@@ -163,40 +188,40 @@ def _wait_confirmed(came: list[Number | None]) -> None:
         current().core.rrefs.wait_confirmed(forks, limit.remaining)
 
 
-def run_builtin(name: str, parcel: Parcel) -> Any:
+def run_builtin(name: str, payload: Payload) -> Any:
     """Run an operator of torch; return its value."""
     try:
-        with working(parcel[3]):
-            args, kwargs = unpack(parcel)
+        with working(payload[3]):
+            args, kwargs = unpack(payload)
             return _operator(name)(*args, **kwargs)
     except Exception as error:
         raise as_torch_error(error) from None
 
 
-def answer_builtin(name: str, parcel: Parcel) -> Any:
-    """Run an operator of torch; return the parcel of its value."""
-    return _packer(parcel)(run_builtin(name, parcel))
+def answer_builtin(name: str, payload: Payload) -> Any:
+    """Run an operator of torch; return the payload of its value."""
+    return _packer(payload)(run_builtin(name, payload))
 
 
 @async_execution
-def run_script(name: str, parcel: Parcel, is_async: bool) -> Any:
+def run_script(name: str, payload: Payload, is_async: bool) -> Any:
     """Run a TorchScript function; return its value."""
-    return _run_script(name, parcel, is_async, _same)
+    return _run_script(name, payload, is_async, _same)
 
 
 @async_execution
-def answer_script(name: str, parcel: Parcel, is_async: bool) -> Any:
-    """Run a TorchScript function; return the parcel of its value."""
-    return _run_script(name, parcel, is_async, _packer(parcel))
+def answer_script(name: str, payload: Payload, is_async: bool) -> Any:
+    """Run a TorchScript function; return the payload of its value."""
+    return _run_script(name, payload, is_async, _packer(payload))
 
 
-def _run_script(name: str, parcel: Parcel, is_async: bool, finish: Callable[[Any], Any]) -> Any:
+def _run_script(name: str, payload: Payload, is_async: bool, finish: Callable[[Any], Any]) -> Any:
     function = torch.jit._state._python_cu.find_function(name)
     if function is None:
         raise RuntimeError(f"script {name}: this worker has not compiled it")
     try:
-        with working(parcel[3]):
-            args, kwargs = unpack(parcel)
+        with working(payload[3]):
+            args, kwargs = unpack(payload)
             value = function(*args, **kwargs)
     except Exception as error:
         raise as_torch_error(error) from None
@@ -222,15 +247,15 @@ def _operator(name: str) -> Any:
     return torch._C._jit_get_operation(name)[0]
 
 
-def _packer(parcel: Parcel) -> Callable[[Any], Parcel]:
-    """Return what makes the parcel of a value that answers this one, in the same context.
+def _packer(payload: Payload) -> Callable[[Any], Payload]:
+    """Return what makes the payload of a value that answers this one, in the same context.
 
     That is not joined again: it may have been released since, and is not released twice.
     """
-    stamped = parcel[3]
-    number, to = (NO_CONTEXT, NOBODY) if stamped is None else stamped[:2]
+    stamped = payload[3]
+    number, to = (NO_CONTEXT, NO_RECEIVER) if stamped is None else stamped[:2]
 
-    def pack_within(value: Any) -> Parcel:
+    def pack_within(value: Any) -> Payload:
         with CONTEXTS.within(number):
             return pack(value, to)
 

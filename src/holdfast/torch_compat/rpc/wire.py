@@ -2,11 +2,11 @@
 
 torch pickles a value before its receiver is known. Tensors and references are left out of the
 bytes: each is put into a table of the thread that pickles, and its place in the table is pickled in
-its stead. The three travel together, as a *parcel*, and core pickles the tables: tensors from where
+its stead. The three travel together, as a *payload*, and core pickles the tables: tensors where
 they lie (`pickling.py`), references as tickets for the worker that gets them.
 
 Guarantees
-    WI-1  A reference in a parcel is found by a number that is never used twice by its thread: what
+    WI-1  A reference in a payload is found by a number that is never used twice by its thread: what
           an earlier value that could not be pickled has left behind takes no other's place.
 """
 
@@ -20,11 +20,11 @@ from typing import Any, TypeAlias
 from holdfast.torch_compat.autograd.contexts import CONTEXTS
 from holdfast.torch_compat.autograd.graph import Stamp, connect, stamp
 
-__all__ = ["NOBODY", "Parcel", "arrived", "leave", "pack", "seal", "unpack"]
+__all__ = ["NO_RECEIVER", "Payload", "arrived", "leave", "pack", "seal", "unpack"]
 
-Parcel: TypeAlias = "tuple[bytes, list[Any], dict[int, Any] | None, Stamp | None]"
+Payload: TypeAlias = "tuple[bytes, list[Any], dict[int, Any] | None, Stamp | None]"
 
-NOBODY = -1
+NO_RECEIVER = -1
 
 
 class _PicklingThread(threading.local):
@@ -45,17 +45,17 @@ def leave(reference: Any) -> int:
 
 
 def arrived(number: int) -> Any:
-    """Return a reference of the parcel that this thread reads."""
+    """Return a reference of the payload that this thread reads."""
     arriving = _here.arriving
     if arriving is None:
         raise RuntimeError("an RRef can only be read as part of an RPC")
     return arriving[number]
 
 
-def seal(data: bytes, tensors: list[Any], to: int = NOBODY) -> Parcel:
-    """Make the parcel of what torch's pickler has made, with the references that it left out.
+def seal(data: bytes, tensors: list[Any], to: int = NO_RECEIVER) -> Payload:
+    """Make the payload of what torch's pickler has made, with the references that it left out.
 
-    `to` is the receiver; none need be named where no context of autograd can be.
+    `to` is the receiver, needed only where an autograd context may be.
     """
     context = CONTEXTS.here()
     stamped = None if context is None else stamp(tensors, to, context)
@@ -66,8 +66,8 @@ def seal(data: bytes, tensors: list[Any], to: int = NOBODY) -> Parcel:
     return data, tensors, leaving, stamped
 
 
-def pack(value: Any, to: int = NOBODY) -> Parcel:
-    """Make the parcel of a value for a worker, by torch's own pickler."""
+def pack(value: Any, to: int = NO_RECEIVER) -> Payload:
+    """Make the payload of a value for a worker, by torch's own pickler."""
     outer, _here.leaving = _here.leaving, {}
     try:
         data, tensors = _internal().serialize(value)
@@ -76,9 +76,9 @@ def pack(value: Any, to: int = NOBODY) -> Parcel:
         _here.leaving = outer
 
 
-def unpack(parcel: Parcel) -> Any:
-    """Return the value of a parcel."""
-    data, tensors, references, stamped = parcel
+def unpack(payload: Payload) -> Any:
+    """Return the value of a payload."""
+    data, tensors, references, stamped = payload
     if stamped is not None:
         connect(tensors, stamped)
     outer, _here.arriving = _here.arriving, references

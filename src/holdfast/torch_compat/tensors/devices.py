@@ -18,8 +18,7 @@ Guarantees
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
@@ -28,13 +27,13 @@ import torch
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.contact import Contact
 from holdfast.rpc.values.pickling import is_plain, teach
-from holdfast.rpc.values.references import here
-from holdfast.torch_compat.tensors.pickling import reduce_strided, reduce_tensor
+from holdfast.rpc.values.references import Packing, here
+from holdfast.torch_compat.tensors.pickling import collecting, reduce_strided, reduce_tensor
 
 if TYPE_CHECKING:
     from holdfast.rpc.rref.table import RRefTable
 
-__all__ = ["HANDLE_BYTES", "Devices", "Maps", "gradients_leave", "visible"]
+__all__ = ["HANDLE_BYTES", "Devices", "Gradients", "Maps", "visible"]
 
 HANDLE_BYTES = 1 << 18
 """Opening a handle costs more than to copy less than this twice."""
@@ -53,20 +52,26 @@ def visible() -> list[str]:
 
 
 class _GradientsLeaving(threading.local):
-    is_gradient = False
+    gradients_of: Packing | None = None
+    """The message of which all tensors are gradients."""
 
 
 _here = _GradientsLeaving()
 
 
-@contextmanager
-def gradients_leave() -> Iterator[None]:
-    """Let what this thread sends be gradients: they go the way back of the tensors."""
-    _here.is_gradient = True
-    try:
-        yield
-    finally:
-        _here.is_gradient = False
+class Gradients:
+    """Gradients, as all the tensors of a message: they go the way back of the tensors."""
+
+    def __init__(self, given: list[Any]) -> None:
+        self._given = given
+
+    def __reduce__(self) -> Any:
+        _here.gradients_of = here.packing
+        return _arrived_gradients, (self._given,)
+
+
+def _arrived_gradients(given: list[Any]) -> list[Any]:
+    return given
 
 
 class Devices:
@@ -92,7 +97,7 @@ class Devices:
     def where(self, name: str, device: torch.device, is_answer: bool) -> torch.device:
         """Return on which of a worker's devices a tensor arrives that is on one of ours (DV-1)."""
         towards, back = self._towards.get(name, {}), self.back.get(name, {})
-        if _here.is_gradient:
+        if here.packing is not None and here.packing is _here.gradients_of:
             found = back.get(device) or towards.get(device)
         else:
             found = (back if is_answer else towards).get(device)
@@ -139,6 +144,10 @@ class Devices:
 def _reduce(tensor: Any) -> Any:
     """Reduce a tensor that core meets; it knows the receiver."""
     packing = here.packing
+    if tensor.requires_grad and collecting.head is not None:
+        collected = collecting.head.collect(tensor, _reduce)
+        if collected is not None:
+            return collected
     if packing is None or tensor.layout is not torch.strided:
         return reduce_tensor(tensor)  # what is not strided is made of tensors that are
     table, to, _, is_answer = packing

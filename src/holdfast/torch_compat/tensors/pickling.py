@@ -7,20 +7,24 @@ Guarantees
     TN-1  A tensor arrives with its strides; of what it is a view of, nothing else is sent. If its
           strides take twice the memory of its elements, and GAPS_BYTES or more, it arrives without
           the gaps.
-    TN-2  A tensor that requires a gradient arrives as a leaf that does.
+    TN-2  A tensor that requires a gradient arrives as a leaf that does, unless its message collects
+          such tensors (`autograd/stamps.py`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from holdfast.rpc.values import pickling
 
-__all__ = ["reduce_strided", "reduce_tensor"]
+__all__ = ["SMALL_BYTES", "Collector", "Reducer", "collecting", "reduce_strided", "reduce_tensor"]
+
+Reducer: TypeAlias = Callable[[Any], Any]
 
 SMALL_BYTES = 4096
 """Larger ones are sent from where they lie, by core's own way."""
@@ -38,9 +42,29 @@ _NAMES = {
 """What numpy calls torch's types."""
 
 
+class Collector(Protocol):
+    """A message that collects the tensors in it that require gradients."""
+
+    def collect(self, tensor: Any, reduce: Reducer) -> Any:
+        """Reduce such a tensor, which `reduce` reduces without its gradient; None to leave it."""
+        ...
+
+
+class _Collecting(threading.local):
+    head: Collector | None = None
+
+
+collecting = _Collecting()
+"""The message of this thread that collects tensors, if it pickles one."""
+
+
 def reduce_tensor(tensor: Any) -> Any:
     """Reduce a tensor."""
     name, grad = _NAMES.get(tensor.dtype), tensor.requires_grad
+    if grad and collecting.head is not None:
+        collected = collecting.head.collect(tensor, reduce_tensor)
+        if collected is not None:
+            return collected
     if name is None or not tensor.is_cpu or tensor.__dict__:
         return _reduce_other(tensor)
     try:
@@ -65,7 +89,7 @@ def _reduce_other(tensor: Any) -> Any:
     return reduce_strided(tensor, reduce_tensor)
 
 
-def reduce_strided(tensor: Any, reduce: Callable[[Any], Any]) -> Any:
+def reduce_strided(tensor: Any, reduce: Reducer) -> Any:
     """Reduce a tensor whose elements do not lie side by side: as one where they do (TN-1)."""
     dense = tensor.detach()
     for axis, stride in enumerate(tensor.stride()):

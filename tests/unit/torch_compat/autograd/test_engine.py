@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.autograd.graph import GradientEdge
 
-from holdfast.clock import SYSTEM_CLOCK
+from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.rpc.client.future import Future
 from holdfast.torch_compat.autograd import engine
 from holdfast.torch_compat.autograd.contexts import CONTEXTS, DistAutogradContext
@@ -32,6 +32,7 @@ def through(context: DistAutogradContext, *tensors: Any) -> Any:
     """Send tensors to this worker itself; return them as they arrive."""
     table = list(tensors)
     connect_to = stamp(table, 0, context)
+    table = [one.clone() for one in table]  # as all that arrives, in memory of its own
     connect(table, connect_to)
     return table if len(table) > 1 else table[0]
 
@@ -44,9 +45,13 @@ def to_itself(one: Pass, message: int, worker: int, gradients: list[Any]) -> Fut
 
 
 def new(
-    context: DistAutogradContext, send: Any = to_itself, retain: bool = False, asker: str = ""
+    context: DistAutogradContext,
+    send: Any = to_itself,
+    retain: bool = False,
+    asker: str = "",
+    asking: int = -1,
 ) -> Pass:
-    one = Pass(context, CONTEXTS.new_message(), retain, send, asker)
+    one = Pass(context, CONTEXTS.new_message(), retain, send, asker, asking)
     context.passes[one.number] = one
     return one
 
@@ -148,7 +153,9 @@ def test_gradients_share_no_memory(context: DistAutogradContext) -> None:
     assert context.gradients[b].tolist() == [1, 1]
 
 
-def test_a_pass_ends_when_those_who_got_gradients_are_done(context: DistAutogradContext) -> None:
+def test_a_pass_ends_when_the_workers_that_got_gradients_are_done(
+    context: DistAutogradContext,
+) -> None:
     """Proves BP-3."""
     answers: list[Future[Any]] = []
 
@@ -171,7 +178,7 @@ def test_a_pass_ends_when_those_who_got_gradients_are_done(context: DistAutograd
     assert one.future.exception() is None
 
 
-def test_a_pass_fails_with_those_who_got_gradients(context: DistAutogradContext) -> None:
+def test_a_pass_fails_with_the_workers_that_got_gradients(context: DistAutogradContext) -> None:
     """Proves BP-3."""
     answer: Future[Any] = Future()
     received = [torch.ones(2)]
@@ -214,7 +221,7 @@ def test_a_callee_waits_for_gradients_no_longer_than_its_caller(
         new(context, asker="another life").run([])
 
 
-def test_who_begins_a_pass_has_the_time_that_it_takes(
+def test_the_beginner_of_a_pass_has_no_time_limit(
     context: DistAutogradContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is left of the call in which it is begun: torch's backward has no deadline."""
@@ -266,3 +273,110 @@ def test_passes_of_a_context_run_one_after_the_other(context: DistAutogradContex
     assert first.future.done()
     assert second.future.done()
     assert context.gradients[leaf].tolist() == [11, 11]
+
+
+def between(context: DistAutogradContext, sender: int, number: int) -> int:
+    """Receive a tensor from a worker and send it on to worker 5; return the message of that."""
+    received = [torch.ones(2)]
+    connect(received, (context.number, sender, number, (0,)))
+    return stamp([received[0] * 3], 5, context)[2]
+
+
+def test_gradients_for_the_worker_that_asked_go_with_the_answer(
+    context: DistAutogradContext,
+) -> None:
+    """Proves BP-7."""
+    message = between(context, 5, 17)
+    one = new(context, lambda *_: pytest.fail("sent by a call"), asker="life of 5", asking=5)
+    one.come(message, [torch.ones(2)])
+    one.run([])
+    ((number, (gradient,)),) = one.answer()
+    assert number == 17
+    assert gradient.tolist() == [3, 3]
+
+
+def test_they_go_before_if_this_worker_waits_for_others(context: DistAutogradContext) -> None:
+    """Proves BP-7."""
+    stamp([torch.ones(2, requires_grad=True)], 6, context)  # its gradients are what is waited for
+    (waited_for,) = context.sends
+    message = between(context, 5, 17)
+    sent: list[int] = []
+
+    def send(one: Pass, number: int, worker: int, gradients: list[Any]) -> Future[Any]:
+        sent.append(number)
+        one.come(waited_for, [torch.ones(2)])  # which only then come
+        done: Future[Any] = Future()
+        done.set_result(None)
+        return done
+
+    one = new(context, send, asker="life of 5", asking=5)
+    one.come(message, [torch.ones(2)])
+    one.run([])
+    assert sent == [17]
+    assert one.answer() == []
+
+
+def test_they_go_before_if_others_are_still_at_work(context: DistAutogradContext) -> None:
+    """Proves BP-7."""
+    first, second = between(context, 5, 17), between(context, 6, 18)
+    sent: dict[int, Future[Any]] = {}
+
+    def send(one: Pass, number: int, worker: int, gradients: list[Any]) -> Future[Any]:
+        return sent.setdefault(number, Future())
+
+    one = new(context, send, asker="life of 5", asking=5)
+    one.come(first, [torch.ones(2)])
+    one.come(second, [torch.ones(2)])
+    one.run([])
+    assert sorted(sent) == [17, 18]
+    for answer in sent.values():
+        answer.set_result(None)
+    assert one.answer() == []
+
+
+class Reading:
+    """Drives a call: a thread that waits reads its answer."""
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self._answer = answer
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        assert not done()
+        self._answer()
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_a_thread_that_waits_reads_the_answer_that_brings_its_gradients(
+    context: DistAutogradContext, is_waiting: bool
+) -> None:
+    """Proves BP-8."""
+    leaf = torch.ones(2, requires_grad=True)
+    message = stamp([leaf * 2], 5, context)[2]
+    received = [torch.ones(2)]
+    connect(received, (context.number, 5, 17, (0,)))
+    back = [(message, [torch.ones(2)])] if is_waiting else None
+
+    def send(one: Pass, *_: Any) -> Future[Any]:
+        answer: Future[Any] = Future(Reading(lambda: answer.set_result(back)))
+        if not is_waiting:
+            one.come(message, [torch.ones(2)])
+        return answer
+
+    one = new(context, send)
+    one.run(root(received[0].sum()))
+    assert one.future.done() == is_waiting
+    one.future.wait(WITHIN_S)
+    assert context.gradients[leaf].tolist() == [2, 2]
+
+
+def test_an_answer_with_gradients_of_what_was_not_sent_ends_the_pass(
+    context: DistAutogradContext,
+) -> None:
+    received = [torch.ones(2)]
+    connect(received, (context.number, 5, 17, (0,)))
+    answer: Future[Any] = Future()
+    one = new(context, lambda *_: answer)
+    one.run(root(received[0].sum()))
+    answer.set_result([(99, [])])
+    with pytest.raises(RuntimeError, match="Could not find send function.*: 99"):
+        one.future.wait(WITHIN_S)

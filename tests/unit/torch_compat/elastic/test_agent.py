@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from holdfast.agent.roles import NodeInfo, assign
+from holdfast.agent.roles import NodeInfo, divide
 from holdfast.torch_compat.elastic.agent import LocalElasticAgent
 from holdfast.torch_compat.elastic.rendezvous import HoldfastRendezvousHandler, RoundEndedEarly
 
@@ -40,7 +40,7 @@ def our_handler() -> Any:
     handler = Mock(spec=HoldfastRendezvousHandler)
     where = RendezvousStoreInfo("127.0.0.1", 1)
     handler.next_rendezvous.return_value = RendezvousInfo(HashStore(), 0, 1, where)
-    handler.exchange.return_value = assign((NodeInfo("role", 2),), 0)
+    handler.exchange.return_value = divide((NodeInfo("role", 2),))[0].worker_ranks()
     handler.get_run_id.return_value = "unit"
     handler.get_backend.return_value = "c10d"
     handler.num_nodes_waiting.return_value = 0
@@ -75,7 +75,7 @@ def test_ranks_come_from_our_round_and_a_round_that_is_over_is_followed_by_the_n
     assert agent._total_execution_time >= 1  # seconds, rounded up: of a run as slow as it likes
 
 
-def test_a_run_that_has_ended_is_no_reason_to_fail_who_is_done() -> None:
+def test_a_run_that_has_ended_does_not_fail_a_node_that_is_done() -> None:
     handler = our_handler()
     handler.finish.side_effect = RendezvousClosedError("over")
     done = RunResult(WorkerState.SUCCEEDED, return_values={0: 0, 1: 1})
@@ -104,7 +104,7 @@ def test_ta3_a_signal_makes_it_leave_the_run() -> None:
     handler.shutdown.assert_not_called()
 
 
-def test_a_handler_of_somebody_else_is_used_as_torch_does() -> None:
+def test_a_handler_of_another_package_is_used_as_torch_does() -> None:
     handler = our_handler()
     strange = Mock(spec=["next_rendezvous", "num_nodes_waiting", "get_run_id", "get_backend"])
     strange.next_rendezvous.return_value = handler.next_rendezvous.return_value

@@ -16,12 +16,12 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext
 from torch.distributed.elastic.multiprocessing.errors import _NOT_AVAILABLE
 from torch.numa.binding import AffinityMode, NumaOptions
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import HoldfastError
 from holdfast.process.outcome.failure import Failure
 from holdfast.process.spec import Exit
 from holdfast.process.stop.handle import is_ending
 from holdfast.torch_compat.elastic.processes import start_processes
+from tests.waiting import until
 
 Start = Callable[..., PContext]
 WITHIN_S = 60
@@ -143,10 +143,7 @@ def test_nothing_that_workers_have_started_outlives_their_context(
     """TP-1 and TP-4."""
     told = tmp_path / "daemon"
     context = start(leave_a_daemon, (str(told),))
-    limit = Deadline.after(WITHIN_S)
-    while not told.exists():
-        assert not limit.passed()
-        SYSTEM_CLOCK.sleep(0.01)
+    until(told.exists)
     pids = [*context.pids().values(), int(told.read_text())]
     context.close()
     context.close()
@@ -161,7 +158,7 @@ def test_a_signal_is_told_with_what_is_known(start: Start) -> None:
     assert failure.message.startswith(f"Signal 9 (SIGKILL) received by PID {failure.pid}")
 
 
-def test_a_death_without_words_comes_before_who_lost_a_peer_by_it(start: Start) -> None:
+def test_a_death_without_a_message_comes_before_the_loss_of_a_peer(start: Start) -> None:
     context = start(add, (1, 2), (3, 4))
     assert context.wait(WITHIN_S) is not None
     lost = Failure(
@@ -189,7 +186,7 @@ def test_where_no_logs_are_kept_the_cause_is_known_all_the_same(start: Start) ->
     assert failure.error_file == _NOT_AVAILABLE
 
 
-def test_who_waits_in_vain_is_told_nothing(start: Start) -> None:
+def test_a_wait_that_times_out_returns_none(start: Start) -> None:
     context = start(fail_or_stay, (False,))
     assert context.wait(0) is None
     assert context.wait(0.05, period=0.01) is None
@@ -214,7 +211,7 @@ def test_every_local_rank_has_its_arguments(tmp_path: Path) -> None:
         start_processes("unit", add, {0: (1, 2)}, {}, DefaultLogsSpecs(log_dir=str(tmp_path)))
 
 
-def test_ends_are_told_though_whoever_started_us_ignored_those_of_children(start: Start) -> None:
+def test_ends_are_reported_though_sigchld_was_ignored(start: Start) -> None:
     earlier = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         result = start(add, (1, 2)).wait(WITHIN_S)

@@ -58,7 +58,7 @@ def handler(**fields: Any) -> Iterator[HoldfastRendezvousHandler]:
 
 @contextmanager
 def held() -> Iterator[str]:
-    """Have an address that nobody else gets: who serves there can bind it all the same."""
+    """Have an address that no other process gets: a server can bind it all the same."""
     port = HeldPort("127.0.0.1")
     try:
         yield f"127.0.0.1:{port.port}"
@@ -163,7 +163,7 @@ def test_agents_of_other_hosts_vouch_for_each_other(monkeypatch: pytest.MonkeyPa
 # The end of a run.
 
 
-def test_th3_a_run_that_is_closed_disturbs_nobody_and_lets_nobody_in() -> None:
+def test_th3_a_closed_run_disturbs_no_member_and_admits_no_node() -> None:
     with handler() as one:
         one.next_rendezvous()
         assert not one.is_closed()
@@ -367,7 +367,7 @@ def test_a_store_that_is_not_there_while_its_round_lasts_is_torchs_error(
         one.next_rendezvous()
 
 
-def test_who_does_not_speak_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.torch_compat.elastic.rendezvous.MEET_WITHIN_S", 0.05)
     with pytest.raises(RendezvousTimeoutError):
         HoldfastRendezvousHandler(Rounds(here(1)), "unit").next_rendezvous()

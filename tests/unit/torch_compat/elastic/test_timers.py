@@ -18,7 +18,7 @@ from holdfast.torch_compat.elastic.timers import FileTimerServer
 WITHIN_S = 60
 
 
-def test_who_outlasts_its_timer_is_ended_and_nobody_else(tmp_path: Path) -> None:
+def test_only_a_worker_that_outlasts_its_timer_is_ended(tmp_path: Path) -> None:
     told: queue.SimpleQueue[tuple[str, FileTimerRequest | None]] = queue.SimpleQueue()
     path = tmp_path / "timers"
     server = FileTimerServer(str(path), "run", log_event=lambda *what: told.put(what))

@@ -13,6 +13,7 @@ from torch.distributed import rpc
 
 from holdfast.net.address import Address
 from holdfast.rpc.client.future import Future
+from holdfast.rpc.values.pickling import dump, load
 from holdfast.torch_compat.autograd.contexts import CONTEXTS
 from holdfast.torch_compat.rpc import agents, calls
 from holdfast.torch_compat.rpc.agents import FaultyTensorPipeAgent
@@ -28,6 +29,7 @@ def test_an_agent_knows_itself_and_the_others() -> None:
         assert [one.name for one in b.get_worker_infos()] == ["a", "b"]
         assert a.is_static_group
         assert a._get_device_map(b.get_worker_info()) == {}
+        assert a._devices == []
 
 
 def test_what_it_tells_has_torchs_names() -> None:
@@ -72,11 +74,11 @@ def wait_for_it() -> None:
     assert _may_return.wait(60)
 
 
-def test_who_leaves_waits_for_its_own_calls_as_long_as_they_take(
+def test_a_worker_that_leaves_waits_for_its_own_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Clock:
-        """Lets the call go on once somebody waits for it to end."""
+        """Lets the call go on once a thread waits for it to end."""
 
         def sleep(self, seconds: float) -> None:
             _may_return.set()
@@ -117,14 +119,16 @@ def test_a_context_that_is_released_before_a_value_is_there_stays_released(
     with group("a") as (a,):
         value: Future[Any] = Future()
         monkeypatch.setattr(a.core.rrefs, "value", lambda number: value)
-        fetched = a._fetched(caller, ("life", 1, (4242, 5, 0, ())))
+        fetched = a._fetched(caller, ("life", 1, 4242, 5))
         context = CONTEXTS.take(4242)
         assert context is not None
         assert context.sources == {5}
         value.set_result(torch.ones(2, requires_grad=True))
-        assert fetched.wait(60)[3] is None
+        came = load(*dump(fetched.wait(60)))
+        assert came.is_leaf
+        assert came.requires_grad
         assert CONTEXTS.all() == []
-        assert a._fetched(caller, ("life", 1)).wait(60)[3] is None
+        assert a._fetched(caller, ("life", 1)) is value.value()
 
 
 def test_a_value_that_only_its_owner_has_is_not_counted() -> None:

@@ -13,6 +13,7 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.rpc.client.deadlines import deadline_here
 from holdfast.torch_compat.rpc import agents, calls
 from tests.unit.torch_compat.group import TRIPLE, group
+from tests.waiting import until
 
 outlived: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -60,8 +61,7 @@ def test_a_python_function_returns_its_value() -> None:
 
 def outlive() -> None:
     """Make a call after the deadline of the one that runs here."""
-    while SYSTEM_CLOCK.monotonic() <= deadline_here():
-        SYSTEM_CLOCK.sleep(0.01)
+    until(lambda: SYSTEM_CLOCK.monotonic() > deadline_here())
     outlived.put(udf(agents.current().get_worker_info(), double, 4).wait())
 
 

@@ -60,7 +60,7 @@ def test_what_reading_raises_is_the_answer() -> None:
         future.wait()
 
 
-def test_who_waits_drives_the_call_and_needs_no_other_thread() -> None:
+def test_a_waiting_thread_drives_the_call_and_needs_no_other_thread() -> None:
     call, future, later = made()
 
     class Driver:
@@ -241,7 +241,7 @@ def test_an_error_of_torchs_future_does_not_keep_it_because_one_of_ours_follows(
     assert is_gone(seen)
 
 
-def test_who_asks_again_gets_the_error_without_the_way_of_who_asked_before() -> None:
+def test_the_error_has_no_traceback_of_an_earlier_wait() -> None:
     call, future, _ = made()
     call.set_exception(Told("no way"))
     depths = []

@@ -1,4 +1,4 @@
-"""Who is where, by a store of torch."""
+"""The addresses of workers, by a store of torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_all_of_a_fixed_group_know_each_other(store: Any) -> None:
 
 
 @pytest.mark.parametrize("unknown", ["x", 7])
-def test_who_is_unknown_is_named(store: Any, unknown: Any) -> None:
+def test_an_unknown_worker_is_named(store: Any, unknown: Any) -> None:
     (one,) = entered(store, "a")
     with pytest.raises(RuntimeError, match=f"{unknown} could not find destination"):
         one.find(unknown)
@@ -77,7 +77,7 @@ def test_a_life_that_we_have_not_met_is_looked_for_in_the_store(store: Any) -> N
     first.enter(contact("a", 0))
     second.enter(contact("b", 1))
     assert first.find_incarnation("life-of-b-1") == contact("b", 1)
-    with pytest.raises(PeerLost, match="nobody knows it"):
+    with pytest.raises(PeerLost, match="no such worker is known"):
         first.find_incarnation("life-of-x")
 
 
@@ -108,7 +108,7 @@ def test_workers_come_and_go(store: Any) -> None:
     assert [each.info.name for each in third.everybody()] == ["a", "c"]
 
 
-def test_leaving_together_goes_on_until_nobody_has_been_busy(store: Any) -> None:
+def test_leaving_together_goes_on_until_no_worker_has_been_busy(store: Any) -> None:
     first, second = entered(store, "a", "b")
     assert (
         at_once(lambda: first.meet(True, soon()), lambda: second.meet(False, soon())) == [True] * 2
@@ -120,13 +120,13 @@ def test_leaving_together_goes_on_until_nobody_has_been_busy(store: Any) -> None
     at_once(lambda: first.part(0, soon()), lambda: second.part(1, soon()))
 
 
-def test_who_does_not_come_to_leave_is_not_waited_for_forever(store: Any) -> None:
+def test_a_worker_that_does_not_come_to_leave_is_not_waited_for_forever(store: Any) -> None:
     first, _ = entered(store, "a", "b")
     with pytest.raises(TimeoutExpired, match="not all 2 workers"):
         first.meet(False, Deadline.after(0.05))
 
 
-def test_in_an_open_group_nobody_is_waited_for(store: Any) -> None:
+def test_in_an_open_group_no_worker_is_waited_for(store: Any) -> None:
     one = Places(store, None)
     one.enter(contact("a", 0))
     assert one.meet(True, soon()) is False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,14 @@ import torch
 from torch.distributed.rpc import internal
 from torch.distributed.rpc.functions import async_execution
 
-from holdfast.torch_compat.autograd.contexts import CONTEXTS
+from holdfast.torch_compat.autograd.contexts import CONTEXTS, DistAutogradContext
 from holdfast.torch_compat.rpc.quick import shorten
 from holdfast.torch_compat.rpc.rrefs import PyRRef
 from tests.unit.torch_compat.group import TRIPLE, group
 
 SYNC, ASYNC = internal.RPCExecMode.SYNC, internal.RPCExecMode.ASYNC
 LONG = "the long way"
+SEND, RECV = (f"torch::distributed::autograd::{name}RpcBackward" for name in ("Send", "Recv"))
 
 
 def double(value: Any) -> Any:
@@ -85,6 +87,24 @@ def rebuilt(data: Any) -> Reduced:
 
 def confirmed_within(reduced: Reduced) -> bool:
     return bool(reduced.value.confirmed_by_owner())
+
+
+class Kept:
+    """The same, of a tensor."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def kept_reducer(kept: Kept) -> Any:
+    return Kept, (kept.value,)
+
+
+class Refused:
+    """What nothing can pickle."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("only within RPC")
 
 
 class Local(PyRRef):
@@ -176,18 +196,60 @@ def test_calls_that_are_profiled_go_the_long_way() -> None:
         assert rpc.sync("b", double) is LONG
 
 
-def test_calls_in_a_context_of_autograd_go_the_long_way() -> None:
-    rpc = Torch()
+@pytest.fixture(name="context")
+def _context() -> Iterator[DistAutogradContext]:
     CONTEXTS.begin(0)
-    context = CONTEXTS.make()
-    try:
-        with group("a", "b"):
-            assert rpc.sync("b", double) is LONG
-    finally:
-        CONTEXTS.take(context.number)
+    made = CONTEXTS.make()
+    yield made
+    CONTEXTS.take(made.number)
 
 
-def test_who_has_not_begun_hears_it_from_torch() -> None:
+def test_a_call_within_a_context_joins_the_graph(context: DistAutogradContext) -> None:
+    """Proves MG-2."""
+    rpc = Torch()
+    given = torch.ones(2, requires_grad=True)
+    with group("a", "b"):
+        for found in (
+            rpc.sync("b", double, [given]),
+            rpc.later("b", promised, [given, given]).wait(),
+            [rpc.sync("b", torch.add, given, 1)],
+            rpc.remote("b", double, ([given],)).to_here(),
+        ):
+            assert {one.grad_fn.name() for one in found} == {RECV}
+    assert context._known_worker_ids() == {0, 1}  # both are in this process, and one answers
+    assert {node.name() for node in context._send_functions().values()} == {SEND}
+    assert len(context._send_functions()) == len(context._recv_functions()) == 8
+
+
+def test_what_only_torchs_pickler_can_pickle_joins_the_graph(context: DistAutogradContext) -> None:
+    rpc = Torch()
+    with group("a", "b"):
+        rpc.api._internal_rpc_pickler._register_reducer(Kept, kept_reducer)
+        found = rpc.sync("b", same, Kept(torch.ones(2, requires_grad=True)))
+        assert found.value.grad_fn.name() == RECV
+    assert len(context._recv_functions()) == 2
+
+
+def test_what_cannot_be_pickled_leaves_nothing_in_the_graph(context: DistAutogradContext) -> None:
+    """Proves MG-1."""
+    rpc = Torch()
+    given = torch.ones(2, requires_grad=True)
+    with group("a", "b"):
+        with pytest.raises(TypeError, match="only within RPC"):
+            rpc.sync("b", same, given, Refused())
+        assert context._send_functions() == {}
+        assert rpc.sync("b", double, given).grad_fn.name() == RECV
+
+
+def test_a_function_that_fails_within_a_context_is_told_as_outside(
+    context: DistAutogradContext,
+) -> None:
+    rpc = Torch()
+    with group("a", "b"), pytest.raises(ValueError, match="no way"):
+        rpc.sync("b", fail, ValueError)
+
+
+def test_a_process_without_an_agent_gets_torchs_error() -> None:
     assert Torch().remote("b", double) is LONG
 
 
@@ -272,7 +334,7 @@ def test_references_go_and_come_within_values(kind: type[PyRRef]) -> None:
 
 def test_what_torchs_pickler_has_a_reducer_for_is_pickled_by_that() -> None:
     rpc = Torch()
-    internal._internal_rpc_pickler._register_reducer(Reduced, reducer)  # it pickles the parcels
+    internal._internal_rpc_pickler._register_reducer(Reduced, reducer)  # it pickles the payloads
     rpc.api._internal_rpc_pickler._register_reducer(Reduced, reducer)
     try:
         with group("a", "b"):
@@ -291,7 +353,7 @@ def test_a_script_module_is_a_value_like_others() -> None:
     assert torch.equal(found.weight, module.weight)
 
 
-def test_who_is_called_must_be_a_worker() -> None:
+def test_the_callee_must_be_a_worker() -> None:
     rpc = Torch()
     with group("a", "b"):
         with pytest.raises(RuntimeError, match="could not find destination"):

@@ -35,7 +35,7 @@ def test_a_script_module_needs_its_interface() -> None:
         assert PyRRef(module, object).local_value() is module
 
 
-def test_a_reference_to_a_value_of_somebody_else() -> None:
+def test_a_reference_to_a_value_of_another_worker() -> None:
     with group("a", "b") as (_, b):
         rref = calls.invoke_remote_builtin(b.get_worker_info(), "aten::add", -1, torch.ones(2), 1)
         assert not rref.is_owner()
@@ -89,7 +89,7 @@ def test_backward_runs_where_the_value_is() -> None:
             PyRRef("foo").backward()
 
 
-def test_backward_of_somebody_elses_value_needs_a_context() -> None:
+def test_backward_of_another_workers_value_needs_a_context() -> None:
     with group("a", "b") as (_, b):
         rref = calls.invoke_remote_builtin(b.get_worker_info(), "aten::add", -1, torch.ones(2), 1)
         with pytest.raises(RuntimeError, match="require 'dist_autograd_ctx_id' to be specified"):

@@ -33,7 +33,7 @@ def asked(function: Any, *args: Any) -> Any:
     return pack(internal.PythonUDF(function, args, {}))
 
 
-def test_a_value_stays_and_its_parcel_goes() -> None:
+def test_a_value_stays_and_its_payload_goes() -> None:
     assert serving.run_udf(asked(double, 2), False) == 4
     assert unpack(serving.answer_udf(asked(double, 2), False)) == 4
     args = pack(((1, 2), {}))
@@ -93,20 +93,20 @@ def answered_by(contexts: list[int], stamped: Any) -> Any:
     assert CONTEXTS.take(other.number) is other
     assert CONTEXTS.all() == []
     assert other._known_worker_ids() == set()
-    parcel = answer.wait(60)
-    assert torch.equal(unpack(parcel), torch.ones(2))
-    return parcel[3]
+    payload = answer.wait(60)
+    assert torch.equal(unpack(payload), torch.ones(2))
+    return payload[3]
 
 
 def test_a_context_that_is_released_before_the_answer_stays_released() -> None:
     assert answered_by([4242], (4242, 5, 0, ())) is None
 
 
-def test_an_answer_is_in_no_context_because_of_who_gives_it() -> None:
+def test_an_answer_gets_no_context_from_the_thread_that_gives_it() -> None:
     assert answered_by([], None) is None
 
 
-def test_who_promises_an_answer_must_give_a_future() -> None:
+def test_a_function_that_promises_an_answer_must_return_a_future() -> None:
     with pytest.raises(RuntimeError, match="must return a torch.futures.Future object.*builtins"):
         serving.run_udf(asked(double, 5), True)
     with pytest.raises(RuntimeError, match="must return an IValue of Future type, but got int"):

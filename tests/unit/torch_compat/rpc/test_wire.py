@@ -1,4 +1,4 @@
-"""Parcels: what torch's pickler makes of a value, on its way."""
+"""Payloads: what torch's pickler makes of a value, on its way."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from holdfast.rpc.values.pickling import dump, load
 from holdfast.torch_compat.rpc.wire import arrived, leave, pack, seal, unpack
 
 
-def sent(parcel: Any) -> tuple[Any, int]:
-    """Return a parcel as it arrives, and how many bytes that took."""
-    body, buffers = dump(parcel)
+def sent(payload: Any) -> tuple[Any, int]:
+    """Return a payload as it arrives, and how many bytes that took."""
+    body, buffers = dump(payload)
     size = len(body) + sum(memoryview(one).nbytes for one in buffers)
     return load(bytes(body), [bytearray(one) for one in buffers]), size
 
@@ -28,7 +28,7 @@ def test_a_value_with_tensors_arrives_whole() -> None:
     assert found["c"].is_leaf
 
 
-def test_what_was_left_behind_takes_nobodys_place() -> None:
+def test_a_reference_that_was_left_behind_takes_no_others_place() -> None:
     """Proves WI-1."""
     lost = leave("of a value that could not be pickled")
     mine = leave("mine")
@@ -45,6 +45,6 @@ def test_packing_within_packing_keeps_the_outer_ones_references() -> None:
     assert seal(b"", [])[2] == {outer: "outer"}
 
 
-def test_references_are_read_within_a_parcel_only() -> None:
+def test_references_are_read_within_a_payload_only() -> None:
     with pytest.raises(RuntimeError, match="only be read as part of an RPC"):
         arrived(0)

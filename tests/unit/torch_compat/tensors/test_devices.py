@@ -10,8 +10,9 @@ import torch
 from torch.distributed import rpc
 
 from holdfast.rpc.values import pickling
+from holdfast.rpc.values.references import here
 from holdfast.torch_compat.rpc import calls
-from holdfast.torch_compat.tensors.devices import Devices, gradients_leave, visible
+from holdfast.torch_compat.tensors.devices import Devices, Gradients, visible
 from holdfast.torch_compat.tensors.pickling import reduce_tensor
 from tests.unit.torch_compat.group import group
 
@@ -32,11 +33,16 @@ def test_dv1_a_request_goes_by_the_map_and_an_answer_by_the_callers_map_backward
     assert one.where("b", GPU0, is_answer=True) == CPU
 
 
-def test_a_gradient_goes_the_way_back_and_else_the_way_of_requests() -> None:
+def test_a_gradient_goes_the_way_back_and_else_the_way_of_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one = devices({"b": {GPU0: GPU1, GPU1: GPU1}}, {"b": {GPU0: CPU}})
-    with gradients_leave():
-        assert one.where("b", GPU0, is_answer=False) == CPU
-        assert one.where("b", GPU1, is_answer=False) == GPU1
+    for is_answer in (False, True):
+        monkeypatch.setattr(here, "packing", (None, "b", [], is_answer))
+        Gradients([]).__reduce__()
+        assert one.where("b", GPU0, is_answer) == CPU
+        assert one.where("b", GPU1, is_answer) == GPU1
+    monkeypatch.setattr(here, "packing", (None, "b", [], False))  # another message
     assert one.where("b", GPU0, is_answer=False) == GPU1
 
 
