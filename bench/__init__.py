@@ -2,12 +2,21 @@
 
 Layout, in reading order
     __main__.py  which measurements there are; runs them, prints tables, writes JSON
+    aims.py      every row that we aim at, and its bound
+    judge.py     which aims a run meets
+    machine.py   what the machine has, and what a row needs
+    growth.py    how figures grow with the work
+    charts.py    a run as SVG
+    progress.py  how far a run has come
+    ranks.py     forked processes that do the same at once
     subjects.py  what is measured: our backends, and torch's store where torch is installed
     client.py    a process of clients that do one operation over and over
     listener.py  a process that waits to be woken
     stores.py    operations a second, idle clients, wake-up latency, memory
     rendezvous.py  time to join, operations a node, re-formation after a kill
-    launch.py, jobs.py, recovery.py, tee.py  the launcher: start, idle agents, recovery, output
+    launch.py, jobs.py, recovery.py, restart.py, tee.py  the launcher: start, idle agents,
+                 recovery, restarts, output
+    process_groups.py  torch's process groups over a store
     rpc.py       RPC beside rivals; rpc_*.py are its parts
     imports.py   what importing costs
     table.py     figures as text

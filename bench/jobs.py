@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -30,6 +31,7 @@ import os, time
 os.write(1, b"%s %d\\n" % (os.environb[b"RANK"], os.getpid()))
 time.sleep(3600)
 """
+PROGRAM = "echo $RANK $$; exec sleep 3600\n"
 LAUNCHERS = {"holdfast": ["holdfast", "run"], "torchrun": ["torch.distributed.run"]}
 
 
@@ -51,7 +53,8 @@ def compile_ours() -> None:
 class Job:
     """A job on this machine, from its command line on; a context manager that ends it.
 
-    `imports` is what its workers do before they say that they run.
+    `imports` is what its workers do before they say that they run. With `plain` they are programs
+    and no Python.
     """
 
     def __init__(
@@ -62,9 +65,11 @@ class Job:
         *,
         flags: tuple[str, ...] = (),
         imports: str = "",
+        plain: bool = False,
     ) -> None:
-        script = folder / "worker.py"
-        script.write_text(WORKER.format(imports=imports))
+        script = folder / "worker"
+        script.write_text(PROGRAM if plain else WORKER.format(imports=imports))
+        command = ["--no-python", "sh", str(script)] if plain else [str(script)]
         module, *words = LAUNCHERS[launcher]
         options = ["--standalone", f"--nproc-per-node={workers}", *flags]
         self.launcher = launcher
@@ -73,7 +78,7 @@ class Job:
         self._errors = (folder / "stderr").open("wb+")
         self.began = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *words, *options, str(script)],
+            [sys.executable, "-m", module, *words, *options, *command],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -89,12 +94,20 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        assert self._process.stdout is not None
+        # Ended while it has just started its workers, torchrun leaves them.
+        started = [os.pidfd_open(pid) for pid in descendants(self.pid)]
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.communicate(timeout=END_WITHIN_S)
+            self._process.wait(END_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.communicate()
+            self._process.wait()
+        for process in started:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            os.close(process)
+        self._process.stdout.close()
         self._errors.close()
 
     def heard(self) -> list[Said]:
@@ -132,6 +145,10 @@ class Job:
         """Return how many seconds of processors the job has used, but for what has ended."""
         return sum(cpu_s(pid) for pid in [self.pid, *descendants(self.pid)])
 
+    def spent_s(self) -> float:
+        """Return the same with what has ended and been reaped."""
+        return sum(cpu_s(pid, reaped=True) for pid in [self.pid, *descendants(self.pid)])
+
     def _complaints(self) -> str:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
@@ -148,10 +165,13 @@ def descendants(pid: int) -> list[int]:
     return children + [below for child in children for below in descendants(child)]
 
 
-def cpu_s(pid: int) -> float:
-    """Return how many seconds of a processor a process has used; 0 if it is gone."""
+def cpu_s(pid: int, *, reaped: bool = False) -> float:
+    """Return how many seconds of a processor a process has used; 0 if it is gone.
+
+    `reaped` counts its children that it has reaped, too.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_S
+    return sum(map(int, fields[11 : 15 if reaped else 13])) / _TICKS_S

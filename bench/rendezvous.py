@@ -1,12 +1,14 @@
 """Rendezvous: time to join, store operations a node, re-formation after a kill.
 
 `python -m bench.rendezvous NODES` joins that many nodes, threads of one process, and prints our
-seconds as its last line.
+seconds as its last line. `python -m bench.rendezvous growth SIZE…` lets so many nodes join, restart
+and meet at the exit, and prints how the seconds grow: the exponent of the size.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import select
 import signal
@@ -16,11 +18,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import holdfast
 from bench.subjects import ROOT, available
 from bench.table import number, render
+from holdfast.agent.exchange import meet_at_exit, say_done, swap
+from holdfast.agent.roles import NodeInfo
+from holdfast.clock import Deadline
+from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
 
@@ -91,9 +98,68 @@ def join_torch(nodes: int) -> tuple[float, float]:
         backend.get_state, backend.set_state = originals
 
 
+def growth(sizes: tuple[int, ...]) -> str:
+    """Measure join, restart and exit barrier at several sizes; return a table with exponents."""
+    rows: list[list[str]] = []
+    before: tuple[int, tuple[float, ...]] | None = None
+    for nodes in sizes:
+        times = _phases(nodes)
+        cells = [number(seconds) for seconds in times]
+        if before is not None:
+            ratio = math.log(nodes / before[0])
+            old = before[1]
+            cells += [
+                number(math.log(new / was) / ratio) for new, was in zip(times, old, strict=True)
+            ]
+        else:
+            cells += [""] * len(times)
+        rows.append([str(nodes), *cells])
+        before = (nodes, times)
+    head = ["nodes", "join s", "restart s", "exit s", "exponent", "of restart", "of exit"]
+    return render("rendezvous: growth with the number of nodes, threads of one process", head, rows)
+
+
+def _phases(nodes: int) -> tuple[float, float, float]:
+    """Return the seconds until all nodes are in a round, in the next, and past its exit barrier."""
+    with holdfast.serve_store() as server:
+        address = server.endpoint.removeprefix("tcp://")
+        made: list[Rendezvous] = []
+        here: dict[int, Round] = {}
+
+        def join() -> None:
+            config = {"is_host": "false", "join_timeout": JOIN_S}
+            rendezvous = create_rendezvous(
+                RendezvousParameters("c10d", address, "bench", nodes, nodes, config=config)
+            )
+            made.append(rendezvous)
+            rendezvous.next_round()
+
+        def restart(one: Rendezvous) -> None:
+            round_ = one.next_round("the bench")
+            here[round_.rank] = round_
+            swap(round_, NodeInfo("", 1), False, lambda: False, Deadline.after(REFORM_PATIENCE_S))
+
+        def leave(round_: Round) -> None:
+            deadline = Deadline.after(REFORM_PATIENCE_S)
+            say_done(round_, deadline)
+            meet_at_exit(round_, lambda: False, deadline)
+
+        times = [
+            _timed([join] * nodes),
+            _timed([partial(restart, one) for one in made]),
+            _timed([partial(leave, one) for one in here.values()]),
+        ]
+        _in_threads([rendezvous.shutdown for rendezvous in made])
+        return times[0], times[1], times[2]
+
+
 def _together(count: int, act: Callable[[], None]) -> float:
+    return _timed([act] * count)
+
+
+def _timed(acts: list[Callable[[], object]]) -> float:
     began = time.perf_counter()
-    _in_threads([act] * count)
+    _in_threads(acts)
     return time.perf_counter() - began
 
 
@@ -241,6 +307,9 @@ def main() -> None:
     if sys.argv[1] == "node":
         (node_ours if sys.argv[2] == "ours" else node_torch)(sys.argv[3])
         return
+    if sys.argv[1] == "growth":
+        print(growth(tuple(map(int, sys.argv[2:]))), flush=True)
+        os._exit(0)
     nodes = int(sys.argv[1])
     ours = len(sys.argv) < 3 or sys.argv[2] == "ours"
     seconds, calls = join_ours(nodes) if ours else join_torch(nodes)

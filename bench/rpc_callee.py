@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -23,10 +23,13 @@ __all__ = ["beside", "serve"]
 
 
 @contextmanager
-def beside(module: str, *words: str) -> Iterator[Path]:
-    """Run a program that is to be called; the context is the folder in which it can be met."""
+def beside(module: str, *words: str, within: Sequence[str] = ()) -> Iterator[Path]:
+    """Run a program that is to be called; the context is the folder in which it can be met.
+
+    `within` is put before the command, such as `unshare --net`.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", module, *words, folder]
+        command = [*within, sys.executable, "-m", module, *words, folder]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
         ) as process:

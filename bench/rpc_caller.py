@@ -1,11 +1,12 @@
-"""A process that calls: `python -m bench.rpc_caller SUBJECT SECONDS MEGABYTES,…`.
+"""A process that calls: `python -m bench.rpc_caller SUBJECT SECONDS MEGABYTES,… [PART]`.
 
-It has a callee of its own, measures for so many seconds each, and prints the figures as one line
-of JSON.
+It has a callee of its own, measures for so many seconds each, all that it can or one part of it,
+and prints the figures as one line of JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import statistics
@@ -22,12 +23,15 @@ from bench.rpc_callee import beside
 from bench.rpc_calls import array, block, nothing, same, small
 from bench.rpc_subject import Function, Subject
 from bench.rpc_subjects import SUBJECTS
+from bench.rpc_workers import FIRST, Workers
 
-__all__ = ["BLOCKING_MS", "CALLERS", "IN_FLIGHT"]
+__all__ = ["AWAITED", "BLOCKING_MS", "CALLERS", "CUDA_MB", "IN_FLIGHT"]
 
 IN_FLIGHT = 64
 CALLERS = (1, 4, 16)
 BLOCKING_MS = (1, 3, 10)
+AWAITED = (100, 10_000)
+CUDA_MB = (1, 64, 256)
 MIB = 1 << 20
 WAYS: dict[str, Callable[[str, int], tuple[Any, ...]]] = {
     "echo": lambda library, size: (same, array(library, size)),
@@ -134,7 +138,21 @@ def processor(subject: Subject, seconds: float) -> Figures:
     yield "cpu callee", 1e6 * (call(time.process_time) - callee) / count
 
 
-def cuda_calls(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Figures:
+def awaited(subject: Workers, seconds: float) -> Figures:
+    """Measure calls that are awaited together, in an event loop."""
+
+    async def gather(count: int) -> None:
+        await asyncio.gather(*(subject.future(nothing) for _ in range(count)))
+
+    def together(count: int) -> None:
+        asyncio.run(gather(count))
+
+    for count in AWAITED:
+        taken = repeated(partial(together, count), seconds)
+        yield f"await {count}", count / statistics.median(taken)
+
+
+def cuda_calls(subject: Subject, seconds: float) -> Figures:
     """Measure tensors on a GPU, there and back, if there is one."""
     import torch
 
@@ -146,40 +164,48 @@ def cuda_calls(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> 
         call(same, tensor)
         torch.cuda.synchronize()
 
-    for size in megabytes:
+    for size in CUDA_MB:
         tensor = array("torch", size * MIB).cuda()
         taken = statistics.median(repeated(partial(echo, tensor), seconds / 2))
         yield f"cuda {size}", 1e3 * taken
 
 
-def measured(subject: Subject, seconds: float, megabytes: tuple[int, ...]) -> Figures:
-    """Measure whatever can be measured of it."""
-    if "no-op" in subject.measures:
+def measured(subject: Subject, seconds: float, megabytes: tuple[int, ...], part: str) -> Figures:
+    """Measure whatever can be measured of it, or a part of that."""
+    wanted = [one for one in subject.measures if part in ("", one)]
+    if "no-op" in wanted:
         yield from one_call(subject.caller().call, seconds, "no-op", nothing)
-    if "matrix" in subject.measures:
+    if "matrix" in wanted:
         matrix = small(subject.library)
         yield from one_call(subject.caller().call, seconds, "matrix", same, matrix)
-    if "pipelined" in subject.measures:
+    if "pipelined" in wanted:
         yield from pipelined(subject, seconds)
-    if "blocking" in subject.measures:
+    if "blocking" in wanted:
         yield from blocking(subject, seconds)
-    if "callers" in subject.measures:
+    if "callers" in wanted:
         yield from callers(subject, seconds)
-    if "large" in subject.measures:
+    if "large" in wanted:
         yield from large_calls(subject, seconds, megabytes)
-    if "cpu" in subject.measures:
+    if "cpu" in wanted:
         yield from processor(subject, seconds)
-    if "cuda" in subject.measures:
-        yield from cuda_calls(subject, seconds, megabytes)
+    if "cuda" in wanted:
+        yield from cuda_calls(subject, seconds)
+    if "await" in wanted:
+        assert isinstance(subject, Workers)
+        yield from awaited(subject, seconds)
+    if "training" in wanted:
+        from bench.rpc_training import training  # imports torch
+
+        yield from training(FIRST, repeated, seconds)
 
 
-def main(name: str, seconds: str, megabytes: str) -> None:
+def main(name: str, seconds: str, megabytes: str, part: str = "") -> None:
     subject = SUBJECTS[name]()
     every = map(int, megabytes.split(","))
     sizes = tuple(size for size in every if size <= subject.megabytes_max)
     with beside("bench.rpc_callee", name) as folder:
         subject.connect(folder)
-        print(json.dumps(dict(measured(subject, float(seconds), sizes))), flush=True)
+        print(json.dumps(dict(measured(subject, float(seconds), sizes, part))), flush=True)
         subject.close()
     os._exit(0)  # torch's agent has no quick end
 

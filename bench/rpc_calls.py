@@ -7,11 +7,26 @@ import pickle
 import time
 from typing import Any
 
-__all__ = ["answer", "array", "arrived", "asked", "block", "nothing", "same", "small"]
+__all__ = [
+    "answer",
+    "array",
+    "arrived",
+    "asked",
+    "block",
+    "nothing",
+    "nothing_with",
+    "same",
+    "small",
+    "tiny",
+]
 
 
 def nothing(*_: object) -> None:
     """Do nothing, with whatever is given."""
+
+
+def nothing_with(**_: object) -> None:
+    """Do nothing, with whatever is given by name."""
 
 
 def block(seconds: float) -> None:
@@ -41,6 +56,13 @@ def small(library: str) -> Any:
     import numpy as np
 
     return _as(library, np.ones((2, 2), dtype=np.float32))
+
+
+def tiny() -> Any:
+    """Return an array of four numbers."""
+    import numpy as np
+
+    return np.arange(4, dtype=np.float64)
 
 
 def _as(library: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Figures of RPC as tables, and whether our aims are met."""
+"""Figures of RPC as tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TITLES = {
 
 
 def report(data: dict[str, Data], idle: dict[str, Data], megabytes: tuple[int, ...]) -> str:
-    """Return all tables and the aims."""
+    """Return all tables."""
     small: list[Column] = [
         ("no-op p50", "no-op p50", ""),
         ("p99", "no-op p99", ""),
@@ -58,11 +58,11 @@ def report(data: dict[str, Data], idle: dict[str, Data], megabytes: tuple[int, .
         tables.append(_table(f"RPC: large arrays {words}, ms", data, large))
     costs: list[Column] = [(what, what, "") for what in ("bytes", "descriptors", "threads")]
     tables.append(_table("RPC: what each connected idle peer costs", idle, costs))
-    return "\n\n".join([*tables, _aims(data)])
+    return "\n\n".join(filter(None, tables))
 
 
 def _table(title: str, data: dict[str, Data], columns: Sequence[Column]) -> str:
-    """Return a table of those who have any of the figures, or should."""
+    """Return a table of the subjects that have any of the figures, or should; "" if none has."""
     rows = []
     for name, figures in data.items():
         label = SUBJECTS[name].label
@@ -71,6 +71,8 @@ def _table(title: str, data: dict[str, Data], columns: Sequence[Column]) -> str:
         elif any(figure in figures for _, figure, _ in columns):
             cells = [_cell(_share(data, name, figure, by)) for _, figure, by in columns]
             rows.append([label, *cells])
+    if all(isinstance(figures, str) for figures in data.values()) or not rows:
+        return ""
     return render(title, ["", *(head for head, _, _ in columns)], rows)
 
 
@@ -90,26 +92,3 @@ def _get(data: dict[str, Data], name: str, figure: str) -> float | None:
 
 def _cell(value: float | None) -> str:
     return "" if value is None else number(value)
-
-
-def _aims(data: dict[str, Data]) -> str:
-    """Return our aims, and whether this run meets them."""
-    aims = [
-        ("no-op p50, of bytes over a socket", "no-op p50", "bytes", "≤", 2.5),
-        ("no-op p50, of torch's", "no-op p50", "torch", "≤", 1 / 8),
-        (f"calls a second, {IN_FLIGHT} in flight, of torch's", "pipelined", "torch", "≥", 20.0),
-        *(
-            (f"calls a second that block {ms} ms, of torch's", f"blocking {ms}", "torch", "≥", 1.2)
-            for ms in BLOCKING_MS
-        ),
-        ("64 MB there and back, of two copies' time", "echo 64", "copies", "≤", 1.5),
-    ]
-    rows = []
-    for label, figure, by, sense, bound in aims:
-        value = _share(data, "holdfast", figure, by)
-        if value is None:
-            verdict = "not measured"
-        else:
-            verdict = "met" if (value <= bound) == (sense == "≤") else "not met"
-        rows.append([label, _cell(value), f"{sense} {number(bound)}", verdict])
-    return render("RPC: aims", ["", "holdfast", "aim", ""], rows)

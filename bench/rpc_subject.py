@@ -26,13 +26,13 @@ class Caller(Protocol):
 
 
 class Subject:
-    """Who is measured. One process serves; another connects and asks for callers."""
+    """What is measured. One process serves; another connects and asks for callers."""
 
     label: ClassVar[str]
     module: ClassVar[str]
     """It has to be installed."""
     library: ClassVar[str] = "numpy"
-    """Whose arrays are sent: torch's by those who know them; others send numpy's faster."""
+    """Whose arrays are sent: torch's by subjects that know them; others send numpy's faster."""
     megabytes_max: ClassVar[int] = 256
     """Larger arrays would take it seconds."""
     measures: ClassVar[tuple[str, ...]] = ("no-op", "matrix", "pipelined", "callers", "large")

@@ -5,10 +5,9 @@ Both are called by the same lines of torch's API. They take turns, round by roun
 
 from __future__ import annotations
 
-from bench.rpc import Effort, medians, run
-from bench.rpc_caller import IN_FLIGHT
+from bench.rpc import Effort, medians, take_turns
+from bench.rpc_caller import CUDA_MB, IN_FLIGHT
 from bench.rpc_report import Data
-from bench.rpc_subjects import SUBJECTS
 from bench.table import number, render
 
 __all__ = ["QUICK", "WHOLE", "torch_calls"]
@@ -16,17 +15,12 @@ __all__ = ["QUICK", "WHOLE", "torch_calls"]
 OURS, THEIRS = "facade", "torch"
 QUICK = Effort(rounds=1, seconds=0.05, megabytes=(1, 4), peers=0)
 WHOLE = Effort(rounds=5, seconds=0.5, megabytes=(1, 64), peers=0)
-AIM = 1 / 6
 
 
-def torch_calls(effort: Effort) -> tuple[str, object]:
-    """Measure both in turn; each figure is the median of the rounds."""
-    sizes = ",".join(map(str, effort.megabytes))
-    rounds: dict[str, list[dict[str, float]]] = {OURS: [], THEIRS: []}
-    for _ in range(effort.rounds):
-        for name, figures in rounds.items():
-            if SUBJECTS[name].installed():
-                figures.append(run("rpc_caller", name, str(effort.seconds), sizes))
+def torch_calls(effort: Effort, part: str = "") -> tuple[str, object]:
+    """Measure both in turn, all or a part; each figure is the median of the rounds."""
+    sizes, names = ",".join(map(str, effort.megabytes)), (OURS, THEIRS)
+    rounds = take_turns("rpc_caller", names, effort.rounds, str(effort.seconds), sizes, part)
     data = {name: medians(figures) for name, figures in rounds.items()}
     return _report(data, effort.megabytes), {"rounds": rounds, "medians": data}
 
@@ -40,7 +34,13 @@ def _report(data: dict[str, Data], megabytes: tuple[int, ...]) -> str:
         "cpu callee": "nothing, the callee's processor, µs",
         "pipelined": f"calls a second, {IN_FLIGHT} in flight",
         **{f"echo {size}": f"{size} MB there and back, ms" for size in megabytes},
-        **{f"cuda {size}": f"{size} MB from GPU to GPU and back, ms" for size in megabytes},
+        **{f"cuda {size}": f"{size} MB from GPU to GPU and back, ms" for size in CUDA_MB},
+        "references": "`remote` and `to_here`, a second",
+        "backward": "a call and its distributed backward, a second",
+        "steps": "training steps of a model elsewhere, a second",
+        "forward ms": "… forward, ms",
+        "backward ms": "… backward, ms",
+        "step ms": "… DistributedOptimizer.step, ms",
     }
     rows = []
     for figure, label in labels.items():
@@ -49,17 +49,9 @@ def _report(data: dict[str, Data], megabytes: tuple[int, ...]) -> str:
             why = "no GPU" if figure.startswith("cuda") else "not measured"
             rows.append([label, why, "", ""])
         else:
-            rows.append([label, number(ours), number(theirs), number(ours / theirs)])
-    table = render("torch's RPC API", ["", "holdfast", "torch", "of torch's"], rows)
-    return f"{table}\n\n{_aim(data)}"
-
-
-def _aim(data: dict[str, Data]) -> str:
-    ours, theirs = (_get(data[name], "no-op p50") for name in (OURS, THEIRS))
-    if ours is None or theirs is None:
-        return "aim: not measured"
-    met = "met" if ours / theirs <= AIM else "not met"
-    return f"aim: nothing, p50, of torch's ≤ {number(AIM)}: {number(ours / theirs)}, {met}"
+            rows.append([label, *map(number, (ours, theirs, ours / theirs))])
+    head = ["", "holdfast", "torch", "of torch's"]
+    return render("torch's RPC API", head, rows)
 
 
 def _get(figures: Data, label: str) -> float | None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bench.rpc_subject import Function, Subject
 
-__all__ = ["HUB", "Facade", "Holdfast", "Torch", "Workers", "peer"]
+__all__ = ["FIRST", "HUB", "MEETING", "Facade", "Holdfast", "Torch", "Workers", "peer"]
 
+MEETING = "BENCH_MEETING"
+"""The variable that says where to meet, if not in the folder: between hosts, a URL."""
 HUB = "zhub"  # the last by name and number: torch's workers gather at the first
 
 
 def peer(number: int) -> str:
-    """Return the name of one of those who are called."""
+    """Return the name of one of the callees."""
     return f"peer{number}"
 
 
@@ -44,7 +47,7 @@ class Workers(Subject):
 
     def _join(self, folder: Path, name: str, rank: int) -> None:
         self._rpc = importlib.import_module(self.functions)
-        options = self.options(name, f"file://{folder}/meeting")
+        options = self.options(name, os.environ.get(MEETING) or f"file://{folder}/meeting")
         self._rpc.init_rpc(name, rank=rank, world_size=self._peers + 1, **options)
 
     def options(self, name: str, url: str) -> dict[str, Any]:
@@ -55,21 +58,34 @@ class Workers(Subject):
         return self._rpc.rpc_sync(FIRST, function, args)
 
     def start(self, function: Function, *args: Any) -> Callable[[], object]:
-        wait: Callable[[], object] = self._rpc.rpc_async(FIRST, function, args).wait
+        wait: Callable[[], object] = self.future(function, *args).wait
         return wait
+
+    def future(self, function: Function, *args: Any) -> Any:
+        """Begin a call, and return its future."""
+        return self._rpc.rpc_async(FIRST, function, args)
+
+    def call_with(self, function: Function, named: dict[str, Any]) -> Any:
+        """Call with keyword arguments."""
+        return self._rpc.rpc_sync(FIRST, function, kwargs=named)
+
+    def remote(self, function: Function, *args: Any) -> Any:
+        """Return a reference to a result that stays at the callee."""
+        return self._rpc.remote(FIRST, function, args)
 
 
 class Holdfast(Workers):
     label = "holdfast"
     module = "holdfast"
     functions = "holdfast.rpc"
+    measures = (*Workers.measures, "await")
 
 
 class Torch(Workers):
     label = "torch RPC"
     module = "torch"
     functions = "torch.distributed.rpc"
-    measures = (*Workers.measures, "cpu", "cuda")
+    measures = (*Workers.measures, "cpu", "cuda", "training")
 
     def options(self, name: str, url: str) -> dict[str, Any]:
         import torch

@@ -7,11 +7,13 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import holdfast
 from bench.client import acts, torch_client
+from bench.progress import say
 from bench.subjects import KINDS, ROOT, Subject, available, serve_subject
 from bench.table import number, render
 
@@ -51,12 +53,16 @@ def run_clients(subject: Subject, operation: str, clients: int, seconds: float) 
     }
 
 
-def rates(rounds: int, seconds: float) -> tuple[str, object]:
-    """Measure operations a second of every backend, with 1 and with 64 clients, taking turns."""
+def rates(rounds: int, seconds: float, part: str = "") -> tuple[str, object]:
+    """Measure operations a second of every backend, with 1 and with 64 clients, taking turns.
+
+    The part `add` is that of one client, at our server and at torch's.
+    """
     tables, data = [], {}
-    kinds = [kind for kind in KINDS if available(kind)]
-    for clients in (1, 64):
-        for operation in ("get", "set", "add"):
+    kinds = [kind for kind in KINDS if available(kind) and (not part or kind in ("tcp", PEER))]
+    for clients in (1,) if part else (1, 64):
+        for operation in (part,) if part else ("get", "set", "add"):
+            say(f"stores: {operation} by {clients} client(s)")
             found: dict[str, list[Figures]] = {kind: [] for kind in kinds}
             with ExitStack() as stack:
                 subjects = [stack.enter_context(serve_subject(kind)) for kind in kinds]
@@ -79,12 +85,14 @@ def _rate_table(title: str, middle: dict[str, Figures]) -> str:
     rows = []
     for kind, label in KINDS.items():
         if kind not in middle:
-            rows.append([label, "torch is not installed", "", "", ""])
+            if not available(kind):
+                rows.append([label, "torch is not installed", "", "", ""])
             continue
         figures = middle[kind]
-        ratio = number(figures["rate"] / peer["rate"]) if peer else "-"
+        ratio = figures["rate"] / peer["rate"] if peer else None
         columns = [number(figures[name]) for name in ("rate", "p50_us", "p99_us")]
-        rows.append([label, *columns, ratio])
+        columns.append("-" if ratio is None else number(ratio))
+        rows.append([label, *columns])
     return render(title, ["", "ops/s", "p50 µs", "p99 µs", "of torch's"], rows)
 
 
@@ -115,36 +123,60 @@ def idle_clients(clients: int, seconds: float) -> tuple[str, object]:
 
 def wakeups(count: int) -> tuple[str, object]:
     """Measure from one process's `set` to another's return from a watch, or from a wait."""
-    rows, data = [], {}
-    for label, kind, operation in (
-        ("tcp:// watch", "tcp", "watch"),
-        ("tcp:// wait", "tcp", "wait"),
-        ("torch TCPStore wait", "torch", "wait"),
-    ):
-        if not available(kind):
-            rows.append([label, "torch is not installed", ""])
+    ways = {
+        "tcp:// watch": ("tcp", "watch"),
+        "tcp:// wait": ("tcp", "wait"),
+        "torch TCPStore wait": (PEER, "wait"),
+    }
+    measured = {label: way for label, way in ways.items() if available(way[0])}
+    times: dict[str, list[float]] = {label: [] for label in measured}
+    with ExitStack() as stack:
+        wake = {label: stack.enter_context(_waking(*way)) for label, way in measured.items()}
+        for turn in range(count):  # taking turns: what the machine does meanwhile hits them alike
+            for label, act in wake.items():
+                times[label].append(act(turn))
+    data = {label: _percentiles(found) for label, found in times.items()}
+    peer = data.get("torch TCPStore wait")
+    rows = []
+    for label in ways:
+        if label not in data:
+            rows.append([label, "torch is not installed", "", ""])
             continue
-        with serve_subject(kind) as subject:
-            data[label] = _latencies(subject, operation, count)
-        rows.append([label, *map(number, data[label].values())])
-    return render("wake-up latency, set to return, µs", ["", "p50", "p99"], rows), data
+        cells = [label, *map(number, data[label].values())]
+        ratio = data[label]["p50_us"] / peer["p50_us"] if peer else None
+        rows.append([*cells, "-" if ratio is None else number(ratio)])
+    head = ["", "p50", "p99", "of torch's p50"]
+    return render("wake-up latency, set to return, µs", head, rows), data
 
 
-def _latencies(subject: Subject, operation: str, count: int) -> Figures:
-    command = [sys.executable, "-m", "bench.listener", subject.endpoint, operation, str(count)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as listener:
-        assert listener.stdout is not None
-        write = acts(subject.endpoint, "set")
-        times = []
-        for turn in range(count):
-            if listener.stdout.readline() != "listening\n":
-                raise SystemExit(f"a listener at {subject.endpoint} failed")
-            time.sleep(0.002)  # let it block, so that waking up is what is measured
-            began = time.perf_counter()
-            write("watched" if operation == "watch" else f"turn/{turn}")
-            times.append((float(listener.stdout.readline()) - began) * 1e6)
+@contextmanager
+def _waking(kind: str, operation: str) -> Iterator[Callable[[int], float]]:
+    """Give a function that wakes a listener once and returns how many microseconds that took."""
+    with serve_subject(kind) as subject:
+        command = [sys.executable, "-m", "bench.listener", subject.endpoint, operation]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        ) as listener:
+            assert listener.stdin is not None
+            assert listener.stdout is not None
+            write, told, heard = acts(subject.endpoint, "set"), listener.stdin, listener.stdout
+
+            def wake(turn: int) -> float:
+                told.write("listen\n")
+                told.flush()
+                if heard.readline() != "listening\n":
+                    raise SystemExit(f"a listener at {subject.endpoint} failed")
+                time.sleep(0.002)  # let it block, so that waking up is what is measured
+                began = time.perf_counter()
+                write("watched" if operation == "watch" else f"turn/{turn}")
+                return (float(heard.readline()) - began) * 1e6
+
+            yield wake
+
+
+def _percentiles(times: list[float]) -> Figures:
     times.sort()
-    return {"p50_us": times[count // 2], "p99_us": times[count * 99 // 100]}
+    return {"p50_us": times[len(times) // 2], "p99_us": times[len(times) * 99 // 100]}
 
 
 def memory() -> tuple[str, object]:

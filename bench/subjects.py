@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Subject(NamedTuple):
-    """A store that is being served: where, and by which process (None: by nobody)."""
+    """A store that is being served: where, and by which process (None: by none)."""
 
     kind: str
     endpoint: str
