@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo torch test cover lint format types docs pins walk sim chaos soak conformance programs bench bench-rivals bench-rendezvous clean
+.PHONY: help demo torch test cover lint format types docs pins walk sim chaos soak conformance programs bench bench-growth bench-charts bench-rivals bench-rendezvous bench-rendezvous-growth clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -34,9 +34,12 @@ help:
 	@echo "make soak CALLS=n  n calls between eight workers under faults, each accounted for"
 	@echo "make conformance   torch's own RPC tests, with torch and with ours (half an hour)"
 	@echo "make programs      what others wrote for torch, with torch and with ours (minutes)"
-	@echo "make bench         measure, beside torch's launcher, store and RPC"
+	@echo "make bench         measure beside torch: every aim, met or missed (ARGS=\"--row NAME --quick\")"
+	@echo "make bench-growth  how figures grow with peers, threads, workers, processes, ranks"
+	@echo "make bench-charts  draw the last run as SVG (RUN=file.json FOLDER=folder)"
 	@echo "make bench-rivals  install gRPC, Ray, rpyc and pyzmq, to be measured too"
 	@echo "make bench-rendezvous NODES=n   seconds for n nodes to meet"
+	@echo "make bench-rendezvous-growth    how joins, restarts and exits grow with the nodes"
 	@echo "make walk          how many files live calls pass through (ARGS=--files lists them)"
 	@echo "make docs          write what is generated, and check all documents"
 	@echo "make pins          write requirements/*.txt with hashes, from requirements/*.in"
@@ -91,7 +94,7 @@ pins: .venv/bin/python
 	--output-file requirements/$$name.txt requirements/$$name.in || exit 1; done
 
 sim: .venv/.test
-	@broken=0; for one in store rendezvous agent rref once; do \
+	@broken=0; for one in store raft replica rendezvous agent rref once; do \
 	$(BIN)/python -m tests.sim.$$one --seeds $(SEEDS) $(if $(START),--start $(START)) $(ARGS) \
 	|| broken=1; done; exit $$broken
 
@@ -118,6 +121,17 @@ programs: .venv/.programs
 bench: .venv/.test
 	$(BIN)/python -m bench $(ARGS)
 
+bench-growth: .venv/.test
+	$(BIN)/python -m bench --growth $(ARGS)
+
+# The run to draw, the last one unless it is given, and where its charts go.
+RUN ?= $(lastword $(sort $(wildcard bench/results/*.json)))
+FOLDER ?= bench/results/charts
+
+bench-charts: .venv/.demo
+	@test -n "$(RUN)" || { echo "there is no run to draw: make bench, or RUN=file.json" >&2; exit 2; }
+	@$(BIN)/python -m bench.charts $(RUN) $(FOLDER)
+
 bench-rivals: .venv/.bench
 
 # How many nodes `make bench-rendezvous` lets join; its last line is our seconds.
@@ -125,6 +139,12 @@ NODES ?= 128
 
 bench-rendezvous: .venv/.test
 	@$(BIN)/python -m bench.rendezvous $(NODES)
+
+# The sizes at which `make bench-rendezvous-growth` measures join, restart and exit barrier.
+SIZES ?= 64 256 1024
+
+bench-rendezvous-growth: .venv/.test
+	@$(BIN)/python -m bench.rendezvous growth $(SIZES)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

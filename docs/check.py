@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"\b([A-Z]{1,2}(?:-\d+|\d))\b")
 # `def test_ks1_the_rest_of_the_name`
 _NAMED = re.compile(r"^ *(?:async )?def test_([a-z]{2})(\d+)_", re.MULTILINE)
 # `    KS-1  A promise, which may go on`, then lines that are indented further.
-_GUARANTEE = re.compile(r"^ {4}([A-Z]{1,2}(?:-\d+|\d))  +(\S.*(?:\n {6,}\S.*)*)", re.MULTILINE)
+_GUARANTEE = re.compile(r"^ {4}([A-Z]{1,2}(?:-\d+|\d)) +(\S.*(?:\n {6,}\S.*)*)", re.MULTILINE)
 
 
 def documents() -> list[Path]:

@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast import rpc
-from holdfast.agent.agent import AgentStatus
 from holdfast.agent.machine import State
+from holdfast.agent.status import AgentStatus
 from holdfast.errors import HoldfastError
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.launcher import run_job
@@ -164,7 +164,7 @@ class Teller:
             say(self._me, f"{status.state}: {status.reason}")
 
 
-# The one who starts them, and does them harm.
+# The process that starts the workers, and kills some.
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What holds for every test: leak checks, and no judgement of anybody's speed."""
+"""What holds for every test: leak checks, and no judgement of speed."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A process inherits which signals are ignored. nohup ignores SIGHUP, a shell without job control
 ignores SIGINT and SIGQUIT in what it runs in the background. A test that sends them to a process
-would then wait in vain.
+would then wait for ever.
 """
 
 from __future__ import annotations

@@ -77,17 +77,17 @@ def test_guarantees_are_read_with_their_continuations(tree: Path) -> None:
     (tree / "tests" / "t.py").write_text("import holdfast.module\n")
     module.write_text(
         '"""A machine.\n\nGuarantees\n    XX-1  One thing,\n          and more of it.\n'
-        '    XX-2  Another.\n    X3  A third.\n\nText.\n"""\n',
+        '    XX-2  Another.\n    X3  A third.\n    XX-10 A tenth.\n\nText.\n"""\n',
         encoding="utf-8",
     )
     assert check.guarantees(module, {"XX-2": ["tests/t.py"]}) == [
         check.Guarantee("XX-1", "One thing, and more of it.", ()),
         check.Guarantee("XX-2", "Another.", ("tests/t.py",)),
         check.Guarantee("X3", "A third.", ()),
+        check.Guarantee("XX-10", "A tenth.", ()),
     ]
-    assert list(check.uncited([module], {"XX-2": ["tests/t.py"], "X3": ["tests/t.py"]})) == [
-        "module.py: no test cites XX-1"
-    ]
+    cited = {number: ["tests/t.py"] for number in ("XX-2", "X3", "XX-10")}
+    assert list(check.uncited([module], cited)) == ["module.py: no test cites XX-1"]
 
 
 @pytest.mark.parametrize(

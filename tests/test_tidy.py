@@ -41,6 +41,7 @@ ACTS_THROUGH_OTHERS: dict[str, str] = {
     "process/outcome/memory.py": "reads files, by their paths",
     "process/start/worker.py": "runs child.py",
     "rpc/values/funcref.py": "looks for functions in the modules that are loaded, and loads them",
+    "rpc/wire/memory.py": "maps memory of this process, and writes to new objects",
     "torch_compat/after.py": "changes how a module is imported",
 }
 
@@ -55,7 +56,10 @@ BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "datetime.datetime.now": ("use holdfast.clock", ()),
     "os.environ": (
         "use holdfast.env",
-        ("env.py", "process/start/child.py", "process/start/forked.py"),
+        (
+            *("env.py", "process/start/child.py", "process/start/forked.py"),
+            "process/start/standby_main.py",
+        ),
     ),
     "os.getenv": ("use holdfast.env", ()),
     "os.putenv": ("give the child its environment", ()),
@@ -74,12 +78,27 @@ BANNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "marshal": ("use store.wire, or JSON", ()),
     "shelve": ("use store.wire, or JSON", ()),
     "logging.basicConfig": ("leave logging to the program", ("cli/",)),
-    # Tensors are sent from where they lie, if torch is there; it is never imported for it.
-    "torch": ("no file of the core knows torch", ("torch_compat/", "rpc/values/pickling.py")),
+    # Tensors are sent from where they lie, if torch is there, and its random numbers are seeded
+    # anew after a fork; it is never imported for that.
+    "torch": (
+        "no file of the core knows torch",
+        ("torch_compat/", "rpc/values/pickling.py", "process/start/forkable.py"),
+    ),
     "numpy": ("no file of the core knows numpy", ("torch_compat/",)),
 }
 # Functions of a module that keep hidden, shared, unseeded state; random.Random(seed) is fine.
-RANDOM_ALLOWED = frozenset({"random.Random", "random.SystemRandom"})
+RANDOM_ALLOWED = frozenset({"random.Random", "random.SystemRandom", "random.getstate"})
+
+# Tests that wait for time to pass, and why each may.
+
+MAY_SLEEP: dict[str, str] = {
+    "tests/waiting.py": "is how tests wait",
+    "tests/unit/test_clock.py": "tests the clock",
+    "tests/unit/testing/test_clock.py": "tests the clock that a test moves",
+    "tests/unit/testing/test_rpcworld.py": "a call that does not return in the time of the test",
+}
+# Lets the other tasks of an event loop run.
+YIELDING = ("asyncio.sleep", "0")
 
 TO_A_TOOL = re.compile(r"  # (type: ignore|noqa|pragma).*$")
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK|WIP)\b")
@@ -114,6 +133,10 @@ SCRIPTS: dict[str, str] = {
 TESTED_BY: dict[str, str] = {
     "__main__.py": "tests/unit/cli/test_main.py",
     "process/start/worker.py": "tests/unit/process/start/test_child.py",
+    "process/start/forker_main.py": "tests/unit/process/start/test_forker.py",
+    "process/start/standby_main.py": "tests/unit/process/start/test_warm.py",
+    "process/start/forkable.py": "tests/unit/process/start/test_standby_parent.py",
+    "process/start/standby_parent_main.py": "tests/unit/process/start/test_standby_parent.py",
     "torch_compat/__main__.py": "tests/unit/torch_compat/test_patching.py",
     "torch_compat/site/sitecustomize.py": "tests/unit/torch_compat/test_patching.py",
 }
@@ -138,6 +161,7 @@ LATER = (
     ),
     *("multiprocessing", "pickle", "secrets", "ssl", "urllib.request", "xml"),
     *("holdfast.store.etcd", "holdfast.store.client", "holdfast.store.server"),
+    *("holdfast.observe.plain", "holdfast.observe.replay"),
 )
 # What no pure file may pull in, not even through others.
 ACTING_AT_LAST = ("asyncio", "http.client", "multiprocessing", "socket", "ssl", "subprocess")
@@ -302,14 +326,35 @@ def test_no_shell_is_started() -> None:
     )
 
 
+def sleeps(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, code) for every place of a file where a thread waits for nothing but time."""
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.ImportFrom(module="time" | "asyncio", names=taken):
+                yield from ((node.lineno, "import sleep") for one in taken if one.name == "sleep")
+            case ast.Call(func=ast.Attribute(attr="sleep") as func, args=args):
+                code = ast.unparse(func)
+                if code != "super().sleep" and (code, *map(ast.unparse, args)) != YIELDING:
+                    yield node.lineno, code
+            case ast.Call(func=ast.Attribute(attr="wait", value=ast.Call(func=made)), args=[_, *_]):
+                if ast.unparse(made) in ("threading.Event", "Event"):
+                    yield node.lineno, "wait of an event that is never set"
+
+
 def test_no_test_sleeps() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): places
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if (places := list(sleeps(path)))
+    }
     report(
         [
-            f"{path.relative_to(ROOT)}:{line}: {name} is banned in tests: wait for the event itself"
-            for path in sorted((ROOT / "tests").rglob("*.py"))
-            for line, name in names(path)
-            if within(name, "time.sleep")
+            f"{name}:{line}: {code} is banned in tests: wait for the event, or by tests.waiting"
+            for name, places in found.items()
+            if name not in MAY_SLEEP
+            for line, code in places
         ]
+        + [f"{name}: does not sleep: take it off MAY_SLEEP" for name in MAY_SLEEP.keys() - found]
     )
 
 
@@ -384,35 +429,67 @@ def test_a_class_name_occurs_once_in_the_product() -> None:
     )
 
 
-# Words. Threads, processes, workers and nodes are named by what they are; a person may be "who".
+# Words (CONTRIBUTING.md, "How sentences are written"): what not to write, and what to say.
 
-PERSONS = re.compile(r"\b(person|people|user|users) who\b")
-NO_PERSONS = re.compile(
-    r"\b(who|whom|whoever|he|his|him|himself|nobody|somebody|everybody|anybody)\b", re.IGNORECASE
-)
-# "HE-1" is a guarantee.
-GUARANTEE_NUMBER = re.compile(r"\b[A-Z]{2}-\d+")
+PERSONS = r"who|whom|whoever|he|his|him|himself|nobody|somebody|everybody|anybody"
+BANNED_WORDS: dict[str, str] = {
+    PERSONS: "name the thread, the process, the worker or the node",
+    r"ambush\w*": "crash at a chosen moment",
+    r"clerks?": "task thread, scheduler",
+    r"doors?": "server",
+    r"eagerness": "spinning",
+    r"errands?": "task",
+    r"for want of": "out of",
+    r"hangs? up on|hung up on": "disconnect",
+    r"holdings?": "lease, references",
+    r"in vain": "say what does not happen",
+    r"insist\w*": "retry, require",
+    r"last words?": "last message",
+    r"lets? go|letting go|let_go": "release",
+    r"make_way|makes? way": "release before blocking",
+    r"manners": "behaviour",
+    r"murder\w*": "kill",
+    r"parcels?": "payload",
+    r"patience": "timeout, limit, backoff",
+    r"receipts?": "kept replies",
+    r"storm\w*": "burst",
+    r"strangers?": "unauthenticated client or connection",
+    r"visitors?": "client",
+}
+# Where a word is right: what is taken out of a text before it is judged.
+RIGHT_WORDS: dict[str, str] = {
+    r"\b(?:person|people|users?) who\b": "a person is who",
+    r"\bHE-\d+": "a guarantee's number",
+}
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) for every docstring and comment of a file."""
-    text = path.read_text(encoding="utf-8")
+def written(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) for every comment and docstring; in the source for other texts too."""
+    ours = SOURCE in path.parents
     for node in ast.walk(tree(path)):
         match node:
-            case ast.Expr(value=ast.Constant(value=str(docstring))):
-                yield node.lineno, docstring
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            case ast.Constant(value=str(text)) if ours:
+                yield node.lineno, text
+            case ast.Expr(value=ast.Constant(value=str(text))) if not ours:
+                yield node.lineno, text
+    source = io.StringIO(path.read_text(encoding="utf-8"))
+    for token in tokenize.generate_tokens(source.readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 
-def test_docstrings_and_comments_speak_of_machines_as_machines() -> None:
+def test_sentences_use_plain_words() -> None:
+    right = re.compile("|".join(RIGHT_WORDS))
+    banned = [
+        (re.compile(rf"\b(?:{word})\b", re.IGNORECASE), say) for word, say in BANNED_WORDS.items()
+    ]
     report(
         [
-            f"{relative(path)}:{line}: {found.group()!r}: name the thread, the process or the node"
-            for path in sources()
-            for line, text in prose(path)
-            for found in NO_PERSONS.finditer(GUARANTEE_NUMBER.sub("", PERSONS.sub("", text)))
+            f"{path.relative_to(ROOT)}:{line}: {found.group()!r}: {say}"
+            for path in programs()
+            for line, text in written(path)
+            for pattern, say in banned
+            for found in pattern.finditer(right.sub("", text))
         ]
     )
 
@@ -466,6 +543,35 @@ def test_every_package_and_each_within_it_opens_with_its_layout() -> None:
         problems += [f"{relative(path)}: the layout lacks {n}" for n in sorted(there - told)]
         problems += [f"{relative(path)}: the layout has {n}" for n in sorted(told - there)]
     report(problems)
+
+
+def test_layouts_are_in_reading_order() -> None:
+    """A file is listed after the files of its package that it imports when it is loaded."""
+    problems = []
+    for path in sources():
+        if path.name != "__init__.py":
+            continue
+        listed = re.findall(
+            r"^    (\w+)(?:\.py|/)", ast.get_docstring(tree(path)) or "", re.MULTILINE
+        )
+        for place, name in enumerate(listed):
+            for other in loads(path.parent, name).intersection(listed[place + 1 :]):
+                problems.append(f"{relative(path)}: {name} needs {other}: list it after that")
+    report(problems)
+
+
+def loads(package: Path, name: str) -> set[str]:
+    """Return which files and packages of a package one of them imports at its top."""
+    prefix = ".".join(("holdfast", *package.relative_to(SOURCE).parts, ""))
+    one = package / f"{name}.py"
+    return {
+        module.removeprefix(prefix).partition(".")[0]
+        for file in ([one] if one.is_file() else (package / name).rglob("*.py"))
+        for node in tree(file).body
+        if isinstance(node, ast.ImportFrom)
+        for module in (node.module or "", *(f"{node.module}.{each.name}" for each in node.names))
+        if module.startswith(prefix)
+    } - {name}
 
 
 def test_tests_mirror_the_source() -> None:

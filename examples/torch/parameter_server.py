@@ -2,7 +2,7 @@
 
     python parameter_server.py
 
-The server steps once for the gradients of all trainers. Until they are there it answers nobody, and
+The server steps once for the gradients of all trainers. Until they are there it answers none, and
 no thread of it waits: `async_execution` lets a call return a future, whose value is the answer.
 """
 

@@ -19,8 +19,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.agent import AgentStatus
 from holdfast.agent.exchange import meet_at_exit
+from holdfast.agent.status import AgentStatus
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, Signalled, WorkersFailed
 from holdfast.launch import launcher

@@ -217,7 +217,7 @@ def _lead_to(agent_kill: AgentKill, rig: Rig, victim: AgentProcess) -> None:
         case Phase.FAILED | Phase.STOPPING | Phase.RESTARTING:
             strike(_workers_of(victim)[0], signal.SIGKILL)
         case Phase.BARRIER:
-            for pid in _workers_of(victim):  # nobody stays there when the others are done too
+            for pid in _workers_of(victim):  # no node stays there when the others are done too
                 strike(pid, FINISH)
         case Phase.FINISHED | Phase.LEAVING:
             rig.finish()

@@ -1,13 +1,13 @@
 """Did a job keep its word while it was being killed? What was seen, and what must be true of it.
 
     S1    the ranks of every round are 0 to n-1, each once
-    S4    who leaves, or is killed, does not end the job for the others while enough are left
+    S4    a node that leaves or is killed does not end the job for the others while enough are left
     S5    one blow, one new round
     S6    the restarts that workers are told of are the failures of the job so far
     AG-1  no worker starts before the earlier ones of its node, and their daemons, have ended
     P1    nothing of a dead agent is left: no process, folder, pipe or control group
     P4    the first cause is named, and the exit codes are right
-    E2    when the store's host is gone, everybody ends, and says so by the exit code
+    E2    when the store's host is gone, every node ends, and says so by the exit code
     END   the job's result is right
 
 A run in which a fault did not strike as planned proves nothing: it is invalid, and never passes.

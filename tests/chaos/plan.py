@@ -1,4 +1,4 @@
-"""What a run of chaos will do to whom: kills of workers and of agents, drawn from a seed.
+"""What a run of chaos will do: kills of workers and of agents, drawn from a seed.
 
 `WorkerKills` is one job whose workers are killed again and again. Its long form forgives everything
 and ends well at last; its short forms have a small budget of restarts, and end by the last kill.

@@ -17,15 +17,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import Deadline
 from holdfast.net.secret import new_secret
 from holdfast.rendezvous.port import HeldPort
 from tests.chaos.plan import WORKERS, Phase
 from tests.chaos.worker import FINISH, MARKS
+from tests.waiting import holds_in_time
 
 __all__ = ["AgentProcess", "Hang", "Mark", "Rig", "Traces", "carriers", "strike"]
 
@@ -160,11 +162,9 @@ class AgentProcess:
         if self.code is None:
             written = self.errors.stat().st_size
             self.process.send_signal(signal.SIGUSR1)
-            deadline = Deadline.after(TIMEOUT_S)
-            while not (self._dumped(written) or deadline.passed()):
-                if self.process.poll() is not None:
-                    break
-                SYSTEM_CLOCK.sleep(0.05)
+            holds_in_time(
+                lambda: self._dumped(written) or self.process.poll() is not None, TIMEOUT_S
+            )
         text = self.errors.read_text(errors="replace")[-6000:]
         said = "\n".join(map(str, self.said[-12:]))
         return f"agent {self.token} (ended: {self.process.poll()})\n{said}\n{text}"
@@ -233,12 +233,8 @@ class Rig:
     def _discard(self) -> None:
         for agent in self.agents:
             agent.discard()
-        deadline = Deadline.after(TIMEOUT_S)
         for agent in self.agents:
-            while (pids := carriers(f"{MARK}={agent.token}")) and not deadline.passed():
-                for pid in pids:
-                    strike(pid, signal.SIGKILL)
-                SYSTEM_CLOCK.sleep(0.01)  # they are not ours to wait for
+            holds_in_time(partial(_none_left, agent.token), TIMEOUT_S)  # not our children
 
     def start(
         self,
@@ -263,7 +259,7 @@ class Rig:
                     "join_timeout": str(join_timeout_s),
                     "last_call_timeout": "0",
                     "close_timeout": "30",
-                    # Nobody is missed for being slow: a connection that ends tells of a death.
+                    # No node counts as lost for being slow: the end of a connection is a death.
                     "keep_alive_interval": "20",
                     "keep_alive_max_attempt": "30",
                 },
@@ -348,8 +344,16 @@ class Rig:
         return all(agent.code is not None for agent in self.agents)
 
 
+def _none_left(token: str) -> bool:
+    """Kill the processes with this mark; say whether there were none."""
+    pids = carriers(f"{MARK}={token}")
+    for pid in pids:
+        strike(pid, signal.SIGKILL)
+    return not pids
+
+
 def strike(pid: int, number: int) -> bool:
-    """Send a signal; False if there is nobody, or nobody alive."""
+    """Send a signal; False if there is no such process, or it has ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.agent.agent import AgentStatus
 from holdfast.agent.machine import State
+from holdfast.agent.status import AgentStatus
 from holdfast.ids import CauseId
 from holdfast.observe.events import Event, RunEnded, WorkersFinished
 from tests.chaos.agent import Stage

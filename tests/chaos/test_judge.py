@@ -111,7 +111,7 @@ def test_p4_the_wrong_one_is_blamed(wrong: Fall) -> None:
     check("P4", LONG, record)
 
 
-def test_p4_nobody_is_blamed_or_another_reason_is_given() -> None:
+def test_p4_no_rank_is_blamed_or_another_reason_is_given() -> None:
     record = good_worker_kills()
     del record.falls[0]
     check("P4", LONG, record)
@@ -187,7 +187,7 @@ def broken_by(agent_kill: AgentKill, record: AgentKillRecord) -> str:
     return broken.removeprefix(f"{agent_kill}: ").partition(":")[0]
 
 
-def test_s4_who_is_left_goes_on() -> None:
+def test_s4_the_remaining_nodes_go_on() -> None:
     assert broken_by(MEMBER, good_agent_kill(MEMBER, spare=1)) == "S4"
     record = good_agent_kill(MEMBER)
     record.done[2][0] = 0
@@ -196,7 +196,7 @@ def test_s4_who_is_left_goes_on() -> None:
     assert broken_by(MEMBER, record) == "END"
 
 
-def test_e2_nobody_ends_well_without_the_store() -> None:
+def test_e2_no_node_succeeds_without_the_store() -> None:
     assert broken_by(HOST, good_agent_kill(HOST, spare=1)) == "E2"
     assert broken_by(HOST, good_agent_kill(HOST, member=1)) == "E2"
 
@@ -210,7 +210,7 @@ def test_e2_a_node_that_waits_for_the_host_does_not_end_well_without_it() -> Non
 
 
 @pytest.mark.parametrize("agent_kill", [HOST, MEMBER])
-def test_when_the_run_is_over_nobody_is_harmed_and_a_spare_may_be_refused(
+def test_after_the_run_no_worker_is_killed_and_a_spare_may_be_refused(
     agent_kill: AgentKill,
 ) -> None:
     leaving = replace(agent_kill, phase=Phase.LEAVING)
@@ -224,7 +224,7 @@ def test_p4_the_victims_exit_code() -> None:
     assert broken_by(MEMBER, record) == "P4"
 
 
-def test_who_is_told_to_end_when_all_is_done_may_end_well() -> None:
+def test_a_node_that_is_signalled_when_all_is_done_may_succeed() -> None:
     agent_kill = replace(MEMBER, phase=Phase.FINISHED)
     record = good_agent_kill(agent_kill)
     record.finals[Role.MEMBER] = Final(0)

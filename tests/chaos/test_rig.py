@@ -14,7 +14,7 @@ from tests.chaos.rig import MARK, Hang, Rig, carriers, strike
 from tests.chaos.worker import TOTAL
 
 
-def test_a_job_that_nobody_disturbs() -> None:
+def test_a_job_without_faults() -> None:
     with Rig("calm") as rig:
         agent = rig.start(1)
         rig.wait(lambda: len(rig.workers("work", rig.newest)) == 2, "work")

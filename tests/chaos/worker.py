@@ -3,8 +3,8 @@
     python worker.py FOLDER [stubborn]
 
 It computes its share of a sum, so that the end of a job can be checked. One of each node leaves a
-daemon behind, which only the agent can end. `marks` in the folder is a pipe for lines of JSON: who
-and where a worker is when it starts, is at work, and is done. A lock that a worker and its daemon
+daemon behind, which only the agent can end. `marks` in the folder is a pipe for lines of JSON:
+which worker starts where, is at work, and is done. A lock that a worker and its daemon
 hold shows if an earlier worker of the same node still runs. Nothing of holdfast is imported, since
 a job starts many of these.
 """
@@ -71,7 +71,7 @@ def main(folder: str, stubborn: bool) -> None:
 
 
 def _is_alone(path: str) -> bool:
-    """Say whether nobody holds this node's lock; from now on this process does, to its end."""
+    """Say whether this node's lock was free; from now on this process holds it, to its end."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

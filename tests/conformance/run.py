@@ -5,7 +5,7 @@
 Each test is run on this machine as it is, and by `python -m holdfast.torch_compat`. For each class
 a line says how many pass with ours and with torch. A test that passes with torch and not with ours
 is named beneath, with its reason of reasons.toml. What does not pass with torch either, or is
-skipped (for want of a GPU), is counted apart.
+skipped (no GPU), is counted apart.
 
 Ends with code 1 if a test differs for no known reason, or has one and passes.
 """

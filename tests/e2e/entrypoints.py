@@ -135,7 +135,7 @@ def die_once_on_rank_one() -> Any:
 
 
 def return_after(door: str) -> int:
-    """Return the rank once the test has opened the door; at once without one."""
+    """Return the rank once the test has opened the FIFO; at once without one."""
     if door:
         wait_for(door)
     return rank()
@@ -168,7 +168,7 @@ def leave_a_child(held: str) -> int:
 
 
 def timer_file() -> tuple[str | None, bool]:
-    """Say where timers are announced, and whether somebody made a FIFO there."""
+    """Say where timers are announced, and whether there is a FIFO."""
     path = os.environ.get("TORCHELASTIC_TIMER_FILE")
     return path, path is not None and os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode)
 
@@ -190,7 +190,7 @@ def process_and_parent() -> tuple[int, int]:
 
 
 def call_worker(message: str) -> str:
-    """Be the master, who calls the worker of another node."""
+    """Be the master, which calls the worker of another node."""
     from holdfast import rpc
 
     rpc.init_rpc("master")

@@ -1,4 +1,4 @@
-"""What hostile tests share: what strangers say, and how they say it."""
+"""What hostile tests share: the messages of unauthenticated clients."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hear(sock: socket.socket) -> bytes:
 
 
 def say(sock: socket.socket, data: bytes) -> bytes:
-    """Say something as a stranger; return what the server says until it hangs up."""
+    """Send bytes without a handshake; return what the server sends until it disconnects."""
     with sock:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             sock.sendall(data)
@@ -61,7 +61,7 @@ def greeting(key: Key) -> bytes:
 
 
 def shake(sock: socket.socket, key: Key) -> bytes:
-    """Shake hands as who holds the key; return all that was said to the server."""
+    """Shake hands with the key; return all that was sent to the server."""
     machine = ClientHandshake(key, os.urandom(NONCE_BYTES))
     said = machine.greeting()
     sock.sendall(said)

@@ -2,8 +2,8 @@
 
 The argument is a JSON object: `config` has the fields of LaunchConfig, `function` names one of
 `entrypoints.py`, or else `command` is one, and `args` are its arguments. `output` is a file for
-what the workers print. In the state that `break_in` names the agent is hit by an error that nobody
-expects. The last but one report says how the job ended, the last what was left behind.
+what the workers print. In the state that `break_in` names the agent is hit by an unexpected
+error. The last but one report says how the job ended, the last what was left behind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.agent import AgentStatus
+from holdfast.agent.status import AgentStatus
 from holdfast.errors import HoldfastError, Signalled, WorkersFailed
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint

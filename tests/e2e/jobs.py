@@ -1,7 +1,7 @@
-"""The test's side of `job_node.py`: jobs of several agents, and bells and doors for their workers.
+"""The test's side of `job_node.py`: jobs of several agents, and FIFOs for their workers.
 
-Nothing here waits by the clock: a worker rings a bell when it is there, and stands before a door
-until the test opens it.
+Nothing here waits by the clock: a worker writes to one FIFO when it is there, and reads from
+another one until the test opens it.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Bell:
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         os.mkfifo(path)
-        self._fd = os.open(path, os.O_RDWR)  # so that there is always somebody who has it open
+        self._fd = os.open(path, os.O_RDWR)  # so that it is always open in some process
         self._rest = b""
 
     def __enter__(self) -> Self:

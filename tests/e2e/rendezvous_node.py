@@ -1,7 +1,7 @@
 """A node of a run as a process of its own: orders come on stdin, what happens goes to stdout.
 
 The argument is a JSON object: the fields of RendezvousParameters, and `reconnect_within_s` for
-those who do not want to wait ten seconds until a store counts as lost. Orders and reports are
+tests that do not wait ten seconds until a store counts as lost. Orders and reports are
 lines of JSON. A report is an event of the rendezvous as it is, or {"event": "did", "order": ...}
 with what came of an order: its result, or the error. The end of stdin, SIGTERM and the order
 "leave" make the node leave; its last report says what it has left behind.

@@ -19,7 +19,7 @@ from tests.e2e.reporting import Report, ReportingProcess
 
 PROGRAM = Path(__file__).with_name("rendezvous_node.py")
 FOREVER = {"keep_alive_interval": "20", "keep_alive_max_attempt": "30"}
-"""A lease that outlasts every test: whoever counts as gone, it is not by silence."""
+"""A lease that outlasts every test: no node counts as gone because it was silent."""
 BRIEF = {"keep_alive_interval": "0.25", "keep_alive_max_attempt": "16"}
 """For those that are to be missed, and not before, though their machine is slow."""
 
@@ -149,7 +149,7 @@ def nodes_at(place: Place) -> Iterator[Nodes]:
 
 
 def next_round(nodes: list[Node], number: int, why: str = "") -> list[int]:
-    """Let nodes meet in this round, all of them and nobody else; return their ranks."""
+    """Let exactly these nodes meet in this round; return their ranks."""
     for node in nodes:
         node.order("next", why)
     return met(nodes, number)

@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import Deadline
 from holdfast.process.stop.leftovers import MARKER
+from tests.waiting import until
 
 TIMEOUT_S = 120.0
 """How long anything may take; what takes longer does not come."""
 
 PIPE_BYTES = 256 * 1024
-"""Room for what a process says while nobody listens: one that cannot write stands still."""
+"""Room for what a process writes while the test does not read: else it would block."""
 
 Report = dict[str, Any]
 
@@ -86,17 +87,20 @@ class ReportingProcess:
         self.process.wait(TIMEOUT_S)
 
     def stop(self) -> None:
-        """Let it sleep: it says nothing more, and its connections stay open.
+        """Stop the process by SIGSTOP: it says nothing more, and its connections stay open.
 
-        Not while it holds the lock of a file, without which nobody could go on.
+        Not while it holds the lock of a file, for which other processes would wait.
         """
-        while True:
+
+        def stopped() -> bool:
             self.process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
-            if not _holds_a_lock(self.process.pid):
-                return
-            self.wake()
-            SYSTEM_CLOCK.sleep(0.001)
+            if _holds_a_lock(self.process.pid):
+                self.wake()
+                return False
+            return True
+
+        until(stopped)
 
     def wake(self) -> None:
         """Let it go on as if no time had passed."""
@@ -128,7 +132,7 @@ def _holds_a_lock(pid: int) -> bool:
     """Say whether a process has locked a file that others lock too.
 
     In the list of locks a process that only waits for one has a `->` before its own. The locks that
-    an agent holds all its life, on its own folder and control group, keep nobody waiting.
+    an agent holds all its life, on its own folder and control group, block no other process.
     """
     locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     inodes = {

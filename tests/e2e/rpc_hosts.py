@@ -10,12 +10,12 @@ import os
 import subprocess
 
 import holdfast
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import PeerLost
 from holdfast.rpc import current
 from holdfast.rpc.api import init_rpc, remote, rpc_async, rpc_sync, shutdown
 from tests.unit.rpc.api_worker import stay, visit_from, visited, who
 from tests.unit.rpc.api_world import Worker, workers
+from tests.waiting import until
 
 SOON = 60.0
 HERE, THERE = "10.99.0.1", "10.99.0.2"
@@ -28,10 +28,8 @@ def network(command: str, within: int | None = None) -> None:
 
 def lay_cable(other: int) -> None:
     """Connect this network with that of another process."""
-    deadline = Deadline.after(SOON)
-    while os.readlink(f"/proc/{other}/ns/net") == os.readlink("/proc/self/ns/net"):
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.01)
+    own = os.readlink("/proc/self/ns/net")
+    until(lambda: os.readlink(f"/proc/{other}/ns/net") != own)
     network(f"link add here type veth peer name there netns {other}")
     network(f"addr add {THERE}/24 dev there", other)
     network("link set there up", other)

@@ -60,7 +60,7 @@ def gate(name: str) -> threading.Event:
 
 
 def wait_at(name: str) -> int:
-    """Count, and wait until somebody opens the gate."""
+    """Count, and wait until the gate is opened."""
     number = count(name)
     if not gate(name).wait(120):
         raise AssertionError("nobody opened the gate")
@@ -98,7 +98,7 @@ def nested_async(me: str, other: str, depth: int) -> int:
 
 
 def call_all(names: list[str], rounds: int) -> int:
-    """Call everybody, who calls everybody too."""
+    """Call all workers, each of which calls all too."""
     total = 0
     for _ in range(rounds):
         total += sum(wait_all([rpc_async(name, add, (1,)) for name in names]))
@@ -115,17 +115,17 @@ def call_back(names: list[str]) -> int:
 
 
 def call_all_waiting(me: str, names: list[str]) -> int:
-    """Call everybody, one after the other."""
+    """Call all workers, one after the other."""
     return sum(int(rpc_sync(name, add, (1,), timeout=0)) for name in names)
 
 
 def call_all_together(me: str, names: list[str]) -> int:
-    """Call everybody at once."""
+    """Call all workers at once."""
     return sum(wait_all([rpc_async(name, add, (1,), timeout=0) for name in names]))
 
 
 def be_called_back(me: str, names: list[str]) -> int:
-    """Call everybody at once, who calls back in both ways while we wait."""
+    """Call all workers at once; each calls back in both ways while we wait."""
     return sum(wait_all([rpc_async(name, ask_back, (me,), timeout=0) for name in names]))
 
 

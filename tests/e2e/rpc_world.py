@@ -11,13 +11,13 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from unittest import mock
 
 import holdfast
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import Deadline
 from holdfast.net.auth import derive_key
 from holdfast.rpc import agent as agents
 from holdfast.rpc import current
@@ -34,21 +34,13 @@ SOON = 120.0
 MANY = 20
 
 
-def until(true: Callable[[], bool]) -> None:
-    """Wait for something that is about to be so."""
-    deadline = Deadline.after(SOON)
-    while not true():
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.005)
-
-
 class Way(StrEnum):
     """How messages go from one worker to another."""
 
     FETCHED = "fetched"
-    """On one machine; large buffers are fetched by who receives them."""
+    """On one machine; large buffers are fetched by the receiver."""
     SENT = "sent"
-    """On one machine, where nobody may read the memory of others."""
+    """On one machine, where no process may read the memory of others."""
     TCP = "tcp"
     """As between machines."""
 
@@ -189,7 +181,7 @@ def workers(
 
 
 def stand_back() -> None:
-    """Run when nobody else wants to: so many would leave nothing for the tests beside them."""
+    """Run at a low priority: so many would leave nothing for the tests beside them."""
     if sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:

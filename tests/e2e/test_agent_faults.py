@@ -16,7 +16,7 @@ C10D = pytest.mark.parametrize("backend", ["c10d"])
 
 
 @C10D
-def test_after_a_failure_nobody_waits_at_the_exit(job: Job) -> None:
+def test_after_a_failure_no_node_waits_at_the_exit(job: Job) -> None:
     nodes = [
         job.start(
             "fail_on_odd_ranks_or_stay",
@@ -35,7 +35,7 @@ def test_after_a_failure_nobody_waits_at_the_exit(job: Job) -> None:
     assert all("sad because it must" in reason for reason in first_causes)
 
 
-def test_who_waits_at_the_exit_hears_of_a_failure(job: Job, tmp_path: Path) -> None:
+def test_a_node_that_waits_at_the_exit_is_told_of_a_failure(job: Job, tmp_path: Path) -> None:
     door = Door(tmp_path / "door")
     done = job.start("return_after", "", exit_barrier_timeout=300)
     late = job.start("fail_after", door.path, exit_barrier_timeout=300)
@@ -113,7 +113,7 @@ def test_a_signal_ends_an_agent_and_not_the_run(
         spare = job.start("ten_and_rank", nodes=(1, 1))
         told.hear_waiting("1 waiting")
         told.process.send_signal(number)
-        # The run goes on: who waited has its turn.
+        # The run goes on: the node that waited joins.
         assert spare.returned() == {0: 10}
         told.raised("Signalled", 128 + number)
     assert told.hear("JobEnded")["ending"] == "signalled"
@@ -137,7 +137,7 @@ def test_an_error_of_an_agents_own_ends_the_run_for_all(job: Job, tmp_path: Path
 
 
 @C10D
-def test_who_loses_the_store_at_the_exit_does_not_say_that_all_is_well(
+def test_a_node_that_loses_the_store_at_the_exit_does_not_report_success(
     job: Job, tmp_path: Path
 ) -> None:
     door = Door(tmp_path / "door")

@@ -128,11 +128,11 @@ def test_workers_may_finish_apart(job: Job, tmp_path: Path) -> None:
     early.hear("WorkersFinished")
     door.open()
     assert results_of([early, late]) == {0: 0, 1: 1}
-    for node in (early, late):  # each has waited for the other, and none in vain
+    for node in (early, late):  # each has waited for the other, and got its answer
         assert node.hear("JobEnded")["reason"] == "all workers are done"
 
 
-def test_who_does_not_wait_for_the_others_spoils_nothing(job: Job, tmp_path: Path) -> None:
+def test_a_node_that_skips_the_exit_barrier_harms_nothing(job: Job, tmp_path: Path) -> None:
     door = Door(tmp_path / "door")
     late = job.start("return_after", door.path, exit_barrier_timeout=0)
     late.hear("started")

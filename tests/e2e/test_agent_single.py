@@ -42,7 +42,7 @@ SEEN = (
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may have set what these tests are about."""
+    """The environment of the tests may have set what these tests are about."""
     for name in list(os.environ):
         if name.startswith(("TORCH", "PET_")):
             monkeypatch.delenv(name)
@@ -136,7 +136,7 @@ def test_timers_are_watched_where_the_user_says(
     assert not path.exists()
 
 
-def test_a_timer_file_that_nobody_watches_is_still_the_workers_to_know(
+def test_a_timer_file_that_is_not_watched_is_still_told_to_the_worker(
     alone: Alone, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "timers")
@@ -167,7 +167,7 @@ def test_without_a_health_port_a_worker_hears_of_none(alone: Alone) -> None:
 # How workers fail.
 
 
-def test_what_a_worker_raised_reaches_whoever_launched_it(
+def test_what_a_worker_raised_reaches_its_launcher(
     alone: Alone, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     reply = tmp_path / "error.json"
@@ -251,7 +251,7 @@ def test_nothing_of_a_group_is_left_when_it_is_done(alone: Alone, tmp_path: Path
     try:
         [child] = elastic_launch(alone(1), entrypoints.leave_a_child)(str(held)).values()
         assert child > 0
-        # Everybody who had it open to write is gone, or it would not be at its end.
+        # Every process that had it open to write is gone, or it would not be at its end.
         assert os.read(fd, 1) == b""
     finally:
         os.close(fd)

@@ -154,7 +154,7 @@ def test_what_an_agent_leaves_that_dies_with_its_reaper_is_removed_by_a_later_on
             one.check_nothing_is_left()
 
 
-def test_the_death_of_the_reaper_harms_nobody() -> None:
+def test_the_death_of_the_reaper_harms_no_worker() -> None:
     with agent("run", "no-cgroup") as one:
         os.kill(one.facts["reaper"], signal.SIGKILL)
         assert ready(one.watched[-1])

@@ -34,7 +34,7 @@ def test_the_demonstration_tells_its_story() -> None:
     assert len([index for index in first if worker < index < node]) == 2
     assert [index for index in second if index > node]
     assert all(worker < index for index in places(r"rank 3 on \S+ failed \(killed by SIGKILL\)"))
-    # The ledger is opened in every round, by whoever is worker 0 then, and goes on from there.
+    # The ledger is opened in every round, by the worker 0 of that round, and goes on from there.
     opened = places(r"worker 0 +opens the ledger: \d+ parts are missing, \d workers do them")
     [closed] = places(r"worker 0 +closes the ledger: \d+ by worker0 and \d+ by worker1, none")
     told = [re.findall(r"(\d+) parts .* (\d) workers", lines[index]) for index in opened]

@@ -22,8 +22,8 @@ from holdfast.store.etcd.local_server import (
 )
 from holdfast.store.open import open_store
 from holdfast.store.store import Store
-from tests.patience import with_more_time
 from tests.unit.net.certificates import Certificates
+from tests.waiting import with_more_time
 
 TIMEOUT_S = 30.0
 
@@ -100,7 +100,7 @@ def test_a_store_works_as_without_tls(store: Store) -> None:
         assert store.delete("log")
 
 
-def test_closing_wakes_whoever_waits(store: Store) -> None:
+def test_closing_wakes_a_waiting_thread(store: Store) -> None:
     watch = store.watch("k")
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(store.wait, ["never"], timeout=TIMEOUT_S)

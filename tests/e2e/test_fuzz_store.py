@@ -133,7 +133,7 @@ def attack(address: Address, seed: int) -> bool:
 
 
 def knock(address: Address, seed: int) -> None:
-    """Be a stranger who says random things."""
+    """Be an unauthenticated client that sends random bytes."""
     rng = random.Random(seed)
     with socket.create_connection(address, timeout=LONG_S) as stranger:
         try:

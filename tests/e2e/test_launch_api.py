@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.agent import AgentStatus
+from holdfast.agent.status import AgentStatus
 from holdfast.errors import WorkersFailed
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
@@ -154,7 +154,7 @@ def test_one_node_is_enough_where_one_or_two_may_come(
 def test_two_agents(etcd: str, script: str, touched: Path, tmp_path: Path) -> None:
     with job_over("etcd", etcd, tmp_path) as job:
         args = (sys.executable, "-u", script, f"--touch-file-dir={touched}")
-        # The first waits that long for the second; a complete round waits for nobody.
+        # The first waits that long for the second; a complete round waits for no node.
         patient = {"last_call_timeout": "60"}
         agents = [job.start(*args, nodes=(1, 2), workers=WORKERS, rdzv=patient) for _ in range(2)]
         assert [agent.returned() for agent in agents] == [{}, {}]

@@ -1,4 +1,4 @@
-"""A live store server against everybody who should not get in; docs/security.md has the list."""
+"""A live store server against all that it must refuse; docs/security.md has the list."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Live:
         return socket.create_connection(self.server.address, timeout=SOON)
 
     def check_served(self) -> None:
-        """Check that who holds the secret is served."""
+        """Check that a client with the secret is served."""
         with self.client() as store:
             store.set("key", b"value")
             assert store.get("key") == b"value"
@@ -104,7 +104,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 def say(live: Live, data: bytes) -> bytes:
-    """Say something to the server as a stranger; return what it says until it hangs up."""
+    """Send bytes without a handshake; return what the server sends until it disconnects."""
     return hostile.say(live.dial(), data)
 
 
@@ -120,15 +120,15 @@ def shake(sock: socket.socket) -> bytes:
 # No secret, or another one.
 
 
-def test_who_has_no_secret_is_sent_away_unheard(live: Live) -> None:
-    """SS-1: frames without a handshake reach nobody."""
+def test_a_client_without_a_secret_is_refused(live: Live) -> None:
+    """SS-1: frames without a handshake are not handled."""
     frames = encode_frame(encode(Hello(SessionId(1), 0, 0))) + encode_frame(encode(Ping()))
     assert say(live, frames) == b""
     assert live.admitted() == 0
     live.check_served()
 
 
-def test_who_has_another_secret_is_refused_at_once(live: Live) -> None:
+def test_a_client_with_another_secret_is_refused_at_once(live: Live) -> None:
     with pytest.raises(Refused, match="the server refused our secret") as caught:
         open_store(live.server.endpoint, secret=new_secret(), timeout=SOON)
     assert caught.value.step is Step.SECRET
@@ -264,13 +264,13 @@ def test_another_version_is_told_ours_and_refused(live: Live) -> None:
     assert live.admitted() == 0
 
 
-# Who speaks something else (X4, X12).
+# Clients of other protocols (X4, X12).
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_who_speaks_something_else_hears_nothing_of_use(live: Live, name: str) -> None:
+def test_a_client_of_another_protocol_learns_nothing(live: Live, name: str) -> None:
     answer = say(live, OTHERS[name])
-    # Who sends our magic word is told our version, and nothing else.
+    # A client that sends our magic word is told our version, and nothing else.
     assert answer == b"" or (answer.startswith(b"HFST\1\1") and len(answer) == HELLO_BYTES)
     live.settle()
     assert len(live.refusals()) == 1
@@ -287,7 +287,7 @@ def test_random_bytes_open_nothing(live: Live) -> None:
     assert len(live.refusals()) == 500
 
 
-# Who is let in, and then lies (X10, SS-3).
+# Authenticated clients that send invalid messages (X10, SS-3).
 
 LIES = {
     "a length of 2^31": struct.pack(">I", 2**31),
@@ -320,11 +320,11 @@ def test_a_client_that_lies_is_dropped_before_anything_is_allocated(live: Live, 
         assert store.get("key") == b"value"
 
 
-# Who is slow, and who floods (X11, SS-2).
+# Slow clients, and floods (X11, SS-2).
 
 
 @pytest.mark.usefixtures("many_descriptors")
-def test_the_slow_hold_nobody_up_and_are_dropped_in_time(live: Live) -> None:
+def test_slow_clients_delay_no_other_and_are_dropped_in_time(live: Live) -> None:
     with live.client() as store, contextlib.ExitStack() as stack:
         store.set("key", b"value")
         gc.collect()
@@ -359,7 +359,7 @@ def test_a_byte_now_and_then_does_not_stretch_the_limit(live: Live) -> None:
         assert hear(sock) == b""
 
 
-def test_who_proves_himself_and_then_says_nothing_is_dropped_too(live: Live) -> None:
+def test_an_authenticated_but_silent_client_is_dropped_too(live: Live) -> None:
     with live.dial() as sock:
         shake(sock)
         live.clock.advance(module.HANDSHAKE_WITHIN_S)
@@ -367,7 +367,7 @@ def test_who_proves_himself_and_then_says_nothing_is_dropped_too(live: Live) -> 
         assert hear(sock) == b""
 
 
-def test_the_oldest_stranger_makes_room(live: Live) -> None:
+def test_the_oldest_unauthenticated_connection_is_evicted(live: Live) -> None:
     live.server._unauthenticated.most = 50
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(live.dial()) for _ in range(60)]
@@ -379,7 +379,7 @@ def test_the_oldest_stranger_makes_room(live: Live) -> None:
     assert reasons == {"made room for newer connections"}
 
 
-def test_a_flood_from_one_address_keeps_nobody_out_who_comes_from_another(live: Live) -> None:
+def test_a_flood_from_one_address_does_not_keep_other_addresses_out(live: Live) -> None:
     """SS-2."""
     live.server._unauthenticated.most = 50
     with contextlib.ExitStack() as stack:
@@ -429,7 +429,7 @@ def test_a_thousand_silent_connections_leave_descriptors_for_others() -> None:
         process.stdin.close()
 
 
-def test_what_strangers_send_is_not_kept(live: Live) -> None:
+def test_bytes_of_unauthenticated_clients_are_not_kept(live: Live) -> None:
     """Not even until the moment at which they would have been dropped."""
     flood = greeting() + bytes(256 * KIB)
     say(live, flood)
@@ -503,7 +503,7 @@ logging.basicConfig(level=logging.DEBUG)
 with serve_store() as server:
     def broken(*args):
         raise ZeroDivisionError("a bug while the server works")
-    server._service.receive = broken
+    server._machine.receive = broken
     print(server.endpoint, flush=True)
     sys.stdin.read()
     try:

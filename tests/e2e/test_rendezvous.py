@@ -43,7 +43,7 @@ def test_nodes_come_leave_and_come_back(nodes: Nodes) -> None:
     assert met([a, b], 1) == [0, 1]
     b.do("write", 1, "greeting", "hello")
     assert a.do("read", 1, "greeting")["value"] == "hello"
-    # Scale up: who comes later waits, and the others can see it.
+    # Scale up: a node that comes later waits, and the others can see it.
     c = nodes.start(2, 3)
     c.order("next")
     for node in (a, b):
@@ -68,7 +68,7 @@ def test_nodes_come_leave_and_come_back(nodes: Nodes) -> None:
     c.hear("RoundEnded", round=3)
     c.order("next")
     assert met([a, b, c], 4) == [0, 2, 1]
-    # The end reaches everybody, whoever says it, and those who come after it.
+    # The end reaches all nodes, whichever closes the run, and those that come later.
     b.do("close", "the job is done")
     for node in (a, b, c):
         assert node.hear("RunEnded")["reason"] == "the job is done"
@@ -115,7 +115,7 @@ def test_a_killed_node_is_replaced_by_a_spare(nodes: Nodes, victim: str) -> None
 
 
 def test_several_deaths_at_once_are_one_more_round(nodes: Nodes) -> None:
-    """The leader is one of the dead; those who are left go on with less, once both are missed."""
+    """The leader is one of the dead; the remaining nodes go on, once both are missed."""
     mortal = nodes.place.mortal
     a = nodes.lead(2, 4, last_call_timeout="500", **mortal)  # it leads, and waits for all four
     b = nodes.start(2, 4, **mortal)
@@ -181,7 +181,7 @@ def test_failures_are_counted_once_for_each_round(nodes: Nodes) -> None:
             node.order("count")
         assert [node.did("count")["count"] for node in everybody] == [number] * 3
         assert everybody[0].do("count")["count"] == number
-    # Coming back as somebody new does not give the job its failures back (E6).
+    # A node that comes back as a new one does not reset the job's failures (E6).
     everybody[2].leave()
     for node in everybody[:2]:
         node.hear("RoundEnded", round=3)

@@ -1,4 +1,4 @@
-"""A rendezvous over three etcd members, of which one is killed: nobody has to notice."""
+"""A rendezvous over etcd: nodes need not notice that a member is killed; old rounds are removed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.store.etcd.local_server import LocalEtcdServer
+from holdfast.store.open import open_store
 from tests.e2e.rendezvous_nodes import Node, Place, met, next_round, nodes_at
+from tests.waiting import until
 
 KEEPS = {"keep_alive_interval": "0.25", "keep_alive_max_attempt": "160"}
 """Many signs of life while a member is away, and time enough for each."""
@@ -63,3 +65,24 @@ def test_a_run_survives_the_death_of_a_member(
 def rounds_over(node: Node) -> list[int]:
     node.do("state")  # and what it has said until now is read
     return [said["round"] for said in node.said if said["event"] == "RoundEnded"]
+
+
+def test_old_rounds_leave_nothing_in_etcd() -> None:
+    """RM-5: the keys of a run do not grow with its rounds."""
+    with (
+        LocalEtcdServer(1) as server,
+        nodes_at(Place("etcd", str(server.addresses[0]))) as nodes,
+        open_store(f"etcd://{server.addresses[0]}/torchelastic/p2p") as store,
+    ):
+        both = [nodes.lead(2), nodes.start(2)]
+        both[1].order("next")
+        met(both, 1)
+        for number in range(1, 8):
+            for node in both:
+                node.do("write", number, "part", "done")
+            next_round(both, number + 1)
+        until(lambda: store.count("round/") <= 1)
+        kept = {entry.key.split("/")[2] for entry in store.list_prefix("roll/")}
+        assert kept <= {"7", "8"}
+        for node in both:
+            node.leave()

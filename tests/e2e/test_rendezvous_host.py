@@ -1,4 +1,4 @@
-"""Who hosts the store, and what becomes of the others without it; nodes that are told to end."""
+"""The node that hosts the store, and the others without it; nodes that are told to end."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_a_run_goes_on_while_its_host_leaves(nodes: Nodes) -> None:
     host.ended()
 
 
-def test_whoever_binds_the_address_hosts_the_store(tmp_path: Path) -> None:
-    """Nobody is told to host: one node does, the others find it."""
+def test_the_node_that_binds_the_address_hosts_the_store(tmp_path: Path) -> None:
+    """No node is told to host: one does, the others find it."""
     with to_be_hosted(tmp_path) as place:
         undecided = Place(place.backend, place.endpoint, env=place.env, hangs_up=True)
         with nodes_at(undecided) as nodes:
@@ -137,7 +137,7 @@ def test_whoever_binds_the_address_hosts_the_store(tmp_path: Path) -> None:
                 node.ended()
 
 
-def test_static_ranks_stay_with_those_who_were_given_them(tmp_path: Path) -> None:
+def test_static_ranks_stay_with_their_nodes(tmp_path: Path) -> None:
     master = HeldPort("127.0.0.1")
     try:
         with to_be_hosted(tmp_path) as place:

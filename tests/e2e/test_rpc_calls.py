@@ -18,8 +18,8 @@ from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.e2e import rpc_jobs as jobs
-from tests.e2e.rpc_world import Workers, until, workers
-from tests.patience import with_more_time
+from tests.e2e.rpc_world import Workers, workers
+from tests.waiting import until, with_more_time
 
 pytestmark = pytest.mark.allow_leaks("the tests share workers, and with them open connections")
 
@@ -29,7 +29,7 @@ FAST = RetryPolicy(max_retries=20, delay_s=0.01, backoff=1.0)
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Agent, Workers]]:
-    """Three workers, of which this process is one, for tests that kill nobody."""
+    """Three workers, of which this process is one, for tests that kill no worker."""
     with workers(3) as (agent, others):
         current.set_agent(agent)
         try:
@@ -107,7 +107,7 @@ def test_calls_can_be_awaited(agent: Agent) -> None:
     assert asyncio.run(use()) == list(range(1, 51))
 
 
-def test_callbacks_run_without_anybody_waiting_and_may_call(agent: Agent) -> None:
+def test_callbacks_run_without_a_waiting_thread_and_may_call(agent: Agent) -> None:
     done = threading.Event()
     seen: list[object] = []
 
@@ -179,7 +179,7 @@ def test_a_coroutine_that_fails_harms_no_other_one(agent: Agent, kind: type[Base
     assert agent.call("w1", jobs.coroutine, ("w2", 4)) == 50
 
 
-def test_what_cannot_be_pickled_is_told_and_hangs_nobody(agent: Agent) -> None:
+def test_a_value_that_cannot_be_pickled_is_an_error_and_no_call_hangs(agent: Agent) -> None:
     for error in each_way(agent, jobs.lock):
         assert isinstance(error, UsageError)
         assert "cannot be pickled" in str(error)

@@ -1,4 +1,4 @@
-"""An agent that nobody refers to any more ends by itself, and hangs nobody up at the exit."""
+"""An agent without references ends by itself, and does not block the exit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from holdfast.faults.backends import make_faulty
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.wire.worker_info import WorkerInfo
-from tests.e2e.rpc_world import until
 from tests.unit.rpc.world import KEY, Table, agents
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON = 30.0
@@ -41,7 +41,7 @@ def same(value: object) -> object:
 
 async def wait_awake(name: str) -> str:
     begun.append(name)
-    await asyncio.sleep(SOON)
+    await asyncio.Event().wait()
     return name
 
 
@@ -79,12 +79,12 @@ def is_over() -> bool:
 
 
 def is_gone(ref: weakref.ref[Agent]) -> bool:
-    """Say whether nobody has it any more; a thread that is about to end may have had it."""
+    """Say whether no reference is left; a thread that is about to end may have had one."""
     gc.collect()
     return ref() is None
 
 
-def test_who_waits_for_it_hears_that_it_is_gone(other: Agent) -> None:
+def test_waiting_callers_are_told_that_the_agent_is_gone(other: Agent) -> None:
     agent = make(other)
     waiting = [other.call_async("x", wait, ("async",)), other.call_async("x", wait_awake, ("b",))]
     failed: list[PeerLost] = []

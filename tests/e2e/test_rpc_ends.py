@@ -13,13 +13,14 @@ from holdfast.errors import PeerLost
 from holdfast.net.auth import derive_key
 from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
-from holdfast.rpc.client import peer
+from holdfast.rpc.client import dialer
 from holdfast.rpc.client.future import wait_all
 from holdfast.rpc.wire.connection import Connection
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from tests.e2e import rpc_jobs as jobs
-from tests.e2e.rpc_world import KEY, until, workers
+from tests.e2e.rpc_world import KEY, workers
+from tests.waiting import until
 
 SOON = 30.0
 
@@ -51,7 +52,7 @@ def test_sixteen_workers_call_each_other_all_at_once() -> None:
             current.reset_agent()
 
 
-def test_the_death_of_a_peer_is_told_to_all_who_wait_and_a_new_one_is_found() -> None:
+def test_the_death_of_a_peer_fails_all_waiting_calls_and_a_new_one_is_found() -> None:
     with workers(2) as (agent, others):
         waiting = [agent.call_async("w1", jobs.wait_at, (f"{n}",)) for n in range(3)]
         caller, caught = wait_beside(agent)
@@ -104,14 +105,14 @@ def test_a_worker_that_is_frozen_at_the_first_call_to_it_is_called_when_it_wakes
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PE-4: its lease lasts, so it is not lost, however many attempts to connect take too long."""
-    monkeypatch.setattr(peer, "TRY_S", 0.05)
-    tries, connect = threading.Semaphore(0), peer.Peer._connect
+    monkeypatch.setattr(dialer, "TRY_S", 0.05)
+    tries, connect = threading.Semaphore(0), dialer.Dialer._connect
 
-    def count(peer: peer.Peer, deadline: Deadline) -> Connection:
+    def count(self: dialer.Dialer, deadline: Deadline) -> Connection:
         tries.release()
-        return connect(peer, deadline)
+        return connect(self, deadline)
 
-    monkeypatch.setattr(peer.Peer, "_connect", count)
+    monkeypatch.setattr(dialer.Dialer, "_connect", count)
     with workers(2, lease_s=60.0) as (agent, others):
         others.signal("w1", signal.SIGSTOP)
         answers: list[int] = []
@@ -120,7 +121,7 @@ def test_a_worker_that_is_frozen_at_the_first_call_to_it_is_called_when_it_wakes
         caller.start()
         for _ in range(3):
             assert tries.acquire(timeout=SOON)
-        monkeypatch.setattr(peer, "TRY_S", SOON)
+        monkeypatch.setattr(dialer, "TRY_S", SOON)
         others.signal("w1", signal.SIGCONT)
         caller.join()
         assert answers == [1]
@@ -146,7 +147,7 @@ def test_shutting_down_ends_what_is_under_way() -> None:
 
 
 class Table:
-    """Who is where, without a store."""
+    """The addresses of workers, without a store."""
 
     def __init__(self) -> None:
         self.known: dict[object, Any] = {}
@@ -161,7 +162,7 @@ class Table:
         raise PeerLost(incarnation)
 
 
-def test_two_agents_in_one_process_call_each_other_and_a_stranger_is_refused() -> None:
+def test_two_agents_in_one_process_call_each_other_and_an_unknown_one_is_refused() -> None:
     table = Table()
     keys = (KEY, KEY, derive_key(b"another job", "rpc"))
     agents = [

@@ -17,7 +17,8 @@ from holdfast.rpc.api import async_execution, rpc_sync
 from holdfast.rpc.client.future import Future, collect_all
 from holdfast.rpc.rref.rref import RRef
 from tests.e2e import rpc_jobs as jobs
-from tests.e2e.rpc_world import Workers, until, workers
+from tests.e2e.rpc_world import Workers, workers
+from tests.waiting import until
 
 pytestmark = pytest.mark.allow_leaks("the tests share workers, and with them open connections")
 

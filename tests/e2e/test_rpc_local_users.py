@@ -1,7 +1,7 @@
 """Another user of the machine against RPC over Unix sockets; docs/security.md has the list.
 
-The attack: a worker ends, and its abstract socket name is free for everybody. Another user listens
-there, passes the handshake of whoever calls on to a living worker, and answers the call with a
+The attack: a worker ends, and its abstract socket name is free for every user. Another user listens
+there, passes the handshake of a caller on to a living worker, and answers the call with a
 pickle of their own.
 """
 
@@ -164,7 +164,7 @@ with socket.socket(socket.AF_UNIX) as sock:
 
 @needs_root
 @pytest.mark.parametrize(("group", "answer"), [(None, "0\n"), (GROUP, f"{HELLO_BYTES}\n")])
-def test_another_user_who_connects_is_hung_up_on_unless_its_group_was_named(
+def test_another_user_is_disconnected_unless_its_group_was_named(
     group: int | None, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SR-1."""
@@ -208,7 +208,7 @@ def pass_on(rogue: socket.socket, target: str, heard: list[int]) -> None:
 def test_a_handshake_that_is_passed_on_to_another_worker_fails(
     world: World, call: Callable[[Agent], object]
 ) -> None:
-    """PE-5: whoever is in between, the proof is for one life of one worker."""
+    """PE-5: the proof is for one incarnation of one worker, whatever relays it."""
     heard: list[int] = []
     with socket.socket(socket.AF_UNIX) as rogue:
         rogue.bind(world.dead.unix)
@@ -223,7 +223,7 @@ def test_a_handshake_that_is_passed_on_to_another_worker_fails(
 
 
 def test_a_worker_that_took_the_place_of_another_one_is_not_taken_for_it(world: World) -> None:
-    """A port may be another worker's by now, who holds the same secret."""
+    """A port may be another worker's by now, which holds the same secret."""
     assert world.living.contact is not None
     stale = replace(world.living.contact, info=WorkerInfo("stale", 7), incarnation="ended")
     world.table.contacts.append(stale)

@@ -32,7 +32,7 @@ PATIENT_S = 60.0
 
 
 def test_sixty_four_workers_call_each_other_all_at_once() -> None:
-    """R3: each calls all, waiting and not, and is called back while it waits; nobody is stuck."""
+    """R3: each calls all, waiting and not, and is called back while it waits; no call hangs."""
     names = [f"w{number}" for number in range(WORKERS)]
     with workers(WORKERS, lease_s=PATIENT_S, store_apart=True) as (agent, _):
         current.set_agent(agent)
@@ -71,7 +71,7 @@ def test_calls_that_nest_too_deeply_end_and_take_little_memory() -> None:
 
 
 # References. Each worker makes its part of them all over the world and passes each to two others,
-# who keep it for a while.
+# which keep it for a while.
 
 _kept: dict[tuple[int, int, str], RRef[Any]] = {}
 _done = threading.Semaphore(0)
@@ -103,7 +103,7 @@ def _refer(rank: int, count: int) -> tuple[int, int, dict[str, int]]:
             rpc_sync(_worker(worker), _drop, (rank, numbers))
     for worker in range(OWNERS):
         rpc_sync(_worker(worker), _say_done)
-    for _ in range(OWNERS):  # nobody makes any more after that
+    for _ in range(OWNERS):  # no more are made after that
         assert _done.acquire(timeout=WITHIN_S)
     gc.collect()
     table = current.current_agent().rrefs

@@ -1,4 +1,4 @@
-"""Who belongs to a world of RPC: workers that come, fall silent, are cut off, and come again."""
+"""Members of a world of RPC: workers that come, fall silent, are cut off, and come again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.clock import SYSTEM_CLOCK, Deadline
+from holdfast.clock import Deadline
 from holdfast.errors import PeerLost, UsageError
 from holdfast.launch.config import LaunchConfig
 from holdfast.rpc.api import init_rpc, remote, rpc_async, rpc_sync, shutdown
@@ -20,6 +20,7 @@ from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.testing.rpcworld import run_workers
 from tests.unit.rpc.api_worker import stay, visit, visit_from, visited, who
 from tests.unit.rpc.api_world import Worker, free_port, workers
+from tests.waiting import until
 
 SOON = 60.0
 
@@ -29,17 +30,16 @@ def nobody_was_here() -> None:
     visited().clear()
 
 
-def until(true: Callable[[], object]) -> None:
-    """Wait for something; workers that are lost or unknown by then are what is waited for."""
-    deadline = Deadline.after(SOON)
-    while True:
+def until_reached(true: Callable[[], object]) -> None:
+    """Wait until a condition holds; it does not yet while a worker is lost or unknown."""
+
+    def holds() -> bool:
         try:
-            if true():
-                return
+            return bool(true())
         except (PeerLost, UsageError):
-            pass
-        assert not deadline.passed()
-        SYSTEM_CLOCK.sleep(0.01)
+            return False
+
+    until(holds)
 
 
 def hop(names: list[str]) -> int:
@@ -52,7 +52,7 @@ def hop_through_all(rank: int, workers: int) -> int:
     return hop(names) + hop(names[::-1])
 
 
-def test_when_all_have_met_everybody_reaches_everybody() -> None:
+def test_when_all_have_met_each_worker_reaches_each() -> None:
     """DI-4: the first thing that each does is to call all, each by way of the one before."""
     assert run_workers(hop_through_all, 8, workers=8) == dict.fromkeys(range(8), 16)
 
@@ -71,16 +71,16 @@ def test_one_that_comes_again_is_reached_by_all_and_reaches_all() -> None:
             with pytest.raises(PeerLost):
                 waiting.wait(SOON)
             started.append(Worker("w1", rank=1, world_size=3, init_method=where))
-            assert started[-1].hear() == "ready"  # nobody else has to be started again
-            until(lambda: rpc_sync("w1", who)[2] != before)
-            until(lambda: visit_from("w2", "w1"))
+            assert started[-1].hear() == "ready"  # no other worker has to be started again
+            until_reached(lambda: rpc_sync("w1", who)[2] != before)
+            until_reached(lambda: visit_from("w2", "w1"))
             assert visit_from("w1", "w2") == visit_from("w1", "w0") == 1
             for worker in started[1:]:
                 worker.let_end()
             assert shutdown() == ()
 
 
-def test_a_newcomer_is_known_to_whom_it_calls() -> None:
+def test_a_new_worker_is_known_to_the_workers_that_it_calls() -> None:
     """It calls one that may not have heard of it, which calls it back at once."""
     with holdfast.serve_store() as server, workers() as started:
         init_rpc("w0", init_method=server.endpoint, rank=100)
@@ -93,7 +93,7 @@ def test_a_newcomer_is_known_to_whom_it_calls() -> None:
 
 
 def test_a_worker_that_was_silent_too_long_is_lost_and_not_heard_again() -> None:
-    """AN-4, by those who knew it and by those who came later."""
+    """AN-4, by workers that knew it and by workers that came later."""
     with holdfast.serve_store() as server, workers() as started:
         where = server.endpoint
         init_rpc("w0", rank=9, init_method=where)
@@ -149,7 +149,7 @@ def test_workers_that_disagree_on_the_size_of_the_world_hear_so_at_once(
 
 
 class TestTheEnd:
-    """R1: it comes, and says for whom it did not wait any longer."""
+    """R1: it comes, and names the workers for which it stopped waiting."""
 
     @pytest.mark.parametrize(("keep_alive", "timeout"), [(600.0, 0.3), (5.0, SOON)])
     def test_with_a_peer_that_is_stopped(self, keep_alive: float, timeout: float) -> None:
@@ -165,7 +165,7 @@ class TestTheEnd:
                 started[0].signal(signal.SIGSTOP)
                 assert shutdown(timeout=timeout) == ("w1",)
 
-    def test_without_the_one_who_serves(self) -> None:
+    def test_without_the_worker_that_serves_the_store(self) -> None:
         """Rank 0, and the store with it, is killed: the others end, and say that it was lost."""
         with workers() as started, free_port() as port:
             where = f"tcp://127.0.0.1:{port}"

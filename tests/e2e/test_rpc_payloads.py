@@ -1,4 +1,4 @@
-"""What calls carry between real processes, by every way: whole, and owned by who gets it."""
+"""What calls carry between real processes, by every way: whole, and owned by the receiver."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("make", EVERY)
-def test_values_arrive_whole_and_are_nobody_elses(agent: Agent, make: Callable[[int], Any]) -> None:
+def test_values_arrive_whole_and_are_not_shared(agent: Agent, make: Callable[[int], Any]) -> None:
     for size in SIZES:
         for target in ("w1", "w0"):
             mine, right = make(size), make(size)
@@ -194,7 +194,7 @@ def _careful(code: int, why: str) -> Careful:
 
 
 class Deadly:
-    """Ends who reads it, if he lets it."""
+    """Raises SystemExit when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return sys.exit, (5,)
@@ -286,10 +286,10 @@ def test_an_error_that_holds_what_cannot_be_pickled_is_told_by_another(agent: Ag
         assert "it holds" in str(error)
 
 
-def test_a_value_that_ends_its_reader_ends_nobody_else(agent: Agent) -> None:
+def test_a_value_that_raises_systemexit_when_read_ends_no_other_call(agent: Agent) -> None:
     for error in raised(agent, keep, Deadly()):  # the callee reads it
         assert isinstance(error, RemoteError)
         assert error.type_name == "builtins.SystemExit"
-    for error in raised(agent, deadly):  # the caller does, and it is his own
+    for error in raised(agent, deadly):  # the caller does, and gets its own exception
         assert isinstance(error, SystemExit)
     assert agent.call("w1", len, ("abc",)) == 3

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost
 from holdfast.faults.plan import Action
 from holdfast.faults.transport import FaultyTransport
@@ -23,6 +22,7 @@ from holdfast.rpc.wire.messages import Kind
 from holdfast.testing.rpcworld import rpc_workers
 from tests.e2e import rpc_jobs as jobs
 from tests.e2e.rpc_world import workers
+from tests.waiting import until
 
 WITHIN_S = 30.0
 EACH = 40
@@ -61,13 +61,6 @@ def note(how: str, caller: int, number: int) -> int:
 def notes_of(caller: int) -> Counter[tuple[str, int, int]]:
     with _lock:
         return Counter({key: count for key, count in ran.items() if key[1] == caller})
-
-
-def until(true: Callable[[], bool], what: Callable[[], object] = lambda: "") -> None:
-    deadline = Deadline.after(WITHIN_S)
-    while not true():
-        assert not deadline.passed(), what()
-        SYSTEM_CLOCK.sleep(0.01)
 
 
 def error_of(act: Callable[[], Any]) -> Exception:
@@ -117,7 +110,7 @@ def test_however_often_they_are_sent_calls_run_once(rank: int) -> None:
 
 
 @rpc_workers(2, plan="fail PYTHON_CALL,PYTHON_REMOTE_CALL to=worker1")
-def test_who_gives_up_says_after_how_many_tries(rank: int) -> None:
+def test_a_call_that_gives_up_says_after_how_many_tries(rank: int) -> None:
     if rank:
         return
     policy = RetryPolicy(max_retries=3, delay_s=0.01, backoff=1.5)

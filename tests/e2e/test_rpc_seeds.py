@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.faults.plan import Action
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.api import DEFAULT_TIMEOUT_S, remote, rpc_async, rpc_sync
@@ -20,6 +19,7 @@ from holdfast.rpc.current import current_agent
 from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.wire.messages import Kind
 from holdfast.testing.rpcworld import rpc_workers
+from tests.waiting import until
 
 WITHIN_S = 120.0
 TIMED_OUT = "RPC ran for more than"
@@ -38,19 +38,12 @@ def refused(text: str, act: Callable[..., Any], *args: Any, **more: Any) -> None
         raise AssertionError(f"{value!r} came instead of: {text}")
 
 
-def wait_until(true: Callable[[], bool], what: Callable[[], object]) -> None:
-    deadline = Deadline.after(WITHIN_S)
-    while not true():
-        assert not deadline.passed(), what()
-        SYSTEM_CLOCK.sleep(0.01)
-
-
 def counts() -> dict[str, int]:
     return current_agent().rrefs.counts()
 
 
 def nothing_left() -> None:
-    wait_until(lambda: not any(counts().values()), counts)
+    until(lambda: not any(counts().values()), counts)
 
 
 def fired() -> dict[tuple[Action, str], int]:
@@ -76,14 +69,14 @@ def add_to(rref: RRef[int], value: int) -> int:
 
 
 def count_through_failures() -> None:
-    """Worker 0 makes a value at worker 1 and passes it to worker 2; all let go of it."""
+    """Worker 0 makes a value at worker 1 and passes it to worker 2; all release it."""
     rref = remote("worker1", operator.add, args=(1, 2))
     sum_ref = remote("worker2", add_to, args=(rref, 4))
     assert rref.to_here() == 3
     assert sum_ref.to_here() == 7
     # Not before: a reference whose owner does not know it yet has nothing to delete.
     for held in (rref, sum_ref):
-        wait_until(held.confirmed_by_owner, counts)
+        until(held.confirmed_by_owner, counts)
     del held
     del rref, sum_ref
     nothing_left()
@@ -228,10 +221,10 @@ def creation_is_late(worker: str, kind: Kind = Kind.PYTHON_REMOTE_CALL) -> None:
     patient = make(worker, operator.add, (3, 4), timeout=WITHIN_S)
     refused(TIMED_OUT, patient.to_here, timeout=0.001)
     assert patient.to_here() == 7
-    # Late is not never: the owner has made both, and counts them until they are let go of.
-    wait_until(lambda: owners_at(worker) == 2, counts)
+    # Late is not never: the owner has made both, and counts them until they are released.
+    until(lambda: owners_at(worker) == 2, counts)
     del rref, patient
-    wait_until(lambda: owners_at(worker) == 0, counts)
+    until(lambda: owners_at(worker) == 0, counts)
     nothing_left()
 
 

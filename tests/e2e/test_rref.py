@@ -81,7 +81,7 @@ def test_a_value_is_made_fetched_passed_on_given_back_and_freed(workers: Workers
     workers.nothing_left()
 
 
-def test_a_value_lives_as_long_as_the_last_who_keeps_it(workers: Workers) -> None:
+def test_a_value_lives_as_long_as_its_last_reference(workers: Workers) -> None:
     rref: RRef[dict[str, int]] = api.remote("w1", dict, args=([("a", 1)],))
     api.rpc_sync("w2", there.keep_at, args=(rref, "w1", "own"))
     api.rpc_sync("w2", there.keep, args=("user", rref))
@@ -138,7 +138,7 @@ def test_a_creation_that_failed_raises_where_it_is_asked_for(workers: Workers) -
 
 
 @pytest.mark.parametrize("why", ["late", "late, and nobody waits", "broken"])
-def test_an_answer_that_nobody_reads_keeps_nothing(workers: Workers, why: str) -> None:
+def test_references_of_an_answer_that_is_not_read_are_freed(workers: Workers, why: str) -> None:
     theirs = api.remote("w2", operator.add, args=(2, 3))
     given = (theirs, RRef("mine"))
     if why == "late":
@@ -181,4 +181,4 @@ def test_a_reference_is_useless_when_its_owner_was_killed(workers: Workers) -> N
     del rref
     gc.collect()
     workers.nothing_left("w0", "w2")
-    assert current_agent().rrefs.wait_settled(Deadline.after(there.WITHIN_S).remaining)
+    assert current_agent().rrefs.wait_answered(Deadline.after(there.WITHIN_S).remaining)

@@ -15,8 +15,7 @@ from holdfast.faults.plan import Action, parse_plan
 from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.retry_policy import RetryPolicy
-from holdfast.rpc.client.transport import Direct
-from holdfast.rpc.rref import table
+from holdfast.rpc.rref import until_gone
 from holdfast.rpc.rref.rref import RRef
 from tests.unit.rpc.world import agents
 
@@ -80,10 +79,10 @@ def work(agent: Agent, dice: random.Random, seen: Counter[str]) -> None:
 def test_nothing_is_left_of_references_that_travel_through_faults(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table._UntilGone, "try_s", 0.5)
+    monkeypatch.setattr(until_gone.UntilGone, "try_s", 0.5)
     plans = [parse_plan(PLAN.format(seed * 3 + number)) for number in range(3)]
     seen: Counter[str] = Counter()
-    with agents(*(FaultyTransport(Direct(), plan) for plan in plans)) as made:
+    with agents(*(FaultyTransport(plan) for plan in plans)) as made:
         here.update(enumerate(made))
         kept.update((number, []) for number in here)
         workers = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.rendezvous.port import HeldPort
-from tests.patience import with_more_time
 from tests.unit.observe.terminal import Terminal
 from tests.unit.process.workers import await_end
+from tests.waiting import with_more_time
 
 HOLDFAST = [sys.executable, "-m", "holdfast"]
 LIMIT_S = 200
+STAMP = r"holdfast: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d"
 
 SCRIPT = """\
 import os, signal, sys
@@ -73,8 +75,10 @@ def test_workers_run_with_their_arguments(variables: dict[str, str], script: str
         "rank 0 of 2 --lr 0 -- -x",
         "rank 1 of 2 --lr 1 -- -x",
     ]
-    states = [line.split("  ")[1] for line in done.stderr.splitlines()]
-    assert states == ["joining", "running", "finished"]  # the end is told by the exit code
+    *lines, last = done.stderr.splitlines()
+    assert [line.split("  ")[2] for line in lines] == ["joining", "running", "finished"]
+    assert re.fullmatch(rf"{STAMP}  \S+  succeeded in \d+\.\d s, no restart", last)
+    assert all(re.match(STAMP, line) for line in lines)
 
 
 def test_the_variables_of_an_operator(variables: dict[str, str], script: str) -> None:
@@ -155,7 +159,9 @@ def test_a_signal_ends_the_job_and_gives_its_code(
         finally:
             process.kill()
     assert (process.returncode, out) == (128 + number, "")
-    assert err.splitlines()[-1] == f"holdfast: stopped by {name}"
+    assert err.splitlines()[-1].endswith(f" s, no restart: stopped by {name}")
+    key = "Ctrl-C" if name == "SIGINT" else name
+    assert f"the workers have 30 s to end, a second {key} kills them" in err
 
 
 def test_a_signal_that_a_shell_ignores_in_the_background_ends_the_search_for_the_others(
@@ -264,7 +270,7 @@ def test_too_few_process_numbers_are_no_bug_of_ours(
         )
     finally:
         group.rmdir()
-    assert done.returncode == 69, done.stderr
+    assert done.returncode in ((69,) if most < 12 else (0, 69)), done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -371,7 +377,7 @@ def host_that_waits(
     common += ["--event-log-handler=console", "--exit-barrier-timeout=0"]
     heed = "import os, signal, sys; signal.signal(15, signal.SIG_DFL)"
     start = [sys.executable, "-c", f"{heed}; os.execv(sys.executable, sys.argv[1:])"]
-    variables["TMPDIR"] = str(tmp_path)  # who is killed leaves it to the reaper, who takes its time
+    variables["TMPDIR"] = str(tmp_path)  # a killed agent leaves it to the reaper
 
     def node(is_host: str, *program: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -406,11 +412,11 @@ def test_a_signal_after_the_end_does_not_change_it(
     assert (host.wait(LIMIT_S), other.wait(LIMIT_S)) == (0, 0)
 
 
-def test_who_repeats_a_signal_after_the_end_is_in_a_hurry(
+def test_a_repeated_signal_after_the_end_hurries_the_exit(
     host_that_waits: tuple[subprocess.Popen[str], subprocess.Popen[str], Path],
 ) -> None:
     host, _, _ = host_that_waits
-    for _ in range(600):  # how many are needed depends on who hears the first
+    for _ in range(600):  # how many are needed depends on what handles the first
         host.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             host.wait(0.1)
@@ -423,14 +429,14 @@ def test_who_repeats_a_signal_after_the_end_is_in_a_hurry(
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port where somebody listens who says nothing."""
+    """A port with a listener that sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 @pytest.fixture
 def free() -> Iterator[int]:
-    """A port that nobody else is given, and a server can listen on."""
+    """A port that no other process is given, and a server can listen on."""
     held = HeldPort("127.0.0.1")
     yield held.port
     held.close()
@@ -468,7 +474,7 @@ def test_too_few_nodes_come(variables: dict[str, str], script: str, free: int) -
 
 
 @pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2"])
-def test_nobody_is_at_the_endpoint(
+def test_no_server_is_at_the_endpoint(
     variables: dict[str, str], script: str, free: int, backend: str
 ) -> None:
     flags = ["--nnodes=2", f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{free}"]
@@ -483,7 +489,7 @@ def test_nobody_is_at_the_endpoint(
     with_more_time(wait_in_vain)
 
 
-def test_somebody_else_is_at_the_endpoint(
+def test_another_program_is_at_the_endpoint(
     variables: dict[str, str], script: str, taken: int
 ) -> None:
     flags = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{taken}"]
@@ -535,7 +541,8 @@ def test_a_terminal_shows_the_node_below_and_is_given_back(
     shown = terminal.look()
     terminal.close()
     assert done.returncode == 0, terminal.said
-    assert sorted(line for line in shown if line) == ["rank 0 of 2", "rank 1 of 2"]
+    assert [line for line in sorted(shown) if "rank" in line][-2:] == ["rank 0 of 2", "rank 1 of 2"]
+    assert re.search(r"\S+  succeeded in \d+\.\d s, no restart", "".join(shown))
     assert terminal.screen.region == (0, 11)
     assert "running  round 1  ranks 0-1 of 2" in terminal.said
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import with_more_time
+from tests.waiting import with_more_time
 
 LIMIT_S = 200
 SCRIPT = """\

@@ -211,7 +211,7 @@ def test_waits_meet_torchs_writes(torch: Torch, server: int, store: C10dStore) -
     waiter.start()
     torch(server, "set", "w1", "1")
     assert store.add("meanwhile", 1) == 1  # a wait does not hold up other calls
-    # The older server wakes nobody for this.
+    # The older server wakes no client for this.
     assert torch(server, "compare_set", "w2", "", "2") == "2"
     waiter.join(30)
     assert found == [b"1", b"2"]

@@ -238,7 +238,7 @@ def barriers() -> None:
     assert [result() for result in done] == [None] * 3
     assert stores[0].get("b") == b"3"
     fails(lambda: stores[0].barrier("b2", 2, SHORT), "DistStoreError")
-    stores[1].barrier("b2", 2)  # who gave up stays counted
+    stores[1].barrier("b2", 2)  # a rank that gave up stays counted
     views = [PrefixStore("pb", store) for store in stores]
     done = [in_thread(partial(view.barrier, "b", 3)) for view in views]
     assert [result() for result in done] == [None] * 3

@@ -3,10 +3,10 @@
     python -m tests.programs.run [name …]
 
 Each program prints lines with `figure …`: what it has come to, each in one write, so that no other
-process writes in between. It is run by torchrun, or with
-torch's own RPC, then by `holdfast run` or `python -m holdfast.torch_compat`, and the figures are
-compared. The packages are in .venv/programs, apart from what the tests import
-(requirements/programs.txt).
+process writes in between, and after a line feed, since others may have written a part of a line. It
+is run by torchrun, or with torch's own RPC, then by `holdfast run` or
+`python -m holdfast.torch_compat`, and the figures are compared. The packages are in .venv/programs,
+apart from what the tests import (requirements/programs.txt).
 
 Ends with code 1 if a figure differs, or a program fails.
 """

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.programs.run import Outcome, commands, compare, figures, main, run, same
+from tests.programs.run import SCRIPTS, Outcome, commands, compare, figures, main, run, same
 
 ONE = Outcome(("1.5",), "")
 OTHER = Outcome(("1.5", "2"), "")
@@ -17,6 +17,14 @@ FAILED = Outcome(("1.5",), "exit code 3")
 def test_figures_are_found_in_lines_of_any_order() -> None:
     output = "x\n[0]:figure rank 0: 3.0 \nwarning\nfigure 1\nno figures here\n"
     assert figures(output) == ("1", "rank 0: 3.0")
+
+
+def test_a_figure_stands_on_a_line_of_its_own_whatever_was_printed_before() -> None:
+    for script in SCRIPTS.glob("*.py"):
+        text = script.read_text(encoding="utf-8")
+        assert text.count('f"figure') == 0, script
+        assert text.count('f"\\nfigure') or script.stem == "torchft_groups", script
+    assert figures("no line feed\nfigure 1\n") == ("1",)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     python -m tests.soak --calls 200000 [--workers 8] [--seed 1]
 
-Each call has a number. Who runs it writes that down; who gets an answer checks it. At the end every
+Each call has a number. The callee writes that down; the caller checks the answer. At the end every
 caller compares its own account with those of the callees:
 
     lost         a call that succeeded here and was not run there
@@ -15,7 +15,7 @@ All must be 0, and nearly all calls must succeed. Some calls wait for their answ
 way together and retried, some are under way together and tried once only.
 
 Each worker measures its memory, threads and descriptors after a quarter of the calls, and again at
-the end, both times when nobody calls: they must not have grown with the calls in between.
+the end, both times without calls: they must not have grown with the calls in between.
 
 A rule of the plan that fired less often than it was to makes the run invalid, which is not the same
 as passed.
@@ -34,13 +34,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.errors import CallTimedOut, PeerLost, TimeoutExpired
 from holdfast.faults.plan import parse_plan
 from holdfast.rpc.api import rpc_async, rpc_sync
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.current import current_agent
 from holdfast.testing.rpcworld import run_workers
+from tests.waiting import holds_in_time
 
 __all__ = ["PLAN", "Account", "Audit", "Room", "main", "soak"]
 
@@ -68,7 +68,7 @@ CALL_TIMEOUT_S = 60.0
 ONE_TRY_S = 0.5
 WARM = 0.25
 """The part of the calls after which nothing may grow any more."""
-PATIENCE_S = 120.0
+WITHIN_S = 120.0
 """How long one worker waits until the others have come as far."""
 
 ENOUGH = 0.7
@@ -275,17 +275,19 @@ def _judge(rank: int, number: int, wait: Callable[[], Any]) -> int:
 
 
 def _measure(rank: int, workers: int, when: str) -> Room:
-    """Return what this worker takes when nobody calls; nobody goes on before all know."""
+    """Return what this worker uses without calls; no worker goes on before all know."""
     _meet(rank, workers, f"{when}: all is called")
     gc.collect()
-    deadline, room, same = Deadline.after(PATIENCE_S), _room(), 0
-    while same < 5 and not deadline.passed():  # what was late, or reset, ends by itself
-        SYSTEM_CLOCK.sleep(0.1)
-        before, room = room, _room()
-        still = (before.threads, before.descriptors) == (room.threads, room.descriptors)
-        same = same + 1 if still else 0
+    seen = [_room()]
+
+    def quiet() -> bool:
+        seen.append(_room())
+        last = seen[-6:]
+        return len(last) == 6 and len({(room.threads, room.descriptors) for room in last}) == 1
+
+    holds_in_time(quiet, WITHIN_S, every_s=0.1)  # what was late, or reset, ends by itself
     _meet(rank, workers, f"{when}: all is measured")
-    return room
+    return seen[-1]
 
 
 def _room() -> Room:
@@ -300,7 +302,7 @@ def _meet(rank: int, workers: int, where: str) -> None:
     for worker in range(workers):
         rpc_sync(worker, _reach, (where,), None, CALL_TIMEOUT_S, POLICY)
     with _changed:
-        if not _changed.wait_for(lambda: _reached[where] >= workers, PATIENCE_S):
+        if not _changed.wait_for(lambda: _reached[where] >= workers, WITHIN_S):
             raise TimeoutExpired(f"{where}: {_reached[where]} of {workers} workers came")
 
 

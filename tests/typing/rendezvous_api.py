@@ -40,7 +40,7 @@ def taking_part(parameters: RendezvousParameters) -> None:
         assert_type((here.number, here.rank, here.world_size), tuple[int, int, int])
         assert_type((here.master_address, here.master_port), tuple[str, int])
         assert_type(here.store, Store)
-        assert_type(here.members, tuple[Member, ...])
+        assert_type(here.members, Sequence[Member])
         assert_type(here.failures, int)
         rendezvous.next_round("a worker failed", timeout=30)
         assert_type(rendezvous.over(), str | None)

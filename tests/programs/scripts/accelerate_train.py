@@ -24,6 +24,6 @@ for _ in range(3):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(accelerator.gather(loss.detach().reshape(1)).mean())
-    accelerator.print(f"figure {torch.stack(losses).mean().item():.7f}")
-accelerator.print(f"figure of {accelerator.num_processes} processes")
+    accelerator.print(f"\nfigure {torch.stack(losses).mean().item():.7f}")
+accelerator.print(f"\nfigure of {accelerator.num_processes} processes")
 accelerator.end_training()

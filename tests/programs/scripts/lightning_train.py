@@ -30,7 +30,7 @@ class Model(LightningModule):
     def on_train_epoch_end(self) -> None:
         if self.global_rank == 0:
             print(
-                f"figure {self.trainer.callback_metrics['loss'].item():.7f}\n", end="", flush=True
+                f"\nfigure {self.trainer.callback_metrics['loss'].item():.7f}\n", end="", flush=True
             )
 
     def configure_optimizers(self) -> Any:
@@ -54,5 +54,5 @@ with tempfile.TemporaryDirectory() as folder:
     )
     trainer.fit(Model(), DataLoader(data, batch_size=8, shuffle=True))
 if trainer.global_rank == 0:
-    print(f"figure of {trainer.world_size} processes\n", end="", flush=True)
+    print(f"\nfigure of {trainer.world_size} processes\n", end="", flush=True)
 sys.exit(0)

@@ -38,6 +38,6 @@ while manager.current_step() < 5:
     loss = torch.nn.functional.mse_loss(replicated(inputs), inputs.sum(dim=1, keepdim=True))
     loss.backward()
     optimizer.step()
-    print(f"figure group {group} step {step} loss {loss.item():.7f}\n", end="", flush=True)
-print(f"figure group {group} of {manager.num_participants()}\n", end="", flush=True)
+    print(f"\nfigure group {group} step {step} loss {loss.item():.7f}\n", end="", flush=True)
+print(f"\nfigure group {group} of {manager.num_participants()}\n", end="", flush=True)
 manager.shutdown(wait=False)

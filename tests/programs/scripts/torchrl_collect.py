@@ -13,7 +13,7 @@ from torchrl.testing.mocking_classes import ContinuousActionVecMockEnv
 
 
 def free_port() -> str:
-    """Return a port that nobody uses now."""
+    """Return a port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
 
@@ -44,5 +44,5 @@ if __name__ == "__main__":
     )
     for batch in collector:
         total = batch["action"].double().sum().item()
-        print(f"figure {batch.numel()} frames, actions {total:.6f}\n", end="", flush=True)
+        print(f"\nfigure {batch.numel()} frames, actions {total:.6f}\n", end="", flush=True)
     collector.shutdown()

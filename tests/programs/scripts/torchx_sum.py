@@ -9,5 +9,5 @@ dist.init_process_group("gloo")
 total = torch.tensor(float(dist.get_rank() + 1))
 dist.all_reduce(total)
 figure = f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {total.item():.1f}"
-print(f"figure {figure}\n", end="", flush=True)
+print(f"\nfigure {figure}\n", end="", flush=True)
 dist.destroy_process_group()
