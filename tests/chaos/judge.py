@@ -193,6 +193,8 @@ def judge_agent_kill(agent_kill: AgentKill, record: AgentKillRecord) -> Verdict:
         if role is agent_kill.role:
             continue
         final, well = record.finals[role], _ends_well(agent_kill, role)
+        if just_done and role is Role.SPARE and final.text.startswith("RunOver: "):
+            well = None  # the job's end came before the spare had announced itself
         if well is not None and well is not (final.code == 0):
             promise = "S4" if well else "E2"
             broken.append(f"{promise}: the {role} ended with {final.code} ({final.text})")

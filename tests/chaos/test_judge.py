@@ -231,6 +231,17 @@ def test_a_node_that_is_signalled_when_all_is_done_may_succeed() -> None:
     assert judge_agent_kill(agent_kill, record) == FINE
 
 
+def test_a_spare_may_come_too_late_for_a_job_that_is_done() -> None:
+    agent_kill = replace(MEMBER, phase=Phase.FINISHED)
+    record = good_agent_kill(agent_kill)
+    record.finals[Role.SPARE] = Final(1, text="RunOver: run 'a' ended")
+    assert judge_agent_kill(agent_kill, record) == FINE
+    record.finals[Role.SPARE] = Final(1, text="RendezvousClosed: run 'a' is closed")
+    assert broken_by(agent_kill, record) == "S4"
+    record.finals[Role.SPARE] = Final(1, text="RunOver: run 'a' ended")
+    assert broken_by(MEMBER, record) == "S4"
+
+
 def test_p1_what_is_left_of_an_agent_kill() -> None:
     record = good_agent_kill(MEMBER)
     record.left = ["process 7"]

@@ -21,6 +21,9 @@ import json, os, sys, slow
 restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 facts = [restart, int(os.environ["RANK"]), os.getpid(), slow.IMPORTED_BY]
 os.write(1, json.dumps(facts).encode() + b"\\n")  # in one piece: others write there, too
+if restart < 2:  # no worker fails before both have written
+    met = os.path.join(os.path.dirname(__file__), f"met-{restart}")
+    os.close(os.open(met, os.O_RDONLY if os.environ["RANK"] == "1" else os.O_WRONLY))
 if restart < 2 and os.environ["RANK"] == "1":
     raise RuntimeError(f"a mistake in round {restart}")
 if sys.argv[1:] == ["wait"] or restart < 2:
@@ -33,6 +36,8 @@ if sys.argv[1:] == ["wait"] or restart < 2:
 def command(tmp_path: Path) -> list[str]:
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "train.py").write_text(SCRIPT)
+    for restart in range(2):
+        os.mkfifo(tmp_path / f"met-{restart}")
     options = ["--warm=slow", "--nproc-per-node=2", "--max-restarts=2"]
     return [sys.executable, "-m", "holdfast", "run", *options, str(tmp_path / "train.py")]
 
