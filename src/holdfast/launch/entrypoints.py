@@ -26,8 +26,6 @@ def make_entrypoint(
 ) -> Entrypoint:
     """Return what to run in each worker."""
     if callable(entrypoint):
-        if start_method != StartMethod.FORK:
-            _check_home(entrypoint)
         return Function(entrypoint, tuple(args), StartMethod(start_method), dict(kwargs or {}))
     if not isinstance(entrypoint, str) or not entrypoint:
         raise UsageError(f"entry point {entrypoint!r:.80}: must be a function or a command")
@@ -46,20 +44,6 @@ def make_entrypoint(
             return Script(script, tuple(rest))
         case _:  # an option that only the interpreter knows, or nothing to run
             return Program(entrypoint, words)
-
-
-def _check_home(function: Callable[..., Any]) -> None:
-    """Refuse a function that no other process could find, since its program is in no file."""
-    main = sys.modules["__main__"]
-    path = getattr(main, "__file__", None)
-    by_name = getattr(main, "__spec__", None) is not None  # python -m
-    if getattr(function, "__module__", None) != main.__name__ or by_name:
-        return
-    if path is None or not os.path.exists(path):
-        raise UsageError(
-            f"function {getattr(function, '__qualname__', function)!s:.80}: its program is not in "
-            "a file, so workers cannot import it; save it to one, or use start_method=fork"
-        )
 
 
 def _word(arg: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,39 +62,6 @@ def test_other_commands_are_programs(command: str) -> None:
 def test_functions() -> None:
     made = make_entrypoint(simple_rank_scale, [1, None], "fork")
     assert made == Function(simple_rank_scale, (1, None), StartMethod.FORK)
-
-
-NO_FILE = """
-from holdfast.launch.entrypoints import make_entrypoint
-def work(): pass
-make_entrypoint(work, (), "fork")
-make_entrypoint(print)
-try:
-    make_entrypoint(work)
-except ValueError as error:
-    print(error)
-"""
-
-
-@pytest.mark.parametrize("argv", [["-c", NO_FILE], ["-"]])
-def test_a_function_of_a_program_that_is_in_no_file(argv: list[str]) -> None:
-    told = subprocess.run(
-        [PYTHON, *argv], input=NO_FILE, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert told.stdout == (
-        "function work: its program is not in a file, so workers cannot import it; save it to one, "
-        "or use start_method=fork\n"
-    )
-
-
-@pytest.mark.parametrize("by_name", [False, True])
-def test_a_function_of_a_program_that_is_in_a_file(tmp_path: Path, by_name: bool) -> None:
-    (tmp_path / "program.py").write_text(NO_FILE)
-    argv = ["-m", "program"] if by_name else ["program.py"]
-    done = subprocess.run(
-        [PYTHON, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(

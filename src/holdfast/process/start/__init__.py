@@ -13,6 +13,7 @@ Layout, in reading order
     warm.py           pre-imported standby workers
     forker_main.py    what the forker does: start a program for each order
     forker.py         the agent's side of the forker, one small process that starts all programs
+    payload.py        a function with its arguments, written for a process that calls it
     checks.py         what can be known to be wrong before anything runs
     spawn.py          start workers, by any method
     returns.py        what a worker's function returned

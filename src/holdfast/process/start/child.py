@@ -283,16 +283,30 @@ def call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], folder: str
 ) -> None:
     """Call the function and leave what it returns in the folder."""
-    import pickle
-
     value = function(*args, **kwargs)
     try:
-        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        data = _pickled(value)
     except Exception as error:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(f"{name} returned a {kind}, which cannot be pickled: {error}") from None
     _write_file(os.path.join(folder, RESULT_FILE), data)
+
+
+def _pickled(value: object) -> bytes:
+    """Return a value pickled; what pickle refuses, such as a class of a notebook, by value."""
+    import pickle
+
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception as refused:
+        try:
+            import cloudpickle
+
+            data: bytes = cloudpickle.dumps(value)
+        except Exception:
+            raise refused from None
+        return data
 
 
 # The end of a function's process.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 from holdfast.errors import HoldfastError, Unavailable, UsageError
 from holdfast.process.spec import (
@@ -35,6 +35,7 @@ from holdfast.process.start.checks import check_entrypoint, find_interpreter, fi
 from holdfast.process.start.forked import run_forked
 from holdfast.process.start.forker import Forker, ProgramOrder
 from holdfast.process.start.orders import write_order
+from holdfast.process.start.payload import write_payload
 from holdfast.process.start.warm import Standbys, function_command
 from holdfast.process.start.zygote import Zygote, serve
 from holdfast.process.stop.containment import outlive_group
@@ -248,7 +249,7 @@ class Starter:
         stderr: int | None,
     ) -> WorkerProcess:
         with tempfile.TemporaryFile(dir=launch.folder) as payload:
-            inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
+            inherited = write_payload(function, f"Worker-{launch.rank}", payload)
             command = function_command(function)
             descriptors = (payload.fileno(), *inherited)
             return self._open(command, launch, order, stdout, stderr, descriptors)
@@ -293,7 +294,7 @@ class Starter:
         stderr: int | None,
     ) -> WorkerProcess:
         with tempfile.TemporaryFile(dir=launch.folder) as payload:
-            inherited = _pickle_function(function, f"Worker-{launch.rank}", payload)
+            inherited = write_payload(function, f"Worker-{launch.rank}", payload)
             self._drop_unusable_zygote()
             zygote = self._zygote or Zygote(partial(self._start_zygote, function, launch))
             with self._lock:
@@ -347,48 +348,6 @@ class Starter:
 def _streams(stdout: int | None, stderr: int | None) -> tuple[int, int]:
     """Return the descriptors to send to a process that has none of ours."""
     return 1 if stdout is None else stdout, 2 if stderr is None else stderr
-
-
-# Pickling a function for another process, as multiprocessing does.
-
-
-class _Sending:
-    """Takes the place of multiprocessing's Popen while it pickles: it collects descriptors."""
-
-    def __init__(self) -> None:
-        from multiprocessing import popen_forkserver
-
-        self.DupFd = vars(popen_forkserver)["_DupFd"]
-        self.descriptors: list[int] = []
-
-    def duplicate_for_child(self, descriptor: int) -> int:
-        self.descriptors.append(descriptor)
-        return len(self.descriptors) - 1
-
-
-def _pickle_function(function: Function, name: str, file: IO[bytes]) -> list[int]:
-    """Write what the child needs to know of us, then the call; return what it must inherit.
-
-    Queues, locks and connections of multiprocessing may be among the arguments.
-    """
-    from multiprocessing import context, reduction, spawn
-
-    facts = vars(spawn)["get_preparation_data"](name)
-    facts["authkey"] = bytes(facts["authkey"])
-    sending = _Sending()
-    vars(context)["set_spawning_popen"](sending)
-    try:
-        reduction.dump(facts, file)
-        reduction.dump((function.call, function.args, function.kwargs), file)
-    except Exception as error:  # whatever the classes of the arguments do
-        raise UsageError(
-            f"function {entrypoint_name(function)} with its arguments cannot be pickled: {error}; "
-            f"define it at module level, or use start_method=fork"
-        ) from error
-    finally:
-        vars(context)["set_spawning_popen"](None)
-    file.seek(0)
-    return sending.descriptors
 
 
 # Failing to start.
