@@ -270,10 +270,11 @@ class MemberProgram:
                     self._journal.sim.note(self.host.name, text)
         if self.machine.leads:
             self._members.leaders.add(self.machine._raft.state.term)
-        now_held = set(self.machine.service.keyspace._leases)
-        for lease in self._leases - now_held:
-            self._members.lease_ends.setdefault(lease, self._journal.sim.now)
-        self._leases = now_held
+        held = self.machine.service.keyspace._leases.keys()
+        if held != self._leases:
+            for lease in self._leases - held:
+                self._members.lease_ends.setdefault(lease, self._journal.sim.now)
+            self._leases = set(held)
 
 
 class RoamingClient(ClientProgram):

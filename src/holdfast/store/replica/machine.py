@@ -63,13 +63,7 @@ from holdfast.store.raft.effects import (
     SendMessage,
 )
 from holdfast.store.raft.machine import Raft
-from holdfast.store.raft.messages import (
-    ChangeKind,
-    Configuration,
-    LogEntry,
-    MemberChange,
-    Message,
-)
+from holdfast.store.raft.messages import ChangeKind, Configuration, LogEntry, MemberChange, Message
 from holdfast.store.replica.care import LOST_S, MemberCare
 from holdfast.store.replica.commands import (
     ClientDied,
@@ -273,6 +267,9 @@ class Replica:
             self._propose()
         for session in self.service.take_old_sessions(self._now):
             self._commands.append(SessionForgotten(session))
+        self._change_members()
+
+    def _change_members(self) -> None:
         change = self._care.wanted_change(self._now)
         if change is not None and self._raft.change(change) is None:
             self._effects.append(Tell(f"asks for a change of the members: {change}"))
@@ -321,6 +318,8 @@ class Replica:
             return
         if self._commands:
             self._propose()
+        if self._members_changed:
+            self._change_members()  # the next change, at once: an even number of voters is weak
         question = self._reads.ask()
         if question is not None:
             self._raft.read(b"%d" % question)

@@ -35,7 +35,7 @@ from holdfast.store.raft import leader as raft_leader
 from holdfast.store.raft.messages import TimeoutNow
 from holdfast.store.replica import kept
 from holdfast.store.replica.care import LOST_S
-from holdfast.store.replica.machine import Replica
+from holdfast.store.replica.machine import TICK_S, Replica
 from holdfast.store.replica.messages import JoinState
 from holdfast.store.replica.policy import MEMBERS_MAX
 from holdfast.store.service import LINGER_S, Service
@@ -252,6 +252,19 @@ def test_a_member_joins_with_the_state_and_a_lost_one_is_replaced(cluster: Clust
     assert cluster.machines[4].service.incarnation == LIFE
     assert not cluster.machines[1].knows(3)
     assert cluster.machines[2].knows(3)  # a follower cannot be sure
+
+
+def test_a_change_of_the_members_follows_the_last_one_at_once(cluster: Cluster) -> None:
+    """RP-2: no time passes between the removal of a lost voter and the vote of another member."""
+    del cluster.machines[3]
+    cluster.start(4)
+    for _ in range(2):
+        cluster.machines[4].learn(cluster.machines[1].admit(4, "m4:1", cluster.now))
+        cluster.settle()
+    while cluster.machines[1].configuration.voters == (1, 2, 3):
+        assert cluster.now < 4 * LOST_S
+        cluster.pass_time(TICK_S / 4)
+    assert cluster.machines[1].configuration.voters == (1, 2, 4)
 
 
 def test_requests_to_join_are_passed_on_refused_or_put_off(cluster: Cluster) -> None:
