@@ -14,7 +14,7 @@ everything has come to a good end, which must be so within CALM_S. Judged are
     K3  every watch: growing revisions, and in the end the final state
     K4  every lease: never early, by the clock of the client that asked; gone at the end
     K5  no call is left without an end; a wait that times out names keys that were missing
-    K6  one leader serves at the end, and all members have the same state
+    K6  one leader serves at the end, and all members vote and have the same state
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def _members_ends(members: Members, leader: MemberProgram | None) -> list[str]:
             kept = sorted((s.id, s.floor, sorted(s.answers.items())) for s in sessions)
             applied = machine._raft.state.applied
             states[one.host.name] = (applied, machine.service.keyspace.dump(), kept)
-    if len(states) != len(MEMBERS):
+    if len(states) != len(MEMBERS) or len(configuration.voters) != len(MEMBERS):
         found.append(f"K6: only {sorted(states)} are members in the end, of {configuration}")
     if any(state != states[leader.host.name] for state in states.values()):
         found.append(f"K6: members have different states: {states}")

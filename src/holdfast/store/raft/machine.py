@@ -204,6 +204,13 @@ class Raft:
         """Drop entries up to `index`, of those that were given out."""
         self.state.log.drop_to(min(index, self.state.applied))
 
+    @property
+    def hears_leader(self) -> bool:
+        """Say whether there is a leader, heard of a short time ago."""
+        return self._leading is not None or (
+            self.leader is not None and self._elapsed < self._election_ticks
+        )
+
     def match_of(self, member: int) -> int | None:
         """Return up to which index a member's log agrees, where this one leads and knows it."""
         return self._leading.match_of(member) if self._leading is not None else None
@@ -221,7 +228,7 @@ class Raft:
             return False
         if message.term > self.state.term:
             match message:
-                case Vote(transfer=False) | PreVote() if self._hears_leader():
+                case Vote(transfer=False) | PreVote() if self.hears_leader:
                     return False  # RF-10
                 case PreVote() | PreVoteReply(reject=False):
                     pass  # about a term that may come
@@ -241,12 +248,6 @@ class Raft:
                 self.state.send(PreVoteReply(message.sender, me, term, reject=True))
             case _:
                 pass
-
-    def _hears_leader(self) -> bool:
-        """Say whether there is a leader, heard of a short time ago."""
-        return self._leading is not None or (
-            self.leader is not None and self._elapsed < self._election_ticks
-        )
 
     def _handle(self, message: TermMessage) -> None:
         match message:

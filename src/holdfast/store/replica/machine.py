@@ -110,8 +110,6 @@ class Replica:
         self.member = member
         self.members = {member: address}
         """Where each member can be reached, and those that asked to be one."""
-        self.dismissed: str | None = None
-        """Why this process is no member any more, or None."""
         self._raft = Raft(member, Configuration((member,)) if founder else None, rng)
         self._now = now
         self._time = StoreTime(now if founder else 0.0)
@@ -228,13 +226,15 @@ class Replica:
         self.members.update(reply.members)
 
     def knows(self, member: int) -> bool:
-        """Say whether a process may be a member: a leader knows for sure."""
-        return not self.leads or member in self.configuration.members
+        """Say whether a process may be a member: a leader knows, once it has begun."""
+        return not self._time.passes or member in self.configuration.members
 
-    def dismiss(self, why: str) -> None:
-        """Hear from the leader that this process is no member."""
-        self.dismissed = why
+    def dismiss(self, sender: int, why: str) -> bool:
+        """Hear that this process is no member; False if that may be wrong, since another leads."""
+        if self._raft.hears_leader and self.leader != sender:
+            return False
         self._effects.append(Tell(f"no member of the store any more: {why}"))
+        return True
 
     def hand_over(self) -> bool:
         """Begin to hand leadership to the voter with the longest log; say whether there is one."""

@@ -32,7 +32,7 @@ from holdfast.store.ops import (
     Wait,
 )
 from holdfast.store.raft import leader as raft_leader
-from holdfast.store.raft.messages import TimeoutNow
+from holdfast.store.raft.messages import PreVoteReply, TimeoutNow, VoteReply
 from holdfast.store.replica import kept
 from holdfast.store.replica.care import LOST_S
 from holdfast.store.replica.machine import TICK_S, Replica
@@ -314,10 +314,35 @@ def test_a_leader_of_a_later_term_that_is_elected_at_once(cluster: Cluster) -> N
 def test_a_member_that_was_removed_is_told(cluster: Cluster) -> None:
     machine = cluster.machines[2]
     machine.unreachable(1)
-    machine.dismiss("gone for too long")
+    assert machine.dismiss(1, "gone for too long")
     cluster.settle()
-    assert machine.dismissed == "gone for too long"
     assert cluster.told[-1] == "no member of the store any more: gone for too long"
+
+
+def test_a_leader_that_was_deposed_dismisses_no_member(cluster: Cluster) -> None:
+    """It does not know the members that joined since, and these hear of another leader."""
+    machine = cluster.machines[2]
+    assert machine.leader == 1
+    assert not machine.dismiss(3, "unknown here")
+    cluster.cut.add(1)
+    for _ in range(10):
+        machine._raft.tick()
+    assert machine.dismiss(3, "unknown here")  # it does not hear of a leader any more
+
+
+def test_a_leader_that_has_just_begun_dismisses_no_member(cluster: Cluster) -> None:
+    """There may be members of which it does not know yet that they were added."""
+    cluster.cut |= {1, 3}
+    machine = cluster.machines[2]
+    machine._raft.campaign()
+    for message in (PreVoteReply(2, 3, 3, reject=False), VoteReply(2, 3, 3, reject=False)):
+        machine.step(message, cluster.now)
+    cluster.settle()
+    assert machine.leads
+    assert machine.knows(9)
+    cluster.cut = {1}
+    cluster.pass_time(0.5)
+    assert not machine.knows(9)
 
 
 def test_mb6_the_log_is_dropped_now_and_then(
