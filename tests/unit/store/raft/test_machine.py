@@ -400,6 +400,12 @@ def test_one_of_two_voters_that_is_to_leave_needs_the_other_one() -> None:
     assert role_of(machine) is Role.PRE_CANDIDATE
 
 
+def test_without_a_change_two_voters_need_each_other() -> None:
+    machine = member(founders=Configuration((1, 2), (3,)))
+    machine.step(AppendEntries(1, 2, 5, 1, 1, (LogEntry(5, 2, b"x"),), 1))
+    assert asked(machine) == [2]
+
+
 def test_a_change_that_only_the_leader_of_an_older_term_sent_may_be_lost() -> None:
     """RF-6: the leader of term 5 could not commit an entry of term 4 by counting."""
     assert asked(one_of_two(ChangeKind.VOTER, 3, term=4)) == [2]
