@@ -30,7 +30,7 @@ class RaftStory:
     """A cluster; messages travel at once, unless they are lost.
 
     found 1 2 3 [learners=4]     the first members          join N      a process that is no member
-    cut N..., heal               lose all from and to N; lose nothing any more
+    cut N..., mute N..., heal    lose all from and to N; lose all from N; lose nothing any more
     tick TICKS [at=N,...]        let time pass, at all members or at these
     campaign N, transfer N TO    stand for election; hand over
     propose N TEXT, read N NAME  ask member N
@@ -42,6 +42,7 @@ class RaftStory:
     def __init__(self) -> None:
         self._cluster = Cluster()
         self._cut: tuple[int, ...] = ()
+        self._mute: tuple[int, ...] = ()
 
     def __call__(self, command: Command) -> str:
         numbers = [int(word) for word in command.args if word.isdigit()]
@@ -56,8 +57,10 @@ class RaftStory:
                 cluster.add(numbers[0])
             case "cut":
                 self._cut = tuple(numbers)
+            case "mute":
+                self._mute = tuple(numbers)
             case "heal":
-                self._cut = ()
+                self._cut = self._mute = ()
             case "tick":
                 at = [int(word) for word in command.options.get("at", "").split(",") if word]
                 lines: list[str] = []
@@ -94,7 +97,7 @@ class RaftStory:
         waiting = self._collect(lines)
         while waiting:
             for message in waiting:
-                lost = message.to in self._cut or message.sender in self._cut
+                lost = message.to in self._cut or message.sender in (*self._cut, *self._mute)
                 beat = quiet and isinstance(message, Heartbeat | HeartbeatReply)
                 if not beat:
                     lines.append(f"{show(message)}{' (lost)' * lost}")

@@ -265,10 +265,10 @@ class StoreServer:
                 machine.unreachable(member)
                 self._perform()
 
-            def dismissed(why: str) -> None:
-                machine.dismiss(why)
-                self._perform()
-                self.on_dismissed(why)
+            def dismissed(member: int, why: str) -> None:
+                if machine.dismiss(member, why):
+                    self._perform()
+                    self.on_dismissed(why)
 
             self._links = MemberLinks(
                 reactor, self._key, machine.member, self._clock, lost=lost, dismissed=dismissed

@@ -92,6 +92,10 @@ class Judge:
         """Hear that a read is asked for."""
         self._reads[context] = self.last_index
 
+    def is_chosen(self, entry: LogEntry) -> bool:
+        """Say whether some member has applied an entry."""
+        return self._chosen.get(entry.index) == content(entry)
+
     def ticked(self, member: Member) -> None:
         """Hear that a member's clock has ticked."""
         clock = self._clock[member.number] = self._clock[member.number] + 1

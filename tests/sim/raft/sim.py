@@ -211,17 +211,29 @@ class RaftSim(Lives[Member]):
             super().crash(crash)
 
     def _configurations(self) -> list[Configuration]:
-        """Return the configurations that may come to count."""
+        """Return the configurations that may come to count: those by which a member may lead."""
         found = [self.judge.configuration]
         for member in self.workers.values():
             if member.alive:
                 configuration = member.machine.state.configuration
-                found.append(configuration)
+                if member.number in configuration.voters and not self._has_moved_on(member):
+                    found.append(configuration)
                 for entry in member.machine.tail():
                     if entry.change is not None:
                         configuration = configuration.after(entry.change)
                         found.append(configuration)
         return found
+
+    def _has_moved_on(self, member: Member) -> bool:
+        """Say whether a member knows, of two voters, that both have a change (RF-14).
+
+        If the change was applied by any member, both have it. etcd's raft does not look at that.
+        """
+        machine = member.machine
+        if len(machine.state.configuration.voters) != 2 or not isinstance(machine, OurRaft):
+            return False
+        first = next((entry for entry in machine.tail() if entry.change is not None), None)
+        return first is not None and self.judge.is_chosen(first)
 
     def _survives(self, configuration: Configuration, without: int | None = None) -> bool:
         living = [v for v in configuration.voters if v != without and self.lives(v)]

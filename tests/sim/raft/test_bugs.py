@@ -17,10 +17,13 @@ from holdfast.store.raft.log import EntryLog
 from holdfast.store.raft.machine import Raft
 from holdfast.store.raft.messages import (
     Configuration,
+    Heartbeat,
     LogEntry,
     LogSnapshot,
+    MemberChange,
     PreVote,
     Vote,
+    VoteReply,
 )
 from holdfast.store.raft.progress import FollowerProgress, Sending, quorum_value
 from holdfast.store.raft.reads import PendingReads
@@ -160,7 +163,50 @@ class Everybody(Configuration):
         return (len(self.voters) - len(self.learners)) // 2 + 1
 
 
+@bug("R1", 60)
+def who_would_vote_is_counted_as_a_vote(patch: pytest.MonkeyPatch) -> None:  # RF-1
+    """The answers to the pre-vote are kept for the election."""
+    real = Raft._stand
+
+    def stand(self: Raft, why: str, **options: bool) -> None:
+        would = dict(self._votes)
+        real(self, why, **options)
+        if self.role is Role.CANDIDATE:
+            self._votes.update(would)
+            self._count()
+
+    patch.setattr(Raft, "_stand", stand)
+
+
+@bug("R", 60)
+def a_vote_for_a_successor_is_given_without_a_look(patch: pytest.MonkeyPatch) -> None:  # RF-5
+    """The leader has chosen it: neither its log is compared, nor is an earlier vote remembered."""
+    real = Raft._decide_vote
+
+    def decide(self: Raft, message: Vote | PreVote) -> None:
+        if isinstance(message, Vote) and message.transfer:
+            self.vote = message.sender
+            self.state.send(VoteReply(message.sender, self.state.id, message.term, reject=False))
+        else:
+            real(self, message)
+
+    patch.setattr(Raft, "_decide_vote", decide)
+
+
 # Commitment.
+
+
+@bug("R4", 60)
+def a_heartbeat_commits_what_a_follower_may_lack(patch: pytest.MonkeyPatch) -> None:  # RF-4
+    def beat(self: RaftLeader) -> None:
+        state, context = self._state, self._reads.heartbeat_context()
+        for member in self._progress:
+            if member != state.id:
+                commit = self._log.committed
+                state.send(Heartbeat(member, state.id, state.term, commit, context))
+
+    patch.setattr(RaftLeader, "_beat", beat)
+    patch.setattr(EntryLog, "commit_to", _lenient(EntryLog.commit_to))
 
 
 @bug("R", 500, is_turbulent, first=2800)
@@ -185,7 +231,7 @@ def one_voter_less_than_a_majority_commits(patch: pytest.MonkeyPatch) -> None:  
     patch.setattr(RaftLeader, "_commit", commit)
 
 
-@bug("R", 2000, has_learners)
+@bug("R", 900, has_learners, first=1100)
 def a_learners_log_counts(patch: pytest.MonkeyPatch) -> None:  # RF-8
     real = RaftLeader._commit
 
@@ -275,7 +321,60 @@ def changes_of_the_members_overlap(patch: pytest.MonkeyPatch) -> None:  # RF-9
     patch.setattr(RaftLeader, "propose", propose)
 
 
-@bug("L1", 600)
+@bug("L1", 200)
+def a_change_counts_for_its_leader_before_it_is_committed(
+    patch: pytest.MonkeyPatch,
+) -> None:  # RF-9
+    """The others go by what is committed."""
+    real = RaftLeader._commit
+
+    def commit(self: RaftLeader) -> bool:
+        state, log = self._state, self._log
+        before = state.configuration
+        tail = map(log.entry, range(state.applied + 1, log.last_index + 1))
+        for change in [entry.change for entry in tail if entry.change is not None]:
+            state.configuration = state.configuration.after(change)
+        for voter in state.configuration.voters:
+            self._progress.setdefault(voter, FollowerProgress(1))
+        try:
+            return real(self)
+        finally:
+            state.configuration = before
+
+    patch.setattr(RaftLeader, "_commit", commit)
+
+
+@bug("L1", 30)
+def a_candidate_counts_any_change_in_its_log(patch: pytest.MonkeyPatch) -> None:  # RF-14
+    """Whether both of two voters have it is not asked."""
+
+    def shared(self: Raft) -> tuple[int, MemberChange] | None:
+        log = self.state.log
+        for entry in map(log.entry, range(log.committed + 1, log.last_index + 1)):
+            if entry.change is not None:
+                return entry.index, entry.change
+        return None
+
+    patch.setattr(Raft, "_shared_change", shared)
+
+
+@bug("L1", 700, first=1300)
+def one_of_two_voters_waits_to_be_told(patch: pytest.MonkeyPatch) -> None:  # RF-14
+    patch.setattr(Raft, "_shared_change", lambda self: None)
+
+
+@bug("L1", 60)
+def a_leader_that_was_removed_goes_on(patch: pytest.MonkeyPatch) -> None:  # RF-12
+    def reconfigure(self: Raft, change: MemberChange) -> None:
+        self.state.configuration = self.state.configuration.after(change)
+        if self._leading is not None:
+            self._leading.reconfigure()
+            self._leading._progress.setdefault(self.state.id, FollowerProgress(1))
+
+    patch.setattr(Raft, "_reconfigure", reconfigure)
+
+
+@bug("L1", 600, first=350)
 def a_leader_that_leaves_takes_proposals(patch: pytest.MonkeyPatch) -> None:  # RF-12
     patch.setattr(RaftLeader, "_ends_with", lambda self, entry: False)
 
@@ -298,7 +397,7 @@ def a_leader_answers_reads_without_asking(patch: pytest.MonkeyPatch) -> None:  #
     patch.setattr(PendingReads, "confirmed", confirmed)
 
 
-@bug("R6", 2000, is_turbulent)
+@bug("R6", 900, is_turbulent, first=1100)
 def a_read_is_confirmed_by_an_older_heartbeat(patch: pytest.MonkeyPatch) -> None:  # RF-7
     def echo(self: PendingReads, member: int, context: bytes) -> None:
         self._echoed[member] = self._number

@@ -15,6 +15,7 @@ from holdfast.ids import LeaseId, new_session_id
 from holdfast.store.effects import Hangup, SendFrame
 from holdfast.store.raft.messages import Message
 from holdfast.store.replica.effects import SendToMember, Tell
+from holdfast.store.replica.joining import sign_of_life
 from holdfast.store.replica.link import LinkStep, MemberLink
 from holdfast.store.replica.machine import TICK_S, Replica
 from holdfast.store.replica.messages import (
@@ -98,6 +99,7 @@ class MemberProgram:
         self.machine = Replica(service, number, host.name, rng, self._now(), founder=founder)
         self._in: dict[int, Link] = {}
         self._readers: dict[int, PartsReader] = {}
+        self._senders: dict[int, int] = {}
         self._clients: set[int] = set()
         self._out: dict[int, MemberLink] = {}
         self._out_links: dict[int, Link] = {}
@@ -139,7 +141,8 @@ class MemberProgram:
         for number, out in self._out_links.items():
             if out is link:
                 self._out[number].heard(self._now())
-                if frame != ALIVE and isinstance(decode_answer(frame), Dismissal):
+                answer = None if frame == ALIVE else decode_answer(frame)
+                if isinstance(answer, Dismissal) and self.machine.dismiss(number, answer.why):
                     self._end()
                 return
         try:
@@ -154,7 +157,7 @@ class MemberProgram:
         machine, now = self.machine, self._now()
         if link.id in self._readers:
             if frame == ASK:
-                link.send(ALIVE)
+                link.send(sign_of_life(machine, self._senders[link.id]))
                 return
             whole = self._readers[link.id].feed(frame)
             if whole is not None:
@@ -170,10 +173,10 @@ class MemberProgram:
                     if to != machine.member:
                         raise PeerViolation("meant for another life")
                     if not machine.knows(sender):
-                        link.send(encode_answer(Dismissal("removed")))
+                        link.send(sign_of_life(machine, sender))
                         return
                     machine.unreachable(sender)
-                    self._readers[link.id] = PartsReader()
+                    self._readers[link.id], self._senders[link.id] = PartsReader(), sender
             return
         if link.id not in self._clients:
             self._clients.add(link.id)
@@ -270,10 +273,11 @@ class MemberProgram:
                     self._journal.sim.note(self.host.name, text)
         if self.machine.leads:
             self._members.leaders.add(self.machine._raft.state.term)
-        now_held = set(self.machine.service.keyspace._leases)
-        for lease in self._leases - now_held:
-            self._members.lease_ends.setdefault(lease, self._journal.sim.now)
-        self._leases = now_held
+        held = self.machine.service.keyspace._leases.keys()
+        if held != self._leases:
+            for lease in self._leases - held:
+                self._members.lease_ends.setdefault(lease, self._journal.sim.now)
+            self._leases = set(held)
 
 
 class RoamingClient(ClientProgram):

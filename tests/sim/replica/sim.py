@@ -6,14 +6,15 @@
 The clients and their users are those of the simulation of a store with one server; the server is
 three members that replicate (`members.py`). Members crash and come back as new members, stop, and
 are cut off from each other and from clients, the leader as well as any other; their clocks run at
-different rates. Then the network is calm, and everything must come to a good end. Judged are
+different rates. Then the network is calm for CALM_LEAST_S at least, and the run is over as soon as
+everything has come to a good end, which must be so within CALM_S. Judged are
 
     K1  linearizability of every key, over all clients and all leaders: an answered write is kept,
         no write is performed twice, no read is stale
     K3  every watch: growing revisions, and in the end the final state
     K4  every lease: never early, by the clock of the client that asked; gone at the end
     K5  no call is left without an end; a wait that times out names keys that were missing
-    K6  one leader serves at the end, and all members have the same state
+    K6  one leader serves at the end, and all members vote and have the same state
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ _LEAST = {"completed": 40, "leaders": 1}
 MEMBERS = ("s0", "s1", "s2")
 
 CALM_S = 40.0
+CALM_LEAST_S = 5.0
 PATIENCE_S = 80.0
 """A client gives up after this long without a leader: never, in a run. Faults may keep all members
 from leading for most of the time in which clients work, and a client that gave up shows nothing."""
@@ -157,7 +159,9 @@ def run_seed(seed: int, *, traced: bool = False) -> Report:
         network.add(name, make)
     network.start()
     try:
-        sim.run(plan.work_s + CALM_S)
+        sim.run(plan.work_s + CALM_LEAST_S)
+        while sim.now < plan.work_s + CALM_S and _loose_ends(journal, members):
+            sim.run(sim.now + 1.0)
         _judge(journal, members)
     except Exception:
         # Whatever a machine raises is found by this seed, and must be shown with it.
@@ -192,24 +196,16 @@ def _look_often(client: ClientProgram, until: float) -> None:
 
 def _judge(journal: Journal, members: Members) -> None:
     """Add to the journal every promise that was broken."""
-    leader = members.leader()
-    lost = members.is_lost()
-    if not lost:
-        _judge_members(journal, members, leader)
+    for end in _loose_ends(journal, members):
+        journal.fail(end)
     for client in journal.clients:
-        _judge_end(client, journal, lost)
+        client.crashed()  # a call that still waits for a leader may have been performed
     _note_leases(journal)
     seen: list[Entry | Change] = []
     for record in journal.watches:
-        client = record.client
         record.read(sys.maxsize)
-        over = record.closed or not client.alive or client.session.lost is not None
-        final = None
-        if leader is not None and not over and not lost:
-            service = leader.machine.service
-            final = service.keyspace.apply(ListPrefix(""), leader.machine._time.reached)
-        if text := check_watch(record.state.key, record.state.prefix, record.changes, final):
-            journal.fail(f"K3: {client.name}: {text}")
+        if text := check_watch(record.state.key, record.state.prefix, record.changes, None):
+            journal.fail(f"K3: {record.client.name}: {text}")
         seen.extend(record.changes)
     for incarnation, calls in journal.calls.items():
         for call in calls:
@@ -225,17 +221,36 @@ def _judge(journal: Journal, members: Members) -> None:
     _judge_leases(journal, members)
 
 
-def _judge_members(journal: Journal, members: Members, leader: MemberProgram | None) -> None:
+def _loose_ends(journal: Journal, members: Members) -> list[str]:
+    """Return what is not yet as it must be in the end."""
+    leader, lost = members.leader(), members.is_lost()
+    found = [] if lost else _members_ends(members, leader)
+    for client in journal.clients:
+        if client.alive:
+            found += _client_ends(client, journal, lost)
+    if leader is None or lost:
+        return found
+    final = leader.machine.service.keyspace.apply(ListPrefix(""), leader.machine._time.reached)
+    for record in journal.watches:
+        client = record.client
+        record.read(sys.maxsize)
+        if not record.closed and client.alive and client.session.lost is None:
+            text = check_watch(record.state.key, record.state.prefix, record.changes, final)
+            found += [f"K3: {client.name}: {text}"] * (text is not None)
+    return found
+
+
+def _members_ends(members: Members, leader: MemberProgram | None) -> list[str]:
     if leader is None:
-        journal.fail(f"K6: no member leads, though all has been calm for {CALM_S} s")
-        return
+        return [f"K6: no member leads, though all has been calm for {CALM_S} s"]
+    found = []
     serving = [one for one in members.lives if one.alive and one.machine.leads]
     if len(serving) > 1:
-        journal.fail("K6: two members serve clients")
+        found.append("K6: two members serve clients")
     configuration = leader.machine.configuration
     left = leader.machine.service.keyspace.apply(ListPrefix(LEASED), leader.machine._time.reached)
     if left:
-        journal.fail(f"K4: {left} are still there, though no client keeps a lease")
+        found.append(f"K4: {left} are still there, though no client keeps a lease")
     states = {}
     for one in members.lives:
         machine = one.machine
@@ -244,23 +259,20 @@ def _judge_members(journal: Journal, members: Members, leader: MemberProgram | N
             kept = sorted((s.id, s.floor, sorted(s.answers.items())) for s in sessions)
             applied = machine._raft.state.applied
             states[one.host.name] = (applied, machine.service.keyspace.dump(), kept)
-    if len(states) != len(MEMBERS):
-        journal.fail(f"K6: only {sorted(states)} are members in the end, of {configuration}")
+    if len(states) != len(MEMBERS) or len(configuration.voters) != len(MEMBERS):
+        found.append(f"K6: only {sorted(states)} are members in the end, of {configuration}")
     if any(state != states[leader.host.name] for state in states.values()):
-        journal.fail(f"K6: members have different states: {states}")
+        found.append(f"K6: members have different states: {states}")
+    return found
 
 
-def _judge_end(client: ClientProgram, journal: Journal, lost: bool) -> None:
-    if not client.alive:
-        client.crashed()
-        return
-    for running in client.running:
-        if client.session.ready or running.until < journal.sim.now:
-            journal.fail(f"K5: {client.name}: {running.op} has no end")
-    client.crashed()  # a call that still waits for a leader may have been performed
+def _client_ends(client: ClientProgram, journal: Journal, lost: bool) -> list[str]:
+    late = [r for r in client.running if client.session.ready or r.until < journal.sim.now]
+    found = [f"K5: {client.name}: {running.op} has no end" for running in late]
     if not lost and not client.session.ready:
         why = client.session.lost or "it goes on looking"
-        journal.fail(f"{client.name} is not connected at the end: {why}")
+        found.append(f"{client.name} is not connected at the end: {why}")
+    return found
 
 
 def _note_leases(journal: Journal) -> None:

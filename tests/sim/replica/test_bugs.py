@@ -14,6 +14,7 @@ import pytest
 from holdfast.ids import SessionId
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.messages import Call
+from holdfast.store.raft.effects import Role
 from holdfast.store.replica.commands import ClientWrote
 from holdfast.store.replica.machine import Replica
 from holdfast.store.replica.reads import ReadQueue
@@ -108,6 +109,58 @@ def leases_end_by_each_member_s_own_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "tick", tick)
 
 
+@bug("MB-3", seeds=10)
+def a_lease_counts_from_what_was_applied_before(patch: pytest.MonkeyPatch) -> None:
+    """A batch has the moment of the last one, not its own; leases end by the true time."""
+    real = Replica._propose
+
+    def propose(self: Replica) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            if self._commands:
+                inner.setattr(StoreTime, "at", lambda time, now: time.reached)
+            real(self)
+
+    patch.setattr(Replica, "_propose", propose)
+
+
+@bug("MB-3, K6", seeds=10)
+def a_member_that_joins_is_given_no_leases(patch: pytest.MonkeyPatch) -> None:
+    real = Replica._restore
+
+    def restore(self: Replica, state: StoreState) -> None:
+        state.keyspace._leases.clear()
+        real(self, state)
+
+    patch.setattr(Replica, "_restore", restore)
+
+
+@bug("MB-5", seeds=20)
+def a_leader_that_was_deposed_goes_on(patch: pytest.MonkeyPatch) -> None:
+    real = Replica._became
+
+    def became(self: Replica, role: Role, *args: Any) -> None:
+        if not self.leads or role is Role.LEADER:
+            real(self, role, *args)
+
+    patch.setattr(Replica, "_became", became)
+
+
+@bug("RP-2", seeds=5)
+def members_that_listen_never_get_a_vote(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Replica, "_change_members", lambda self: None)
+
+
+@bug("K6", seeds=20)
+def a_member_that_joins_is_not_told_where_the_others_are(patch: pytest.MonkeyPatch) -> None:
+    real = Replica._restore
+
+    def restore(self: Replica, state: StoreState) -> None:
+        real(self, state)
+        self.members = {self.member: self.members[self.member]}
+
+    patch.setattr(Replica, "_restore", restore)
+
+
 @bug("K4", seeds=20)
 def leases_end_only_when_a_client_writes(patch: pytest.MonkeyPatch) -> None:
     real = Replica._propose
@@ -134,7 +187,7 @@ def a_session_is_forgotten_by_the_leader_alone(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Service, "drop", drop)
 
 
-@bug("K6", seeds=40)
+@bug("K6", seeds=120)
 def a_member_that_lost_a_connection_is_not_probed_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "unreachable", lambda self, member: None)
 

@@ -21,6 +21,8 @@ down. All as in etcd/raft, with these deviations:
 - A read is numbered by its leader, so that contexts of several members cannot be mixed up.
 - Handing leadership over does not put off the check for a majority.
 - A change of the members that is refused leaves no empty entry in the log.
+- Of two voters, each knows what both have: that is committed, though the leader may die before it
+  says so. A change of the members among it counts in the election that follows (RF-14).
 - `unreachable` reports a lost snapshot, too: on a connection, one is lost with the other.
 
 Guarantees
@@ -41,6 +43,8 @@ Guarantees
           MESSAGE_BYTES_MAX (and one more) in a message, and IN_FLIGHT_MAX messages to a member.
     RF-12 A leader that hands over accepts nothing for `election_ticks`, nor does one that leaves.
     RF-13 A message that is addressed to another member, as to an earlier life, changes nothing.
+    RF-14 If one of two voters dies while it makes a third member a voter, and the other one has
+          that entry, the other one is elected by the third.
 """
 
 from __future__ import annotations
@@ -99,6 +103,9 @@ class Raft:
         self.leader: int | None = None
         self._leading: RaftLeader | None = None  # while this member leads
         self._votes: dict[int, bool] = {}
+        # The last leader that sent entries of its own term, and up to which index it has them.
+        self._source: int | None = None
+        self._sourced = 0
         self._rng = rng
         self._election_ticks = election_ticks
         self._heartbeat_ticks = heartbeat_ticks
@@ -197,6 +204,13 @@ class Raft:
         """Drop entries up to `index`, of those that were given out."""
         self.state.log.drop_to(min(index, self.state.applied))
 
+    @property
+    def hears_leader(self) -> bool:
+        """Say whether there is a leader, heard of a short time ago."""
+        return self._leading is not None or (
+            self.leader is not None and self._elapsed < self._election_ticks
+        )
+
     def match_of(self, member: int) -> int | None:
         """Return up to which index a member's log agrees, where this one leads and knows it."""
         return self._leading.match_of(member) if self._leading is not None else None
@@ -214,7 +228,7 @@ class Raft:
             return False
         if message.term > self.state.term:
             match message:
-                case Vote(transfer=False) | PreVote() if self._hears_leader():
+                case Vote(transfer=False) | PreVote() if self.hears_leader:
                     return False  # RF-10
                 case PreVote() | PreVoteReply(reject=False):
                     pass  # about a term that may come
@@ -234,12 +248,6 @@ class Raft:
                 self.state.send(PreVoteReply(message.sender, me, term, reject=True))
             case _:
                 pass
-
-    def _hears_leader(self) -> bool:
-        """Say whether there is a leader, heard of a short time ago."""
-        return self._leading is not None or (
-            self.leader is not None and self._elapsed < self._election_ticks
-        )
 
     def _handle(self, message: TermMessage) -> None:
         match message:
@@ -286,7 +294,7 @@ class Raft:
         self._await_leader()
         self.role, self.leader, self._reason = Role.PRE_CANDIDATE, None, why
         state, log = self.state, self.state.log
-        for voter in state.configuration.voters:
+        for voter in self._electorate().voters:
             if voter != state.id:
                 term = state.term + 1
                 state.send(PreVote(voter, state.id, term, log.last_index, log.last_term))
@@ -299,7 +307,7 @@ class Raft:
         state, log = self.state, self.state.log
         state.term += 1
         self.vote = state.id
-        for voter in state.configuration.voters:
+        for voter in self._electorate().voters:
             if voter != state.id:
                 last = (log.last_index, log.last_term)
                 state.send(Vote(voter, state.id, state.term, *last, transfer))
@@ -314,7 +322,8 @@ class Raft:
         self._count()
 
     def _count(self) -> None:
-        voters, quorum = self.state.configuration.voters, self.state.configuration.quorum
+        electorate = self._electorate()
+        voters, quorum = electorate.voters, electorate.quorum
         votes = [self._votes[voter] for voter in voters if voter in self._votes]  # RF-8
         if sum(votes) >= quorum:
             if self.role is Role.PRE_CANDIDATE:
@@ -323,6 +332,26 @@ class Raft:
                 self._lead()
         elif len(votes) - sum(votes) > len(voters) - quorum:
             self._follow(self.state.term, None, "a majority voted against it")
+
+    def _electorate(self) -> Configuration:
+        """Return the configuration whose voters may elect this member."""
+        configuration, shared = self.state.configuration, self._shared_change()
+        after = configuration if shared is None else configuration.after(shared[1])
+        return after if self.state.id in after.voters else configuration
+
+    def _shared_change(self) -> tuple[int, MemberChange] | None:
+        """Return the first change of the members that both of two voters have, and its index.
+
+        The other one sent it while it led, and so would commit it by this one's answer. It is
+        committed here when this one is elected, and no sooner: then the other one can answer no
+        more reads, of which it might not know that they come after the change (RF-7).
+        """
+        state, log = self.state, self.state.log
+        if set(state.configuration.voters) == {self._source, state.id}:
+            for entry in map(log.entry, range(log.committed + 1, self._sourced + 1)):
+                if entry.change is not None:
+                    return entry.index, entry.change
+        return None
 
     # Roles.
 
@@ -343,6 +372,8 @@ class Raft:
     def _lead(self) -> None:
         self.role, self.leader = Role.LEADER, self.state.id
         self._reason = "a majority voted for it"
+        if (shared := self._shared_change()) is not None:
+            self.state.log.commit_to(shared[0])  # RF-14
         self._leading = RaftLeader(self.state, self._election_ticks, self._heartbeat_ticks)
         self._leading.begin()
 
@@ -403,6 +434,7 @@ class Raft:
         if last is None:
             return AppendReply(message.sender, me, term, message.index, True, log.last_index)
         log.commit_to(min(message.commit, last))
+        self._source, self._sourced = (message.sender if log.term(last) == term else None), last
         return AppendReply(message.sender, me, term, last)
 
     def _restore(self, snapshot: LogSnapshot) -> None:
@@ -413,6 +445,7 @@ class Raft:
             state.log.commit_to(snapshot.index)  # all of it is here already
         elif state.id in snapshot.configuration.members:
             state.log.restore(snapshot)
+            self._source = None
             state.applied = snapshot.index
             state.configuration = snapshot.configuration
             state.want(Restored(snapshot))

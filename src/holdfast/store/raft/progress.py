@@ -101,15 +101,18 @@ class FollowerProgress:
         self._in_flight.popleft()
 
     def rejected(self, index: int, hint: int) -> bool:
-        """Note that the member lacks `index`, its log ending at `hint`; False for old news."""
+        """Note that the member lacks `index`, its log ending at `hint`; False for old news.
+
+        Where both logs agreed once, they still do: what says otherwise was overtaken.
+        """
+        if index <= self.match:
+            return False
         if self.sending is Sending.REPLICATE:
-            if index <= self.match:
-                return False
             self.probe()
             return True
         if self.next - 1 != index:
             return False
-        self.next = max(1, min(index, hint + 1))
+        self.next = max(self.match + 1, min(index, hint + 1))
         self.probed = False
         return True
 

@@ -30,7 +30,7 @@ from holdfast.store.replica.messages import (
 )
 from holdfast.store.service import Service
 
-__all__ = ["JoiningServer", "MemberPeer", "ask_to_join"]
+__all__ = ["JoiningServer", "MemberPeer", "ask_to_join", "sign_of_life"]
 
 TRY_WITHIN_S = 2.0
 ASK_EVERY_S = 0.1
@@ -53,17 +53,17 @@ class MemberPeer:
         self._machine = machine
         self._connection = connection
         self._parts: PartsReader | None = None
+        self._sender = 0
 
     def receive(self, frame: bytes, now: float) -> None:
         """Take a frame. PeerViolation means: close the connection."""
         machine = self._machine
         if self._parts is None:
             self._begin(frame)
-        elif frame == ASK:
-            self._connection.send(encode_frame(ALIVE))
         elif isinstance(machine, Replica):
-            whole = self._parts.feed(frame)
-            if whole is not None:
+            if frame == ASK:
+                self._connection.send(encode_frame(sign_of_life(machine, self._sender)))
+            elif (whole := self._parts.feed(frame)) is not None:
                 machine.step(decode_message(whole), now)
 
     def _begin(self, frame: bytes) -> None:
@@ -76,11 +76,21 @@ class MemberPeer:
                 if not isinstance(machine, Replica) or to != machine.member:
                     raise PeerViolation(f"no member {to} is here")
                 if not machine.knows(sender):
-                    why = "the other members have not heard of it for too long"
-                    self._connection.send(encode_frame(encode_answer(Dismissal(why))))
+                    self._connection.send(encode_frame(sign_of_life(machine, sender)))
                     return
                 machine.unreachable(sender)  # it says so anew: an earlier connection was lost
-                self._parts = PartsReader()
+                self._parts, self._sender = PartsReader(), sender
+
+
+def sign_of_life(machine: Replica, sender: int) -> bytes:
+    """Return the answer to a member that asks for a sign of life, or says Hello.
+
+    One that was removed may not know: it can come back after the leader has asked for its removal,
+    and is sent nothing any more once that is committed.
+    """
+    if machine.knows(sender):
+        return ALIVE
+    return encode_answer(Dismissal("the other members have not heard of it for too long"))
 
 
 def ask_to_join(

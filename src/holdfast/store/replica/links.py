@@ -50,7 +50,7 @@ class MemberLinks:
         clock: Clock,
         *,
         lost: Callable[[int], None],
-        dismissed: Callable[[str], None],
+        dismissed: Callable[[int, str], None],
     ) -> None:
         self.reactor = reactor
         self._key = key
@@ -230,7 +230,7 @@ class _Link:
             if frame != ALIVE:
                 answer = decode_answer(frame)
                 if isinstance(answer, Dismissal):
-                    self._links.dismissed(answer.why)
+                    self._links.dismissed(self._member, answer.why)
 
     def closed(self, reason: str) -> None:
         self._connection = None

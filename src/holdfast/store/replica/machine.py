@@ -63,13 +63,7 @@ from holdfast.store.raft.effects import (
     SendMessage,
 )
 from holdfast.store.raft.machine import Raft
-from holdfast.store.raft.messages import (
-    ChangeKind,
-    Configuration,
-    LogEntry,
-    MemberChange,
-    Message,
-)
+from holdfast.store.raft.messages import ChangeKind, Configuration, LogEntry, MemberChange, Message
 from holdfast.store.replica.care import LOST_S, MemberCare
 from holdfast.store.replica.commands import (
     ClientDied,
@@ -116,8 +110,6 @@ class Replica:
         self.member = member
         self.members = {member: address}
         """Where each member can be reached, and those that asked to be one."""
-        self.dismissed: str | None = None
-        """Why this process is no member any more, or None."""
         self._raft = Raft(member, Configuration((member,)) if founder else None, rng)
         self._now = now
         self._time = StoreTime(now if founder else 0.0)
@@ -234,13 +226,15 @@ class Replica:
         self.members.update(reply.members)
 
     def knows(self, member: int) -> bool:
-        """Say whether a process may be a member: a leader knows for sure."""
-        return not self.leads or member in self.configuration.members
+        """Say whether a process may be a member: a leader knows, once it has begun."""
+        return not self._time.passes or member in self.configuration.members
 
-    def dismiss(self, why: str) -> None:
-        """Hear from the leader that this process is no member."""
-        self.dismissed = why
+    def dismiss(self, sender: int, why: str) -> bool:
+        """Hear that this process is no member; False if that may be wrong, since another leads."""
+        if self._raft.hears_leader and self.leader != sender:
+            return False
         self._effects.append(Tell(f"no member of the store any more: {why}"))
+        return True
 
     def hand_over(self) -> bool:
         """Begin to hand leadership to the voter with the longest log; say whether there is one."""
@@ -273,6 +267,9 @@ class Replica:
             self._propose()
         for session in self.service.take_old_sessions(self._now):
             self._commands.append(SessionForgotten(session))
+        self._change_members()
+
+    def _change_members(self) -> None:
         change = self._care.wanted_change(self._now)
         if change is not None and self._raft.change(change) is None:
             self._effects.append(Tell(f"asks for a change of the members: {change}"))
@@ -321,6 +318,8 @@ class Replica:
             return
         if self._commands:
             self._propose()
+        if self._members_changed:
+            self._change_members()  # the next change, at once: an even number of voters is weak
         question = self._reads.ask()
         if question is not None:
             self._raft.read(b"%d" % question)

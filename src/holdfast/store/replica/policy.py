@@ -5,7 +5,8 @@ silent may be dead, and would be a voter that the majority lacks, so it waits. T
 is kept odd: an even number needs one more for its majority, and survives no more losses. A voter
 that is lost is removed when that helps: when another member can take its place, when the number of
 voters is even, or when two of five are lost. Otherwise it stays, since it may only be cut off, and
-its removal would not make the store survive one loss more.
+its removal would not make the store survive one loss more. It is removed before the other member
+votes, and not after: docs/decisions/029-replacing-a-voter.md.
 
 Guarantees
     RP-1  A member becomes a voter only after it has caught up, and never while it is silent. An odd

@@ -355,6 +355,76 @@ def test_a_change_of_the_members_takes_effect_when_it_is_committed() -> None:
     assert machine.state.configuration == Configuration((1, 2, 3), (4,))
 
 
+# Two voters.
+
+
+def one_of_two(kind: ChangeKind, number: int, term: int = 5) -> Raft:
+    """Make one of two voters; 2, the other one, has sent a change of this term in its term 5."""
+    machine = member(founders=Configuration((1, 2), (3,)))
+    change = LogEntry(term, 3, change=MemberChange(kind, number))
+    machine.step(AppendEntries(1, 2, 5, 1, 1, (LogEntry(term, 2), change), 1))
+    return machine
+
+
+def asked(machine: Raft) -> list[int]:
+    """Let a machine stand; return the members that it asks for their votes."""
+    machine.take_effects()
+    machine.campaign()
+    return [message.to for message in sent(machine) if isinstance(message, PreVote)]
+
+
+def test_the_member_that_two_voters_made_a_voter_elects_one_of_them() -> None:
+    """RF-14."""
+    machine = one_of_two(ChangeKind.VOTER, 3)
+    assert asked(machine) == [2, 3]
+    assert machine.state.configuration.voters == (1, 2)
+    machine.step(PreVoteReply(1, 3, 6, reject=False))
+    machine.step(VoteReply(1, 3, 6, reject=False))
+    assert role_of(machine) is Role.LEADER
+    assert machine.state.configuration == FOUNDERS
+    machine.step(AppendReply(1, 3, 6, 4))
+    assert machine.state.log.committed == 4
+
+
+def test_one_of_two_voters_goes_on_alone_when_the_other_one_has_left() -> None:
+    """RF-14."""
+    machine = one_of_two(ChangeKind.REMOVE, 2)
+    assert asked(machine) == []
+    assert role_of(machine) is Role.LEADER
+    assert machine.state.configuration == Configuration((1,), (3,))
+
+
+def test_one_of_two_voters_that_is_to_leave_needs_the_other_one() -> None:
+    machine = one_of_two(ChangeKind.REMOVE, 1)
+    assert asked(machine) == [2]
+    assert role_of(machine) is Role.PRE_CANDIDATE
+
+
+def test_without_a_change_two_voters_need_each_other() -> None:
+    machine = member(founders=Configuration((1, 2), (3,)))
+    machine.step(AppendEntries(1, 2, 5, 1, 1, (LogEntry(5, 2, b"x"),), 1))
+    assert asked(machine) == [2]
+
+
+def test_a_change_that_only_the_leader_of_an_older_term_sent_may_be_lost() -> None:
+    """RF-6: the leader of term 5 could not commit an entry of term 4 by counting."""
+    assert asked(one_of_two(ChangeKind.VOTER, 3, term=4)) == [2]
+
+
+def test_two_of_three_voters_do_not_tell_each_other_what_is_committed() -> None:
+    machine = member(founders=Configuration((1, 2, 3), (4,)))
+    change = LogEntry(5, 2, change=MemberChange(ChangeKind.VOTER, 4))
+    machine.step(AppendEntries(1, 2, 5, 1, 1, (change,), 1))
+    assert asked(machine) == [2, 3]
+
+
+def test_what_was_shared_before_a_snapshot_is_forgotten() -> None:
+    machine = one_of_two(ChangeKind.VOTER, 3)
+    snapshot = LogSnapshot(2, 6, Configuration((1, 2), (3,)), b"")
+    machine.step(InstallSnapshot(1, 2, 6, snapshot))
+    assert asked(machine) == [2]
+
+
 # What is asked of a member that does not lead.
 
 

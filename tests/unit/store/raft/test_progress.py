@@ -50,8 +50,16 @@ def test_a_probe_that_is_rejected_goes_back() -> None:
     assert progress.next == 3
     assert progress.rejected(2, 0)
     assert progress.next == 1
-    assert progress.rejected(0, 0)
-    assert progress.next == 1
+
+
+def test_a_rejection_that_was_overtaken_takes_nothing_back() -> None:
+    """The entries up to `match` may be dropped, and a snapshot would bring nothing new."""
+    progress = FollowerProgress(17, match=16)
+    assert not progress.rejected(16, 12)
+    assert progress.next == 17
+    progress = FollowerProgress(20, match=16)
+    assert progress.rejected(19, 12)
+    assert progress.next == 17
 
 
 def test_a_rejection_ends_replication_unless_it_is_old() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Iterator
 
@@ -10,7 +11,9 @@ import pytest
 from holdfast.clock import Deadline
 from holdfast.errors import StoreUnavailable, Unavailable, UsageError
 from holdfast.net.address import Address
+from holdfast.net.tcp import TcpTransport
 from holdfast.store.raft.messages import TimeoutNow
+from holdfast.store.replica import care
 from holdfast.store.replica import machine as machine_module
 from holdfast.store.replica.care import MemberCare
 from holdfast.store.replica.machine import Replica
@@ -93,25 +96,47 @@ def test_a_process_that_is_no_member_is_dismissed_by_the_leader(first: StoreServ
     reply = decode_answer(ask(first.address, encode_first(JoinRequest(9, "nowhere:1"))) or b"")
     assert isinstance(reply, JoinReply)
     assert reply.state is JoinState.WAIT
-    machine = first._machine
-    assert isinstance(machine, Replica)
-    answer = ask(first.address, encode_first(MemberHello(8, machine.member)))
+    answer = ask(first.address, encode_first(MemberHello(8, replica_of(first).member)))
     assert isinstance(decode_answer(answer or b""), Dismissal)
 
 
-def test_a_member_is_answered_that_it_is_heard(first: StoreServer) -> None:
+@pytest.fixture
+def ninth(first: StoreServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpTransport]:
+    """A connection of member 9 to the server, which takes no member for lost."""
+    monkeypatch.setattr(care, "LOST_S", math.inf)
     for _ in range(2):  # announced, then added
         ask(first.address, encode_first(JoinRequest(9, "nowhere:1")))
-    machine = first._machine
-    assert isinstance(machine, Replica)
     transport = dial(first.address)
-    deadline = Deadline.after(LONG_S)
-    transport.send(encode_first(MemberHello(9, machine.member)), deadline)
-    for part in parts_of(encode_message(TimeoutNow(machine.member, 9, 1))):
-        transport.send(part, deadline)
-    transport.send(ASK, deadline)
-    assert next(read_frames(transport)) == ALIVE
+    hello = MemberHello(9, replica_of(first).member)
+    transport.send(encode_first(hello), Deadline.after(LONG_S))
+    yield transport
     transport.close()
+
+
+def replica_of(server: StoreServer) -> Replica:
+    machine = server._machine
+    assert isinstance(machine, Replica)
+    return machine
+
+
+def test_a_member_is_answered_that_it_is_heard(first: StoreServer, ninth: TcpTransport) -> None:
+    deadline = Deadline.after(LONG_S)
+    for part in parts_of(encode_message(TimeoutNow(replica_of(first).member, 9, 1))):
+        ninth.send(part, deadline)
+    ninth.send(ASK, deadline)
+    assert next(read_frames(ninth)) == ALIVE
+
+
+def test_a_member_that_is_removed_while_it_is_connected_is_told(
+    first: StoreServer, ninth: TcpTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have come back just before its removal was committed."""
+    deadline = Deadline.after(LONG_S)
+    ninth.send(ASK, deadline)
+    assert next(read_frames(ninth)) == ALIVE
+    monkeypatch.setattr(Replica, "knows", lambda self, member: member != 9)
+    ninth.send(ASK, deadline)
+    assert isinstance(decode_answer(next(read_frames(ninth))), Dismissal)
 
 
 def test_a_server_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

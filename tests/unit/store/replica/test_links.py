@@ -29,7 +29,7 @@ def reactor() -> Iterator[Reactor]:
 
 
 def links_on(reactor: Reactor, lost: Callable[[int], None]) -> MemberLinks:
-    return MemberLinks(reactor, KEY, 7, SYSTEM_CLOCK, lost=lost, dismissed=lambda why: None)
+    return MemberLinks(reactor, KEY, 7, SYSTEM_CLOCK, lost=lost, dismissed=lambda *told: None)
 
 
 def drive(reactor: Reactor, links: MemberLinks, address: str, over: threading.Event) -> None:

@@ -32,10 +32,10 @@ from holdfast.store.ops import (
     Wait,
 )
 from holdfast.store.raft import leader as raft_leader
-from holdfast.store.raft.messages import TimeoutNow
+from holdfast.store.raft.messages import PreVoteReply, TimeoutNow, VoteReply
 from holdfast.store.replica import kept
 from holdfast.store.replica.care import LOST_S
-from holdfast.store.replica.machine import Replica
+from holdfast.store.replica.machine import TICK_S, Replica
 from holdfast.store.replica.messages import JoinState
 from holdfast.store.replica.policy import MEMBERS_MAX
 from holdfast.store.service import LINGER_S, Service
@@ -254,6 +254,19 @@ def test_a_member_joins_with_the_state_and_a_lost_one_is_replaced(cluster: Clust
     assert cluster.machines[2].knows(3)  # a follower cannot be sure
 
 
+def test_a_change_of_the_members_follows_the_last_one_at_once(cluster: Cluster) -> None:
+    """RP-2: no time passes between the removal of a lost voter and the vote of another member."""
+    del cluster.machines[3]
+    cluster.start(4)
+    for _ in range(2):
+        cluster.machines[4].learn(cluster.machines[1].admit(4, "m4:1", cluster.now))
+        cluster.settle()
+    while cluster.machines[1].configuration.voters == (1, 2, 3):
+        assert cluster.now < 4 * LOST_S
+        cluster.pass_time(TICK_S / 4)
+    assert cluster.machines[1].configuration.voters == (1, 2, 4)
+
+
 def test_requests_to_join_are_passed_on_refused_or_put_off(cluster: Cluster) -> None:
     follower = cluster.machines[2].admit(9, "m9:1", cluster.now)
     assert (follower.state, follower.leader) == (JoinState.ELSEWHERE, "m1:1")
@@ -301,10 +314,35 @@ def test_a_leader_of_a_later_term_that_is_elected_at_once(cluster: Cluster) -> N
 def test_a_member_that_was_removed_is_told(cluster: Cluster) -> None:
     machine = cluster.machines[2]
     machine.unreachable(1)
-    machine.dismiss("gone for too long")
+    assert machine.dismiss(1, "gone for too long")
     cluster.settle()
-    assert machine.dismissed == "gone for too long"
     assert cluster.told[-1] == "no member of the store any more: gone for too long"
+
+
+def test_a_leader_that_was_deposed_dismisses_no_member(cluster: Cluster) -> None:
+    """It does not know the members that joined since, and these hear of another leader."""
+    machine = cluster.machines[2]
+    assert machine.leader == 1
+    assert not machine.dismiss(3, "unknown here")
+    cluster.cut.add(1)
+    for _ in range(10):
+        machine._raft.tick()
+    assert machine.dismiss(3, "unknown here")  # it does not hear of a leader any more
+
+
+def test_a_leader_that_has_just_begun_dismisses_no_member(cluster: Cluster) -> None:
+    """There may be members of which it does not know yet that they were added."""
+    cluster.cut |= {1, 3}
+    machine = cluster.machines[2]
+    machine._raft.campaign()
+    for message in (PreVoteReply(2, 3, 3, reject=False), VoteReply(2, 3, 3, reject=False)):
+        machine.step(message, cluster.now)
+    cluster.settle()
+    assert machine.leads
+    assert machine.knows(9)
+    cluster.cut = {1}
+    cluster.pass_time(0.5)
+    assert not machine.knows(9)
 
 
 def test_mb6_the_log_is_dropped_now_and_then(
