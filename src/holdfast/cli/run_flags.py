@@ -180,6 +180,17 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
         ),
     ),
     (
+        "watching the job",
+        (
+            Flag(
+                name="metrics-port",
+                metavar="[HOST:]PORT",
+                bare=True,
+                help="serve metrics for Prometheus at /metrics; of loopback without a HOST",
+            ),
+        ),
+    ),
+    (
         "output of the workers (STREAMS: 1 stdout, 2 stderr, 3 both; 0:3,1:1 by local rank)",
         (
             Flag(name="log-dir", metavar="DIR", help="where log files go (a temporary folder)"),

@@ -173,7 +173,7 @@ def test_every_other_flag() -> None:
         " --log-line-prefix-template [${rank}] --event-log-handler console"
         " --signals-to-handle SIGTERM,SIGUSR2 --virtual-local-rank --shutdown-timeout 0"
         " --exit-barrier-timeout 7.5 --warm torch,a.b --numa-binding socket"
-        " --secret-file /s --report /r.json"
+        " --secret-file /s --report /r.json --metrics-port 9100"
     )
     assert config(*words.split()) == LaunchConfig(
         1,
@@ -204,6 +204,7 @@ def test_every_other_flag() -> None:
         numa_binding="socket",
         secret_file=Path("/s"),
         report_file=Path("/r.json"),
+        metrics_port="9100",
     )
 
 
