@@ -83,6 +83,7 @@ def resolve(
         secret_file=flags.optional("secret_file", Path),
         report_file=flags.optional("report", Path),
         metrics_port=flags.optional("metrics_port", _listen),
+        page=flags.read("page", _page) if flags.is_given("page") else None,
     )
     _check_backend(config.rdzv_backend)
     _check_secret(config, environment)
@@ -334,6 +335,10 @@ def _switch(text: str) -> bool:
 def _listen(text: str) -> str:
     parse_listen(text)
     return text
+
+
+def _page(text: str) -> str:
+    return _listen(text or "0")
 
 
 def _one_of(allowed: tuple[str, ...]) -> Callable[[str], str]:

@@ -82,6 +82,8 @@ class LaunchConfig:
     """Where a failure of the job is left as JSON."""
     metrics_port: str | None = None
     """Where metrics are served: a port of loopback or host:port; None for nowhere."""
+    page: str | None = None
+    """Where the page is served: a port of loopback, 0 for a free one, or host:port."""
 
     def __post_init__(self) -> None:
         _check_count("nproc_per_node", self.nproc_per_node, 1, WORKERS_MAX)
@@ -101,6 +103,7 @@ class LaunchConfig:
         self._check_master()
         self._check_warm()
         _check_listen("metrics_port", self.metrics_port)
+        _check_listen("page", self.page)
         for name in ("secret_file", "report_file"):
             if getattr(self, name) is not None:
                 _check_type(name, getattr(self, name), Path)

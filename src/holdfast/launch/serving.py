@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 from holdfast import __version__
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.control.folder import open_folder
-from holdfast.control.jobs import AgentEntry
+from holdfast.control.folder import EntryFolder, open_folder
+from holdfast.control.jobs import AgentEntry, LocalJob
 from holdfast.control.server import ControlServer
 from holdfast.env import Environment
 from holdfast.errors import HoldfastError, UsageError
@@ -33,7 +33,10 @@ def serve_commands(
     environment: Environment,
     journal: Journal,
 ) -> None:
-    """Let the user's commands find this agent; what prevents it is no error of the job's."""
+    """Let the user's commands, and the page, find this agent.
+
+    What prevents it is no error of the job's, unless the page is asked for.
+    """
     endpoint = config.rdzv_endpoint
     entry = AgentEntry(
         token=new_token(random.SystemRandom(), 16),
@@ -48,10 +51,13 @@ def serve_commands(
         server = ControlServer(folder, entry, steering.answer)
         server.start()
     except HoldfastError as error:
+        if config.page is not None:
+            raise UsageError(f"the page needs a folder of the user: {error}") from None
         _log.info("commands such as `holdfast status` do not find this job: %s", error)
     else:
         stack.callback(server.close)
         stack.callback(journal.close)
+        _serve_page(stack, steering, config, folder, entry)
 
 
 def serve_metrics(
@@ -73,3 +79,27 @@ def serve_metrics(
         raise UsageError(f"metrics port {config.metrics_port}: {error}") from None
     stack.callback(server.close)
     _log.info("metrics are at %s", steering.metrics_at)
+
+
+def _serve_page(
+    stack: ExitStack,
+    steering: Steering,
+    config: LaunchConfig,
+    folder: EntryFolder,
+    entry: AgentEntry,
+) -> None:
+    """Serve the page if it is asked for, and say where; UsageError if that cannot be."""
+    if config.page is None:
+        return
+    from holdfast.page.server import PageServer
+    from holdfast.page.source import JobAgents
+
+    source = JobAgents(folder, LocalJob(entry.run, (entry,)))
+    server = PageServer(parse_listen(config.page), source)
+    try:
+        steering.page_at = server.start()
+    except UsageError as error:
+        raise UsageError(f"page {config.page}: {error}") from None
+    stack.callback(server.close)
+    # A warning, so that it is seen: the link is of no use to a user who is not told.
+    _log.warning("the page of job %s is at %s", entry.run, steering.page_at)

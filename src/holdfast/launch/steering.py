@@ -15,7 +15,8 @@ The status is one JSON object, with the same names in every version:
     attempts                the last times that it started workers: number, round, first_rank,
                             workers
     logs                    the folder of the logs, if it is kept
-    metrics                 where metrics are served, if they are
+    metrics, page           where metrics and the page are served, if they are; the page's link has
+                            its token
     lease_s, recovered_s    seconds until the workers are killed if no renewal of the lease comes,
                             and those from the last trouble to the next start; null if not known
     ending                  how it ended, once it has
@@ -77,6 +78,8 @@ class Steering:
         self._started_at = clock.wall()
         self.metrics_at: str | None = None
         """Where metrics are served."""
+        self.page_at: str | None = None
+        """The link of the page."""
         self._agent: ElasticAgent | None = None
         self._rendezvous: Rendezvous | None = None
 
@@ -129,6 +132,7 @@ class Steering:
             "attempts": [],
             "logs": None,
             "metrics": self.metrics_at,
+            "page": self.page_at,
             "lease_s": None,
             "recovered_s": self._figures.last_recovery_s,
             "ending": None,

@@ -7,6 +7,7 @@ Guarantees
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import field
 from urllib.parse import parse_qsl
@@ -108,8 +109,7 @@ def _headers(lines: list[bytes]) -> dict[str, str]:
 
 def refusal(status: int, why: str = "") -> ServedReply:
     """Return the reply that refuses a request."""
-    text = (why or _PHRASES[status]).replace("\\", "/").replace('"', "'")
-    return ServedReply(f'{{"error": "{text}"}}\n', JSON, status)
+    return ServedReply(json.dumps({"error": why or _PHRASES[status]}) + "\n", JSON, status)
 
 
 def render_reply(reply: ServedReply, *, with_content: bool = True) -> bytes:

@@ -61,6 +61,30 @@ def test_metrics_are_served_if_they_are_asked_for() -> None:
             serve_metrics(stack, steering, other, figures)
 
 
+def test_the_page_is_served_with_the_agent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, steering, journal, _ = make(page="0")
+    environment = env.read({"XDG_STATE_HOME": str(tmp_path)})
+    with ExitStack() as stack:
+        serve_commands(stack, steering, config, environment, journal)
+        link = steering.status()["page"]
+        assert caplog.messages == [f"the page of job j is at {link}"]
+        host, _, path = link.removeprefix("http://").partition("/")
+        with closing(http.client.HTTPConnection(host, timeout=WAIT_S)) as connection:
+            connection.request("GET", f"/{path}")
+            assert b"<title>holdfast</title>" in connection.getresponse().read()
+        other, *_ = make(page=host)
+        with pytest.raises(UsageError, match=f"page {host}: cannot listen on"):
+            serve_commands(stack, steering, other, environment, journal)
+
+
+def test_a_page_that_nothing_could_be_shown_on_is_refused() -> None:
+    config, steering, journal, _ = make(page="0")
+    with ExitStack() as stack, pytest.raises(UsageError, match="needs a folder of the user"):
+        serve_commands(stack, steering, config, env.read({}), journal)
+
+
 def test_without_the_flag_nothing_listens() -> None:
     config, steering, _, figures = make()
     with ExitStack() as stack:

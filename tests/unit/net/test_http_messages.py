@@ -94,5 +94,5 @@ def test_a_refusal_is_json() -> None:
     assert (reply.status, reply.kind, json.loads(reply.content)) == (
         403,
         JSON,
-        {"error": "say 'a/b'"},
+        {"error": 'say "a\\b"'},
     )
