@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from holdfast.control.summary import AgentTold
 
-__all__ = ["LogFile", "attempts_wanted", "log_files"]
+__all__ = ["KeptLog", "attempts_wanted", "log_files"]
 
 _STREAMS = (("stdout.log", ""), ("stderr.log", "err"))
 
 
-class LogFile(NamedTuple):
+class KeptLog(NamedTuple):
     """A file that may be there: of which attempt, rank and stream, which is "" or "err"."""
 
     attempt: int
@@ -32,7 +32,7 @@ def attempts_wanted(agent: AgentTold, number: int | None) -> list[AgentTold]:
 
 def log_files(
     agents: Iterable[AgentTold], number: int | None, ranks: Collection[int] | None
-) -> list[LogFile]:
+) -> list[KeptLog]:
     """Return the files of an attempt, None for the last one, and of some ranks, None for all."""
     found = []
     for agent in agents:
@@ -45,5 +45,5 @@ def log_files(
                 if ranks is None or rank in ranks:
                     for name, stream in _STREAMS:
                         path = folder / str(local_rank) / name
-                        found.append(LogFile(attempt["number"], rank, stream, path))
+                        found.append(KeptLog(attempt["number"], rank, stream, path))
     return found

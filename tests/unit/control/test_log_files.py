@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from holdfast.control.log_files import LogFile, attempts_wanted, log_files
+from holdfast.control.log_files import KeptLog, attempts_wanted, log_files
 
 
 def attempt(number: int, first_rank: int, workers: int = 1) -> dict[str, Any]:
@@ -17,10 +17,10 @@ AGENT = {"logs": "/l", "attempts": [attempt(0, 4, 2), attempt(1, 2, 2)]}
 
 def test_the_files_of_the_last_attempt() -> None:
     assert log_files([AGENT], None, None) == [
-        LogFile(1, 2, "", Path("/l/attempt_1/0/stdout.log")),
-        LogFile(1, 2, "err", Path("/l/attempt_1/0/stderr.log")),
-        LogFile(1, 3, "", Path("/l/attempt_1/1/stdout.log")),
-        LogFile(1, 3, "err", Path("/l/attempt_1/1/stderr.log")),
+        KeptLog(1, 2, "", Path("/l/attempt_1/0/stdout.log")),
+        KeptLog(1, 2, "err", Path("/l/attempt_1/0/stderr.log")),
+        KeptLog(1, 3, "", Path("/l/attempt_1/1/stdout.log")),
+        KeptLog(1, 3, "err", Path("/l/attempt_1/1/stderr.log")),
     ]
 
 
