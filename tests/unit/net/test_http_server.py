@@ -64,7 +64,8 @@ def test_hs1_slow_and_large_requests_are_refused(start: Start) -> None:
     where = start(hello)
     reply = ask(where, b"GET / HTTP/1.1\r\nX: ".ljust(REQUEST_BYTES_MAX + 1, b"x"))
     assert reply.startswith(b"HTTP/1.1 431 ")
-    assert ask(start(hello, request_s=0.01), b"GET / HTTP/1.1\r\n") == b""
+    # Nothing is sent: what comes after the server's end would break the connection.
+    assert ask(start(hello, request_s=0.01), b"") == b""
 
 
 def test_hs1_the_oldest_of_many_silent_clients_is_closed(start: Start) -> None:
