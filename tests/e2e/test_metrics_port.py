@@ -38,17 +38,16 @@ def fetch(url: str) -> bytes:
         return content
 
 
-def restarted(jobs: SteeredJobs) -> str:
-    """Start a job whose rank 1 fails once; return where its metrics are when it runs again."""
+def restarted(jobs: SteeredJobs) -> tuple[subprocess.Popen[str], str]:
+    """Start a job whose rank 1 fails once; return it, and where its metrics are, in round 2."""
     flags = ["--nproc-per-node=2", "--max-restarts=2", "--metrics-port=0"]
-    jobs.start("--rdzv-id=j", *flags, "--role=trainer", jobs.script())
+    process = jobs.start("--rdzv-id=j", *flags, "--role=trainer", jobs.script())
     (agent,) = jobs.running("j", round_=2)["agents"]
-    where: str = agent["metrics"]
-    return where
+    return process, agent["metrics"]
 
 
 def test_a_job_tells_its_metrics_until_it_ends(jobs: SteeredJobs) -> None:
-    where = restarted(jobs)
+    process, where = restarted(jobs)
     text = fetch(where).decode()
     assert 'holdfast_restarts_by_cause_total{cause="rank 1: ValueError",job="j",node="' in text
     assert text.count('role="trainer",state="running"} 2.0\n') == 1
@@ -59,6 +58,7 @@ def test_a_job_tells_its_metrics_until_it_ends(jobs: SteeredJobs) -> None:
     assert refused.value.code == 404
     refused.value.close()
     assert jobs.call("stop").returncode == 0
+    assert process.wait(LIMIT_S) == 79
     with pytest.raises(urllib.error.URLError, match="refused"):
         fetch(where)
 
@@ -123,7 +123,7 @@ def ask(server: str, query: str) -> str:
 
 @needs_prometheus
 def test_promtool_and_prometheus_read_them(jobs: SteeredJobs, tmp_path: Path) -> None:
-    where = restarted(jobs)
+    _, where = restarted(jobs)
     assert PROMTOOL is not None
     checked = subprocess.run(
         [PROMTOOL, "check", "metrics"],

@@ -49,7 +49,8 @@ def test_a_restart_its_reason_logs_and_stacks_appear_without_a_reload(
     jobs: SteeredJobs, tmp_path: Path
 ) -> None:
     flags = ["--nproc-per-node=2", "--max-restarts=3", "-r=3", f"--log-dir={tmp_path / 'l'}"]
-    jobs.start("--page", "--rdzv-id=j", f"--role={HOSTILE}", *flags, jobs.script(SCRIPT))
+    words = ["--page", "--rdzv-id=j", f"--role={HOSTILE}", *flags, jobs.script(SCRIPT)]
+    process = jobs.start(*words)
     (agent,) = jobs.running("j")["agents"]
     with chromium() as browser:
         browser.open(agent["page"])
@@ -83,6 +84,7 @@ def test_a_restart_its_reason_logs_and_stacks_appear_without_a_reload(
         assert browser.troubles() == []
         here = urlsplit(agent["page"]).netloc
         assert {urlsplit(url).netloc for url in browser.urls() if url[:5] != "data:"} == {here}
+    assert process.wait(LIMIT_S) == 79
     host, _, port = here.partition(":")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=LIMIT_S)
