@@ -16,6 +16,7 @@ from bench.aims import AIMS, Aim
 from bench.imports import imports
 from bench.launch import agents, starting
 from bench.machine import CORES, Machine, inspect, lacks
+from bench.page import page
 from bench.process_groups import groups
 from bench.progress import say
 from bench.recorder import recorder
@@ -78,6 +79,7 @@ def measurements(machine: Machine) -> dict[str, Measurement]:
             *((1, 0.05) if quick else (3, 0.5)), machine.networks, part
         ),
         "rates": lambda quick, part: rates(1 if quick else 3, 0.3 if quick else 1.0, part),
+        "page": lambda quick, _: page(60 if quick else 900),
     }
 
 

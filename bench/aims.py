@@ -241,6 +241,11 @@ def _restarts() -> Iterator[Aim]:
     )
 
 
+def _page() -> Iterator[Aim]:
+    work = "the page, 256 nodes of 8 workers: 95 of 100 frames within"
+    yield Aim("page", work, "ms", "page", "", ("95 of 100",), "≤", 34, needs=("idle",))
+
+
 AIMS: tuple[Aim, ...] = (
     *_calls(),
     *_by_torchs_names(),
@@ -250,4 +255,5 @@ AIMS: tuple[Aim, ...] = (
     *_hosts(),
     *_stores(),
     *_restarts(),
+    *_page(),
 )

@@ -12,6 +12,7 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     net/         addresses, frames, the handshake, transports, the reactor
     store/       the shared key-value space and its backends
     control/     each agent of a machine answers its user's commands
+    page/        a job in a browser
     rendezvous/  which nodes are in a round of a run, and in which order
     process/     worker processes: started, contained, watched, logged, stopped
     rpc/         calls between named workers, and references to their values

@@ -26,14 +26,11 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
-from http import HTTPStatus
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.net.address import Address, parse_address
-from holdfast.net.descriptors import share_of_descriptors
-from holdfast.net.reactor import Reactor, ReactorConnection, Timer
-from holdfast.net.unauthenticated import UnauthenticatedConnections
+from holdfast.net.http_messages import JSON, REQUEST_BYTES_MAX, ServedReply, refusal
+from holdfast.net.http_server import CONNECTIONS_MAX, REQUEST_S, HttpExchange, HttpServer
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.prometheus import CONTENT_TYPE, render_prometheus
 
@@ -46,14 +43,10 @@ __all__ = [
     "HealthServer",
 ]
 
-CONNECTIONS_MAX = 256  # more than a reactor accepts at once: a whole request that came is read
-REQUEST_BYTES_MAX = 8192
-REQUEST_S = 5.0
 STUCK_S = 60.0
 SHOWN = ("state", "round", "turned_s_ago")
 """What any client may know: no names, and no words of the workers."""
 
-_JSON = "application/json"
 _EVERYWHERE = ("0.0.0.0", "::")
 
 _log = logging.getLogger(__name__)
@@ -76,36 +69,36 @@ class HealthServer:
         self._where = where
         self._status = status
         self._metrics = metrics
-        self._reactor: Reactor | None = None
-        # Touched by the reactor's thread only.
-        self._requests = UnauthenticatedConnections[_ProbeConnection](
-            share_of_descriptors(CONNECTIONS_MAX)
-        )
+        self._server: HttpServer | None = None
         self.addresses: tuple[Address, ...] = ()
         """Where it answers; nowhere before `start`, and if that had to warn."""
 
     def start(self) -> None:
         """Begin to answer. What prevents it is a warning."""
-        reactor = Reactor("holdfast-health")
+        server = HttpServer(
+            "holdfast-health",
+            self._answer,
+            connections_max=CONNECTIONS_MAX,
+            request_s=REQUEST_S,
+        )
         try:
-            self.addresses = self._listen(reactor)
+            self.addresses = self._listen(server)
         except HoldfastError as error:
-            reactor.close()
+            server.close()
             _log.warning("health checks are not answered: %s", error)
             return
-        self._reactor = reactor
-        reactor.start()
+        self._server = server
+        server.start()
 
     def close(self) -> None:
         """Stop answering. May be called twice."""
-        reactor, self._reactor = self._reactor, None
-        if reactor is not None:
-            reactor.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
 
-    def _listen(self, reactor: Reactor) -> tuple[Address, ...]:
-        accept = partial(self._accept, reactor)
+    def _listen(self, server: HttpServer) -> tuple[Address, ...]:
         if ":" in self._where:
-            bound = reactor.listen(parse_address(self._where), accept)
+            bound = server.listen(parse_address(self._where))
             _log.info("health checks are answered on %s", bound)
             return (bound,)
         try:
@@ -114,10 +107,10 @@ class HealthServer:
             raise UsageError(
                 f"health check port {self._where!r:.80}: must be a port or host:port"
             ) from None
-        addresses = [reactor.listen(Address(_EVERYWHERE[0], port), accept)]
+        addresses = [server.listen(Address(_EVERYWHERE[0], port))]
         port = addresses[0].port
         with contextlib.suppress(UsageError):  # a machine without IPv6
-            addresses.append(reactor.listen(Address(_EVERYWHERE[1], port), accept))
+            addresses.append(server.listen(Address(_EVERYWHERE[1], port)))
         _log.info(
             "health checks are answered on port %d of all interfaces, since probes come from "
             "outside; only liveness and metrics are shown",
@@ -127,88 +120,20 @@ class HealthServer:
 
     # On the reactor's thread.
 
-    def _accept(self, reactor: Reactor, connection: ReactorConnection) -> _ProbeConnection:
-        too_slow = reactor.call_later(REQUEST_S, lambda: connection.close("too slow"))
-        request = _ProbeConnection(connection, too_slow, self._answer, self._requests.forget)
-        crowded_out = self._requests.admit(request, connection.host)
-        if crowded_out is not None:
-            crowded_out.end("others wait")
-        return request
+    def _answer(self, exchange: HttpExchange) -> None:
+        try:
+            exchange.reply(self._reply(exchange.request.path))
+        except Exception:  # HE-1: an agent that cannot answer is not healthy
+            _log.exception("the health of the agent cannot be determined")
+            exchange.reply(refusal(503))
 
-    def _answer(self, path: str) -> tuple[HTTPStatus, str, str]:
-        """Return the status, the kind of content, and the content."""
+    def _reply(self, path: str) -> ServedReply:
         if path == "/metrics":
             if self._metrics is None:
-                return HTTPStatus.NOT_FOUND, _JSON, '{"error": "there are no metrics"}\n'
-            return HTTPStatus.OK, CONTENT_TYPE, render_prometheus(self._metrics.snapshot())
+                return refusal(404, "there are no metrics")
+            return ServedReply(render_prometheus(self._metrics.snapshot()), CONTENT_TYPE)
         told = self._status()
         shown = {name: told[name] for name in SHOWN if name in told}
         silent_s = shown.get("turned_s_ago", 0.0)
         alive = isinstance(silent_s, (int, float)) and silent_s <= STUCK_S
-        status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, _JSON, json.dumps(shown) + "\n"
-
-
-class _ProbeConnection:
-    """One connection, and the one request that it may make."""
-
-    def __init__(
-        self,
-        connection: ReactorConnection,
-        too_slow: Timer,
-        answer: Callable[[str], tuple[HTTPStatus, str, str]],
-        forget: Callable[[_ProbeConnection], None],
-    ) -> None:
-        self._connection = connection
-        self._too_slow = too_slow
-        self._answer = answer
-        self._forget = forget
-        self._data = b""
-
-    def received(self, data: bytes) -> None:
-        self._data += data
-        if b"\r\n\r\n" in self._data:
-            self._reply(self._data.partition(b"\r\n")[0])
-        elif len(self._data) > REQUEST_BYTES_MAX:
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-
-    def closed(self, reason: str) -> None:
-        self._too_slow.cancel()
-        self._forget(self)
-
-    def end(self, reason: str) -> None:
-        """Close the connection."""
-        self._connection.close(reason)
-
-    def _reply(self, line: bytes) -> None:
-        words = line.split(b" ")
-        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            self._refuse(HTTPStatus.BAD_REQUEST)
-        elif words[0] not in {b"GET", b"HEAD"}:
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED)
-        else:
-            path = words[1].partition(b"?")[0].decode("ascii", "replace")
-            try:
-                status, kind, text = self._answer(path)
-            except Exception:  # HE-1: an agent that cannot answer is not healthy
-                _log.exception("the health of the agent cannot be determined")
-                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
-                return
-            self._send(status, kind, text, body=words[0] == b"GET")
-
-    def _refuse(self, status: HTTPStatus) -> None:
-        self._send(status, _JSON, json.dumps({"error": status.phrase}) + "\n")
-
-    def _send(self, status: HTTPStatus, kind: str, text: str, *, body: bool = True) -> None:
-        content = text.encode()
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\n"
-            f"Content-Type: {kind}\r\n"
-            f"Content-Length: {len(content)}\r\n"
-            "Allow: GET, HEAD\r\n"
-            "Cache-Control: no-store\r\n"
-            "Connection: close\r\n"
-            "\r\n"
-        )
-        self._connection.send(head.encode() + (content if body else b""))
-        self._connection.close("answered")
+        return ServedReply(json.dumps(shown) + "\n", JSON, 200 if alive else 503)

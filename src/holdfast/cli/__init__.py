@@ -16,6 +16,7 @@ Layout, in reading order (◦ = pure)
     stack.py        `holdfast stack`: where workers are
     log_lines.py    lines of log files
     logs.py         `holdfast logs`: what workers wrote
+    page.py         `holdfast page`: serve a page about a job
     store.py        `holdfast store`: serve a store, and use one from a shell
     doctor.py       `holdfast doctor`: check a store's endpoint step by step
     replay.py       `holdfast replay`: run the recorded steps of a failed job again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
@@ -23,12 +24,21 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+        self.optional_values: set[str] = set()
+        """Options that may stand alone: the next word is no value of theirs, only what follows =.
+
+        The parser has a positional argument that takes all remaining words then, `command`.
+        """
 
     # Each command refuses what it does not know, where argparse leaves that to the topmost one.
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        found, unknown = super().parse_known_args(args, namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        marked = [f"{word}=" if word in self.optional_values else word for word in words]
+        found, unknown = super().parse_known_args(marked, namespace)
+        if marked != words and (rest := getattr(found, "command", None)):
+            found.command = words[-len(rest) :]
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
         return found, unknown

@@ -6,42 +6,19 @@ What an agent tells may lack a field, if another version of holdfast runs there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from holdfast.cli.arguments import one_line
 from holdfast.clock import iso_time
+from holdfast.control.summary import AgentTold, agent_reason, job_summary, speaker
 from holdfast.observe.lines import duration
 
-__all__ = ["event_line", "job_summary", "ps_lines", "status_lines"]
+__all__ = ["event_line", "ps_lines", "status_lines"]
 
 _TITLES = ("JOB", "STATE", "NODES", "WORKERS", "RESTARTS", "AGE", "REASON")
 _EVENTS_SHOWN = 10
 
-Told = dict[str, Any]
-"""What one agent says of itself; launch/steering.py lists the fields."""
 
-
-def job_summary(agents: Sequence[Told], now: float) -> Told:
-    """Return a job in a few fields, from what its agents on this machine say."""
-    first = _speaker(agents)
-    restarts = first.get("restarts", {})
-    return {
-        "run": first.get("run", "?"),
-        "name": first.get("name", ""),
-        "state": first.get("state", "?"),
-        "reason": _why(first),
-        "round": first.get("round", 0),
-        "nodes": first.get("nodes", 0),
-        "agents_here": len(agents),
-        "workers": first.get("world_size", 0),
-        "spares": _spares(agents, first),
-        "restarts_used": restarts.get("used", 0),
-        "restarts_allowed": restarts.get("allowed", 0),
-        "age_s": max(0.0, now - min(one.get("started_at", now) for one in agents)),
-    }
-
-
-def ps_lines(jobs: Iterable[Told], missing: Iterable[str]) -> list[str]:
+def ps_lines(jobs: Iterable[AgentTold], missing: Iterable[str]) -> list[str]:
     """Return the table of `ps`, and a line for each agent that does not answer."""
     rows = [
         (
@@ -58,9 +35,9 @@ def ps_lines(jobs: Iterable[Told], missing: Iterable[str]) -> list[str]:
     return [*_table([_TITLES, *rows]), *missing]
 
 
-def status_lines(agents: Sequence[Told], missing: Iterable[str], now: float) -> list[str]:
+def status_lines(agents: Sequence[AgentTold], missing: Iterable[str], now: float) -> list[str]:
     """Return what `status` shows of one job: nodes and workers, the budget, the last events."""
-    job, first = job_summary(agents, now), _speaker(agents)
+    job, first = job_summary(agents, now), speaker(agents)
     where = "none yet"
     if job["round"]:
         counts = (f"{what} {job[what]}" for what in ("nodes", "workers", "spares"))
@@ -93,7 +70,7 @@ def status_lines(agents: Sequence[Told], missing: Iterable[str], now: float) -> 
     return lines
 
 
-def event_line(event: Told, agent: Told) -> str:
+def event_line(event: AgentTold, agent: AgentTold) -> str:
     """Return an event in one line: its time, its node, its kind and what it says."""
     kind, text = str(event.get("event", "?")), str(event.get("text", ""))
     text = text.removeprefix(f"run {event.get('run')}: ")
@@ -101,24 +78,7 @@ def event_line(event: Told, agent: Told) -> str:
     return f"{when}  {one_line(str(agent.get('host', '?')))}  {kind}  {one_line(text)}"
 
 
-def _speaker(agents: Sequence[Told]) -> Told:
-    """Return the agent that knows most: of the newest round, the first node."""
-    return min(agents, key=lambda one: (-one.get("round", 0), one.get("node") or 0))
-
-
-def _why(agent: Told) -> str:
-    why = "; ".join(filter(None, (agent.get("waiting", ""), agent.get("reason", ""))))
-    left_s = agent.get("left_s")
-    return why if left_s is None else f"{why}, {left_s:.0f} s left"
-
-
-def _spares(agents: Sequence[Told], first: Told) -> int:
-    """Count the nodes that wait while others work; of this machine at least."""
-    here = sum(one.get("state") == "joining" for one in agents) if first.get("round") else 0
-    return max(here, int(first.get("spares") or 0))
-
-
-def _workers(agents: Sequence[Told], first: Told) -> list[tuple[str, ...]]:
+def _workers(agents: Sequence[AgentTold], first: AgentTold) -> list[tuple[str, ...]]:
     """Return a row for each worker that an agent here knows, and one for the nodes elsewhere."""
     rows: list[tuple[str, ...]] = []
     inside = [one for one in agents if one.get("round") and one["round"] == first.get("round")]
@@ -129,12 +89,12 @@ def _workers(agents: Sequence[Told], first: Told) -> list[tuple[str, ...]]:
         rows.append(("-", "", "", "", f"{elsewhere} more {noun} on other machines"))
     for agent in agents:
         if not agent.get("round") or agent.get("round") != first.get("round"):
-            why = f"agent {agent.get('state', '?')}: {_why(agent)}"
+            why = f"agent {agent.get('state', '?')}: {agent_reason(agent)}"
             rows.append(("-", agent.get("host", "?"), "", str(agent.get("pid", "")), why))
     return rows
 
 
-def _workers_of(agent: Told, number: str) -> list[tuple[str, ...]]:
+def _workers_of(agent: AgentTold, number: str) -> list[tuple[str, ...]]:
     return [
         (
             number,

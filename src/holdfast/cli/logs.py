@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.cli.arguments import checked
 from holdfast.cli.job_access import JobAccess, add_job, told
 from holdfast.cli.log_lines import LogReader
 from holdfast.cli.output import complain, flush, say
 from holdfast.clock import SYSTEM_CLOCK
+from holdfast.control.log_files import attempts_wanted, log_files
 from holdfast.control.ranks import check_ranks, name_ranks, parse_rank_list
+from holdfast.control.summary import AgentTold
 from holdfast.errors import TimeoutExpired, UsageError
 
 if TYPE_CHECKING:
@@ -20,14 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["add_logs"]
 
 FOLLOW_EVERY_S = 0.2
-_STREAMS = (("stdout.log", ""), ("stderr.log", " err"))
 _FLAGS = "start the job with --tee 3 or --redirects 3, and --log-dir DIR to choose the folder"
 _DESCRIPTION = """\
 Print what the workers of a job wrote, each line with its rank, from the files in which the job
 keeps it (--tee, --redirects). Without --attempt, what the workers that were started last wrote.
 """
-
-Told = dict[str, Any]
 
 
 def add_logs(commands: Commands) -> None:
@@ -85,39 +84,21 @@ def _print(readers: dict[Path, LogReader], *, last: bool) -> None:
     flush()
 
 
-def _readers(agents: list[Told], given: argparse.Namespace) -> list[tuple[Path, LogReader]]:
+def _readers(agents: list[AgentTold], given: argparse.Namespace) -> list[tuple[Path, LogReader]]:
     """Return a reader for each file that is wanted, whether it is there or not."""
-    found = []
-    for agent in agents:
-        if not agent.get("logs"):
-            continue
-        for attempt in _wanted(agent, given.attempt):
-            folder = Path(agent["logs"], f"attempt_{attempt['number']}")
-            for local_rank in range(attempt["workers"]):
-                rank = attempt["first_rank"] + local_rank
-                if given.rank is None or rank in given.rank:
-                    for name, mark in _STREAMS:
-                        path = folder / str(local_rank) / name
-                        title = f"rank {rank}{mark}"
-                        found.append((path, LogReader(path, title, given.grep)))
-    return found
+    return [
+        (path, LogReader(path, f"rank {rank} {stream}".rstrip(), given.grep))
+        for _, rank, stream, path in log_files(agents, given.attempt, given.rank)
+    ]
 
 
-def _wanted(agent: Told, number: int | None) -> list[Told]:
-    """Return the attempt of an agent that is wanted, if it is known."""
-    attempts: list[Told] = agent.get("attempts", [])
-    if number is None:
-        return attempts[-1:]
-    return [one for one in attempts if one["number"] == number]
-
-
-def _check(agents: list[Told], given: argparse.Namespace) -> None:
+def _check(agents: list[AgentTold], given: argparse.Namespace) -> None:
     """Refuse an attempt that there was not, and ranks that it did not have here."""
     numbers = [one["number"] for agent in agents for one in agent.get("attempts", [])]
     if given.attempt is not None and given.attempt not in numbers:
         known = f"here are {min(numbers)} to {max(numbers)}" if numbers else "there is none yet"
         raise UsageError(f"attempt {given.attempt}: not of this job; {known}")
-    wanted = [one for agent in agents for one in _wanted(agent, given.attempt)]
+    wanted = [one for agent in agents for one in attempts_wanted(agent, given.attempt)]
     there = {one["first_rank"] + n for one in wanted for n in range(one["workers"])}
     check_ranks(given.rank or (), there)
 

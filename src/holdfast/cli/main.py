@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError
 __all__ = ["main", "parser"]
 
 _STEERING = ("ps", "status", "stop", "events")
-_COMMANDS = ("run", *_STEERING, "stack", "logs", "store", "doctor", "replay")
+_COMMANDS = ("run", *_STEERING, "stack", "logs", "page", "store", "doctor", "replay")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,6 +77,10 @@ def parser(command: str = "") -> Parser:
         from holdfast.cli import logs
 
         logs.add_logs(commands)
+    if "page" in wanted:
+        from holdfast.cli import page
+
+        page.add_page(commands)
     if "store" in wanted:
         from holdfast.cli import store
 

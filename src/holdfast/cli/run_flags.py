@@ -14,6 +14,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from holdfast.cli.arguments import Parser
 from holdfast.records import dataclass
 
 __all__ = ["GROUPS", "Flag", "Text", "add_flags", "flags", "read_flags", "unknown_variables"]
@@ -34,6 +35,8 @@ class Flag:
     """Variables that give its value as well as PET_<NAME> does."""
     bare: bool = False
     """Whether no variable gives its value."""
+    optional: bool = False
+    """Whether it may stand alone; a value comes after = then, never as a word of its own."""
 
     @property
     def dest(self) -> str:
@@ -180,6 +183,24 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
         ),
     ),
     (
+        "watching the job",
+        (
+            Flag(
+                name="metrics-port",
+                metavar="[HOST:]PORT",
+                bare=True,
+                help="serve metrics for Prometheus at /metrics; of loopback without a HOST",
+            ),
+            Flag(
+                name="page",
+                metavar="[HOST:]PORT",
+                bare=True,
+                optional=True,
+                help="serve a page about the job, and print its link; --page=PORT for a fixed one",
+            ),
+        ),
+    ),
+    (
         "output of the workers (STREAMS: 1 stdout, 2 stderr, 3 both; 0:3,1:1 by local rank)",
         (
             Flag(name="log-dir", metavar="DIR", help="where log files go (a temporary folder)"),
@@ -237,7 +258,7 @@ def flags() -> Iterator[Flag]:
     return (flag for _, group in GROUPS for flag in group)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: Parser) -> None:
     """Add every flag; one that is not given is None."""
     for title, group in GROUPS:
         part = parser.add_argument_group(title)
@@ -247,6 +268,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             if flag.default and flag.metavar:
                 shown += f" (default: {flag.default})"
             _add(part, flag, names, shown)
+            if flag.optional:
+                parser.optional_values.add(f"--{flag.name}")
             if "_" in flag.dest:  # the other spelling works too, and needs no line of its own
                 _add(part, flag, [f"--{flag.dest}"], argparse.SUPPRESS)
 

@@ -27,7 +27,7 @@ from holdfast.errors import UsageError
 from holdfast.ids import UNNAMED_RUN
 from holdfast.launch.config import EVENT_LOG_HANDLERS, NUMA_BINDINGS, LaunchConfig
 from holdfast.launch.devices import count_workers
-from holdfast.net.address import is_loopback, parse_address
+from holdfast.net.address import is_loopback, parse_address, parse_listen
 from holdfast.process.output.streams import LogOptions, parse_filters, parse_ranks, parse_streams
 from holdfast.process.spec import Entrypoint, Module, Program, Script, StartMethod
 from holdfast.records import dataclass
@@ -82,6 +82,8 @@ def resolve(
         numa_binding=flags.optional("numa_binding", _one_of(NUMA_BINDINGS)),
         secret_file=flags.optional("secret_file", Path),
         report_file=flags.optional("report", Path),
+        metrics_port=flags.optional("metrics_port", _listen),
+        page=flags.read("page", _page) if flags.is_given("page") else None,
     )
     _check_backend(config.rdzv_backend)
     _check_secret(config, environment)
@@ -328,6 +330,15 @@ def _switch(text: str) -> bool:
     if text.lower() in {"", "0", "false"}:
         return False
     raise UsageError(f"{text!r:.40} must be 0 or 1")
+
+
+def _listen(text: str) -> str:
+    parse_listen(text)
+    return text
+
+
+def _page(text: str) -> str:
+    return _listen(text or "0")
 
 
 def _one_of(allowed: tuple[str, ...]) -> Callable[[str], str]:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli.arguments import checked, one_line
 from holdfast.cli.exits import TIMED_OUT
 from holdfast.cli.job_access import ANSWER_WITHIN_S, JobAccess, add_job, add_json, told
-from holdfast.cli.job_text import event_line, job_summary, ps_lines, status_lines
+from holdfast.cli.job_text import event_line, ps_lines, status_lines
 from holdfast.cli.output import complain, flush, say
 from holdfast.clock import SYSTEM_CLOCK, Deadline
 from holdfast.control.client import ask
 from holdfast.control.jobs import AgentEntry
 from holdfast.control.messages import AskEvents, AskStop
+from holdfast.control.summary import job_summary
 from holdfast.errors import HoldfastError, TimeoutExpired, UsageError
 from holdfast.threads import start_thread
 

@@ -8,6 +8,9 @@ Layout, in reading order (◦ = pure)
     recordings.py   the last steps of the job's machines, in its report
     report_file.py  the file of the report
     steering.py     what an agent answers its user's commands
+    job_metrics.py ◦  what an agent tells of itself, as metrics with labels
+    metrics_port.py  a port that Prometheus scrapes
+    serving.py      what an agent serves beside its work
     launcher.py     elastic_launch: put the parts together and run
 """
 

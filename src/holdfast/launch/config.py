@@ -17,7 +17,7 @@ from holdfast.agent.policy import RestartBudget
 from holdfast.agent.roles import ROLE_MAX, WORKERS_MAX
 from holdfast.errors import UsageError
 from holdfast.ids import UNNAMED_RUN
-from holdfast.net.address import parse_address
+from holdfast.net.address import parse_address, parse_listen
 from holdfast.process.output.streams import LogOptions
 from holdfast.process.spec import StartMethod
 from holdfast.process.stop.escalation import KILL_WAIT_S
@@ -80,6 +80,10 @@ class LaunchConfig:
     """Where the job's secret lies; None for what the environment says."""
     report_file: Path | None = None
     """Where a failure of the job is left as JSON."""
+    metrics_port: str | None = None
+    """Where metrics are served: a port of loopback or host:port; None for nowhere."""
+    page: str | None = None
+    """Where the page is served: a port of loopback, 0 for a free one, or host:port."""
 
     def __post_init__(self) -> None:
         _check_count("nproc_per_node", self.nproc_per_node, 1, WORKERS_MAX)
@@ -98,6 +102,8 @@ class LaunchConfig:
         _check_type("virtual_local_rank", self.virtual_local_rank, bool)
         self._check_master()
         self._check_warm()
+        _check_listen("metrics_port", self.metrics_port)
+        _check_listen("page", self.page)
         for name in ("secret_file", "report_file"):
             if getattr(self, name) is not None:
                 _check_type(name, getattr(self, name), Path)
@@ -189,6 +195,14 @@ def _check_type(name: str, value: object, kind: type[Any]) -> None:
         raise UsageError(
             f"{name} {value!r:.80}: must be a {kind.__name__}, not {type(value).__name__}"
         )
+
+
+def _check_listen(name: str, value: str | None) -> None:
+    if value is not None:
+        try:
+            parse_listen(value)
+        except UsageError as error:
+            raise UsageError(f"{name} {error}") from None
 
 
 def _check_count(name: str, value: object, least: int, most: int) -> None:

@@ -31,9 +31,6 @@ from holdfast.agent.roles import NodeInfo
 from holdfast.agent.status import AgentStatus
 from holdfast.agent.terms import State, Terms
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.control.folder import open_folder
-from holdfast.control.jobs import AgentEntry
-from holdfast.control.server import ControlServer
 from holdfast.errors import (
     BUG,
     HoldfastError,
@@ -48,8 +45,10 @@ from holdfast.ids import new_token
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
 from holdfast.launch.report_file import check_report_file, write_report_file
+from holdfast.launch.serving import serve_commands, serve_metrics
 from holdfast.launch.steering import Steering
 from holdfast.net.descriptors import many_descriptors
+from holdfast.observe.job_figures import JobFigures
 from holdfast.observe.journal import Journal
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.sinks import FanOut, LogSink, Sink
@@ -153,8 +152,9 @@ class _Launch:
         self._environment = environment
         self._journal = Journal()
         chosen = sink or LogSink(as_json=config.event_log_handler == "console")
-        self._sink = FanOut([chosen, self._journal])
         self._host = socket.gethostname()
+        self._figures = JobFigures(run_id, self._host)
+        self._sink = FanOut([chosen, self._journal, self._figures])
         self._metrics = Metrics()
         self._agent: ElasticAgent | None = None
         self._rendezvous: Rendezvous | None = None
@@ -178,7 +178,7 @@ class _Launch:
         """Run the job; whatever is opened for it is closed by the stack."""
         files = stack.enter_context(many_descriptors())  # first: servers take a share of them
         self._serve_health(stack)
-        steering = self._serve_commands(stack)
+        steering = self._serve_user(stack)
         logs, containment = self._contain(stack)
         job = self._job(logs.private)
         check_entrypoint(job.entrypoint, job.environment)
@@ -417,28 +417,15 @@ class _Launch:
         server.start()
         stack.callback(server.close)
 
-    def _serve_commands(self, stack: ExitStack) -> Steering:
-        """Let the user's commands find this agent; what prevents it is no error of the job's."""
+    def _serve_user(self, stack: ExitStack) -> Steering:
+        """Serve what the user of the job asks for while it runs."""
         name = entrypoint_name(self._entrypoint)
-        steering = Steering(self._config, self._run_id, name, self._host, journal=self._journal)
-        endpoint = self._config.rdzv_endpoint
-        entry = AgentEntry(
-            token=new_token(random.SystemRandom(), 16),
-            run=self._run_id,
-            host=self._host,
-            pid=os.getpid(),
-            started_at=SYSTEM_CLOCK.wall(),
-            endpoint="" if endpoint.endswith(":0") else endpoint,
+        journal, figures = self._journal, self._figures
+        steering = Steering(
+            self._config, self._run_id, name, self._host, journal=journal, figures=figures
         )
-        try:
-            folder = open_folder(self._environment.state_dir, host=self._host)
-            server = ControlServer(folder, entry, steering.answer)
-            server.start()
-        except HoldfastError as error:
-            _log.info("commands such as `holdfast status` do not find this job: %s", error)
-        else:
-            stack.callback(server.close)
-            stack.callback(self._journal.close)
+        serve_metrics(stack, steering, self._config, figures)
+        serve_commands(stack, steering, self._config, self._environment, journal)
         return steering
 
     def _health(self) -> dict[str, object]:

@@ -15,6 +15,10 @@ The status is one JSON object, with the same names in every version:
     attempts                the last times that it started workers: number, round, first_rank,
                             workers
     logs                    the folder of the logs, if it is kept
+    metrics, page           where metrics and the page are served, if they are; the page's link has
+                            its token
+    lease_s, recovered_s    seconds until the workers are killed if no renewal of the lease comes,
+                            and those from the last trouble to the next start; null if not known
     ending                  how it ended, once it has
     events                  the last of them
 """
@@ -33,6 +37,7 @@ from holdfast.control.messages import AskEvents, AskStacks, AskStatus, AskStop, 
 from holdfast.control.server import Caller
 from holdfast.errors import Unavailable
 from holdfast.launch.config import LaunchConfig
+from holdfast.observe.job_figures import JobFigures
 from holdfast.observe.journal import Journal
 from holdfast.rendezvous.handler import Rendezvous
 
@@ -60,15 +65,21 @@ class Steering:
         host: str,
         *,
         journal: Journal,
+        figures: JobFigures,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._config = config
-        self._run_id = run_id
+        self.run_id = run_id
         self._name = name
-        self._host = host
+        self.host = host
         self._journal = journal
+        self._figures = figures
         self._clock = clock
         self._started_at = clock.wall()
+        self.metrics_at: str | None = None
+        """Where metrics are served."""
+        self.page_at: str | None = None
+        """The link of the page."""
         self._agent: ElasticAgent | None = None
         self._rendezvous: Rendezvous | None = None
 
@@ -81,15 +92,15 @@ class Steering:
         """Answer one request; a HoldfastError says why not."""
         match request:
             case AskStatus():
-                return self._status()
+                return self.status()
             case AskStop(grace_s):
                 return self._stop(caller, grace_s)
             case AskEvents(after, wait_s):
                 events, ended = self._journal.after(after, wait_s)
-                return {"host": self._host, "events": events, "ended": ended}
+                return {"host": self.host, "events": events, "ended": ended}
             case AskStacks(ranks):
                 stacks = self._agent.stacks(ranks) if self._agent is not None else []
-                return {"host": self._host, "stacks": [asdict(one) for one in stacks]}
+                return {"host": self.host, "stacks": [asdict(one) for one in stacks]}
             case _:
                 assert_never(request)
 
@@ -102,11 +113,12 @@ class Steering:
         self._agent.stop(f"user {caller.user}", grace_s)
         return {}
 
-    def _status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
+        """Return everything that is listed above. From any thread."""
         told: dict[str, Any] = {
-            "run": self._run_id,
+            "run": self.run_id,
             "name": self._name,
-            "host": self._host,
+            "host": self.host,
             "pid": os.getpid(),
             "started_at": self._started_at,
             "turned_s_ago": 0.0,
@@ -119,6 +131,10 @@ class Steering:
             "restarts": {**self._restarts(0), "here": 0, "causes": []},
             "attempts": [],
             "logs": None,
+            "metrics": self.metrics_at,
+            "page": self.page_at,
+            "lease_s": None,
+            "recovered_s": self._figures.last_recovery_s,
             "ending": None,
             "events": self._journal.after(0)[0][-STATUS_EVENTS:],
         }
@@ -132,12 +148,14 @@ class Steering:
     def _of_agent(self, agent: ElasticAgent, rendezvous: Rendezvous) -> dict[str, Any]:
         status = agent.status()
         failures = status.place.failures if status.place else 0
+        held, now = rendezvous.held(), self._clock.monotonic()
         return {
             "state": status.state.value,
             "reason": status.reason,
             "waiting": status.waiting,
             "left_s": status.left_s,
-            "turned_s_ago": self._clock.monotonic() - status.turned_at,
+            "turned_s_ago": now - status.turned_at,
+            "lease_s": None if held is None else held.kill_at - now,
             "spares": rendezvous.nodes_waiting(),
             "restarts": {
                 **self._restarts(failures),

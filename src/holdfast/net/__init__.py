@@ -17,7 +17,9 @@ Layout, in reading order:
     reactor.py      the server's side: one thread that serves thousands of sockets
     unauthenticated.py  connections that have proved nothing yet, and which of them is evicted
     descriptors.py  how many descriptors this process may have open
+    http_messages.py  requests and replies of HTTP, as bytes
+    http_server.py  a small server of HTTP
 
-`address`, `frames`, `auth`, `spin` and `unauthenticated` are pure: they decide, and perform
-nothing.
+`address`, `frames`, `auth`, `spin`, `unauthenticated` and `http_messages` are pure: they decide,
+and perform nothing.
 """

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from holdfast.errors import UsageError
 from holdfast.records import dataclass
 
-__all__ = ["Address", "Endpoint", "is_loopback", "parse_address", "parse_endpoint"]
+__all__ = ["Address", "Endpoint", "is_loopback", "parse_address", "parse_endpoint", "parse_listen"]
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?", re.ASCII)
@@ -70,6 +70,16 @@ def parse_address(text: str, default_port: int | None = None) -> Address:
         )
     _check_host(host, text)
     return Address(host, port)
+
+
+def parse_listen(text: str) -> Address:
+    """Read where to listen: `PORT`, which is one of loopback, or `HOST:PORT`."""
+    try:
+        return parse_address(text if ":" in text else f"127.0.0.1:{text}")
+    except (UsageError, TypeError):
+        raise UsageError(
+            f"{text!r:.80}: must be a port of loopback from 0 to 65535, or host:port"
+        ) from None
 
 
 def parse_endpoint(text: str) -> Endpoint:

@@ -6,6 +6,7 @@ Layout, in reading order (◦ = pure)
     plain.py ◦       values as JSON, and back
     replay.py ◦      recordings as JSON; a recording is run again
     metrics.py ◦     counters, gauges, histograms, and a snapshot of them
+    job_figures.py ◦  numbers that only the events of an agent tell
     prometheus.py ◦  a snapshot in Prometheus's text format
     lines.py ◦       a job in lines: which are written, and what they say
     sinks.py         where events go: a logger, a file, memory, several of them

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.cli.job_text import event_line, job_summary, ps_lines, status_lines
+from holdfast.cli.job_text import event_line, ps_lines, status_lines
 from holdfast.clock import iso_time
+from holdfast.control.summary import job_summary
 
 RESTARTS = {"allowed": 3, "used": 1, "window_s": None, "causes": [["rank 3: ValueError", 1]]}
 EVENT = {"event": "JobEnded", "time": 5.0, "text": "run a: over\x1b", "run": "a", "number": 1}

@@ -41,7 +41,8 @@ def test_every_command_has_help(run: Run, words: list[str]) -> None:
     assert all(len(line) <= 100 for line in out.splitlines())
 
 
-CHOICES = "'run', 'ps', 'status', 'stop', 'events', 'stack', 'logs', 'store', 'doctor', 'replay'"
+CHOICES = "'run', 'ps', 'status', 'stop', 'events', 'stack', 'logs', 'page', 'store', 'doctor', "
+CHOICES += "'replay'"
 
 
 @pytest.mark.parametrize(

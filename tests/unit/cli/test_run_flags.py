@@ -14,6 +14,7 @@ from holdfast.ids import UNNAMED_RUN
 from tests.torch_versions import needs_newest
 
 OURS = {"secret_file", "warm", "restarts", "exit_barrier_timeout", "report"}
+OURS |= {"metrics_port", "page"}
 NEWER = {"log_line_prefix_template"}  # of a torch that is newer than the one in use here
 # Where our default is another one than torch's, and why it means the same.
 OTHER_DEFAULTS = {"logs_specs": "default"}  # torch takes its own default if none is given
@@ -103,3 +104,25 @@ def test_variables_that_mean_nothing_are_told() -> None:
             "QQQQ: unknown, and ignored",
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "page", "command"),
+    [
+        (["train.py", "--page"], None, ["train.py", "--page"]),
+        (["--page", "train.py"], "", ["train.py"]),
+        (["--page=8080", "train.py", "--page", "x"], "8080", ["train.py", "--page", "x"]),
+        (["--page", "--role", "a", "train.py", "--page=", "--page"], "", None),
+        (["--page", "--", "train.py", "--page"], "", ["train.py", "--page"]),
+    ],
+)
+def test_a_flag_with_an_optional_value_never_takes_the_script(
+    words: list[str], page: str | None, command: list[str] | None
+) -> None:
+    parser = Parser(prog="p")
+    parser.add_argument("command", nargs=argparse.PARSER)
+    add_flags(parser)
+    found = parser.parse_args(words)
+    assert found.page == page
+    rest = found.command[1:] if found.command[0] == "--" else found.command
+    assert rest == (command or ["train.py", "--page=", "--page"])

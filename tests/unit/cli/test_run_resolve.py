@@ -165,6 +165,19 @@ def test_another_interpreter() -> None:
 # Everything else.
 
 
+def test_a_page_without_an_address_is_on_a_free_port() -> None:
+    assert (config("--page").page, config().page) == ("0", None)
+
+
+@pytest.mark.parametrize("flag", ["metrics-port", "page"])
+def test_what_is_no_place_to_listen_is_refused(flag: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        config(f"--{flag}=x")
+    assert str(caught.value) == (
+        f"argument --{flag}: 'x': must be a port of loopback from 0 to 65535, or host:port"
+    )
+
+
 def test_every_other_flag() -> None:
     words = (
         "--nproc_per_node 2 --role trainer --restarts 3/5m --monitor-interval 0.5 -r 0:3,1:1"
@@ -173,7 +186,7 @@ def test_every_other_flag() -> None:
         " --log-line-prefix-template [${rank}] --event-log-handler console"
         " --signals-to-handle SIGTERM,SIGUSR2 --virtual-local-rank --shutdown-timeout 0"
         " --exit-barrier-timeout 7.5 --warm torch,a.b --numa-binding socket"
-        " --secret-file /s --report /r.json"
+        " --secret-file /s --report /r.json --metrics-port 9100 --page=10.0.0.1:80"
     )
     assert config(*words.split()) == LaunchConfig(
         1,
@@ -204,6 +217,8 @@ def test_every_other_flag() -> None:
         numa_binding="socket",
         secret_file=Path("/s"),
         report_file=Path("/r.json"),
+        metrics_port="9100",
+        page="10.0.0.1:80",
     )
 
 

@@ -138,6 +138,9 @@ def test_right_values(fields: dict[str, Any]) -> None:
         ({"warm": (7,)}, "warm 7: must be the name of a module"),
         ({"numa_binding": "all"}, "numa_binding 'all': must be one of node, socket, exclusive"),
         ({"secret_file": "s"}, "secret_file 's': must be a Path, not str"),
+        ({"metrics_port": "9x"}, "metrics_port '9x': must be a port of loopback from 0"),
+        ({"page": "x"}, "page 'x': must be a port of loopback from 0"),
+        ({"metrics_port": 9100}, "metrics_port 9100: must be a port of loopback from 0"),
         ({"report_file": b"r"}, "report_file b'r': must be a Path, not bytes"),
     ],
 )

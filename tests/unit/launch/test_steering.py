@@ -13,6 +13,7 @@ from holdfast.ids import CauseId
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.steering import STATUS_EVENTS, Steering
 from holdfast.observe.events import ServerStarted
+from holdfast.observe.job_figures import JobFigures
 from holdfast.observe.journal import Journal
 from holdfast.testing.clock import ManualClock
 
@@ -22,7 +23,9 @@ CLOCK = ManualClock()
 
 def steering(journal: Journal, **config: object) -> Steering:
     wanted = LaunchConfig(1, 2, 4, run_id="a", max_restarts=3, **config)  # type: ignore[arg-type]
-    return Steering(wanted, "a", "train.py", "vm", journal=journal, clock=CLOCK)
+    return Steering(
+        wanted, "a", "train.py", "vm", journal=journal, figures=JobFigures("a", "vm"), clock=CLOCK
+    )
 
 
 def test_a_job_that_looks_for_its_rendezvous() -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import UsageError
-from holdfast.net.address import Address, Endpoint, is_loopback, parse_address, parse_endpoint
+from holdfast.net.address import (
+    Address,
+    Endpoint,
+    is_loopback,
+    parse_address,
+    parse_endpoint,
+    parse_listen,
+)
 
 # Text that looks much like an endpoint gets further into the parser than random text.
 PIECES = st.sampled_from(
@@ -183,3 +190,18 @@ def test_loopback(host: str) -> None:
 )
 def test_what_only_looks_like_loopback_is_none(host: str) -> None:
     assert not is_loopback(host)
+
+
+def test_where_to_listen() -> None:
+    assert parse_listen("9100") == Address("127.0.0.1", 9100)
+    assert parse_listen("0.0.0.0:0") == Address("0.0.0.0", 0)
+    assert parse_listen("[::1]:80") == Address("::1", 80)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "65536", "a:b:c", "host:", 7])
+def test_what_is_no_place_to_listen_is_refused_in_one_line(text: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_listen(text)
+    assert str(caught.value) == (
+        f"{text!r}: must be a port of loopback from 0 to 65535, or host:port"
+    )
