@@ -2,12 +2,15 @@
 
 Layout, in reading order (◦ = pure)
     policy.py ◦       the restart budget
+    rules.py ◦        which failures lead to a restart, and the pause before it
     roles.py ◦        ranks of workers, in the world and in their role
     environment.py ◦  the variables that a worker is given: a contract
     outcome.py ◦      how it all ended
     restarts.py ◦     how often it started workers again, and why
     terms.py ◦        its states, and the numbers that it goes by
     effects.py ◦      what the machine wants done
+    known.py ◦        the failures of a round, as far as they are known
+    course.py ◦       how the agent goes on, and ends
     machine.py ◦      what the agent does when something happens
     inputs.py ◦       what may happen to it, as data
     story.py ◦        both in words

@@ -30,6 +30,7 @@ from holdfast.agent.effects import (
     Meet,
     Place,
     Publish,
+    Remember,
     StartWorkers,
     Stop,
 )
@@ -78,6 +79,9 @@ ATTEMPTS_KEPT = 100
 COUNT_EVERY_S = 1.0
 """How often it tells how much longer it waits for a round."""
 
+_LOOKING = (State.RUNNING, State.STOPPING, State.BACKOFF, State.FINISHED)
+_WAITING = (State.JOINING, State.BACKOFF)
+
 _log = logging.getLogger("holdfast.agent")
 
 Barrier = Callable[[Round, Callable[[], bool], Deadline], None]
@@ -125,6 +129,7 @@ class ElasticAgent:
         self._ended = False
         self._outcome: Outcome | None = None
         self._restarts = Restarts()
+        self._joins_for = ""
         self._wait_for = WaitForRound()
         self._shown: tuple[State, str, str, int | None] | None = None
         self._turned_at = clock.monotonic()
@@ -138,6 +143,8 @@ class ElasticAgent:
             waiting, left_s = self._wait_for.explain(
                 self._rendezvous.progress(), last_round, self._now()
             )
+        elif machine.state is State.BACKOFF:
+            left_s = max(0.0, machine.resume_at - self._now())
         return AgentStatus(
             machine.state,
             machine.reason,
@@ -211,8 +218,8 @@ class ElasticAgent:
             wait_s = min(wait_s, self._job.monitor_interval_s)
         act: Callable[[], None] | None = None
         with contextlib.suppress(queue.Empty):
-            joining = self._machine.state is State.JOINING
-            act = self._inbox.get(timeout=min(wait_s, COUNT_EVERY_S if joining else TURN_EVERY_S))
+            waiting = self._machine.state in _WAITING
+            act = self._inbox.get(timeout=min(wait_s, COUNT_EVERY_S if waiting else TURN_EVERY_S))
         self._turned_at = self._now()
         # First: after a long pause, what became of the workers is no failure of theirs (AG-10).
         self._step(inputs.Held(self._rendezvous.held()))
@@ -227,7 +234,7 @@ class ElasticAgent:
 
     def _look(self) -> None:
         """See what has become of the round, if we are in one."""
-        if self._machine.state not in (State.RUNNING, State.STOPPING, State.FINISHED):
+        if self._machine.state not in _LOOKING:
             return
         # Closing a run ends its round: asked in this order, we never take the one for the other.
         over, ended = self._rendezvous.over(), self._rendezvous.ended()
@@ -286,8 +293,8 @@ class ElasticAgent:
             case Join(why, cause):
                 self._wait_for.begin(self._now(), self._job.join_s)
                 self._close_attempt()  # what the others report of it is heard until the next begins
+                self._joins_for = cause or why
                 if self._attempts:
-                    self._restarts = self._restarts.plus(cause or why)
                     self._narrator.restarting(why, self._here().failures)
                 self._wait(lambda: self._wait_for_round(why))
             case StartWorkers():
@@ -299,8 +306,12 @@ class ElasticAgent:
             case Publish():
                 here = self._here()
                 self._writer.submit(self._guarded(lambda: self._written.publish(here, effect)))
-            case CountFailure():
-                self._writer.submit(self._guarded(self._written.count))
+            case CountFailure(compared):
+                here = self._here()
+                self._writer.submit(self._guarded(lambda: self._written.count(here, compared)))
+            case Remember():
+                here = self._here()
+                self._writer.submit(self._guarded(lambda: self._written.remember(here, effect)))
             case Meet(timeout_s):
                 here = self._here()
                 self._narrator.finished()
@@ -321,6 +332,8 @@ class ElasticAgent:
 
     def _start(self) -> None:
         number, self._attempts = self._attempts, self._attempts + 1
+        if number:
+            self._restarts = self._restarts.plus(self._joins_for)
         member = self._member()
         ranks = [one.rank for one in member.ranks()]
         self._places.append(AttemptPlace(number, member.here.number, ranks[0], len(ranks)))

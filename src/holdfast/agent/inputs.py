@@ -11,6 +11,7 @@ from signal import Signals
 from typing import TypeAlias, assert_never
 
 from holdfast.agent.effects import Place
+from holdfast.agent.known import KnownFailures
 from holdfast.agent.machine import AgentMachine
 from holdfast.errors import HoldfastError
 from holdfast.observe.recorder import MachineKind
@@ -76,11 +77,15 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class FailureCounted:
-    """The job has had `count` failures with ours, the newest at `times`; it is `wall` now."""
+    """The job has had `count` failures with ours, the newest at `times`; it is `wall` now.
+
+    `before` describes those before ours, the newest first, as many as were asked for.
+    """
 
     count: int
     times: tuple[float, ...]
     wall: float
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +200,8 @@ def _give(machine: AgentMachine, event: AgentInput, now: float) -> None:
             machine.worker_exited(event, now)
         case GroupEnded(abandoned):
             machine.group_ended(abandoned, now)
-        case FailureCounted(count, times, wall):
-            machine.counted(count, times, wall, now)
+        case FailureCounted(count, times, wall, before):
+            machine.counted(count, times, wall, now, before)
         case CountFailed(error):
             machine.count_failed(error, now)
         case PeerTold(number, node, failures, final):
@@ -224,7 +229,7 @@ def _give(machine: AgentMachine, event: AgentInput, now: float) -> None:
 AGENT: MachineKind[AgentInput] = MachineKind(
     "agent",
     _give,
-    (AgentMachine,),
+    (AgentMachine, KnownFailures),
     quiet=(Held, AgentTick, SawRoundOver, SawNewcomers, SawRunEnded),
     overtaken=(Held,),
 )

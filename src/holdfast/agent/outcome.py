@@ -7,13 +7,24 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import StrEnum
+from signal import Signals
 from typing import Any
 
 from holdfast.errors import HoldfastError, Stopped
 from holdfast.process.outcome.failure import Failure, hint_for
 from holdfast.records import dataclass
 
-__all__ = ["Ending", "Outcome", "gist", "name_cause", "sentence", "stopped_by"]
+__all__ = [
+    "Ending",
+    "Outcome",
+    "broken",
+    "closed_as",
+    "gist",
+    "name_cause",
+    "sentence",
+    "signalled_by",
+    "stopped_by",
+]
 
 
 class Ending(StrEnum):
@@ -48,6 +59,22 @@ class Outcome:
     signal: int | None = None
     error: HoldfastError | None = None
     results: dict[int, Any] = field(default_factory=dict)
+
+
+def broken(error: HoldfastError) -> Outcome:
+    """Return the end of an agent that cannot go on."""
+    return Outcome(ending=Ending.BROKEN, reason=str(error), error=error)
+
+
+def closed_as(reason: str, *, failed: bool) -> Outcome:
+    """Return the end of an agent whose run another node closed."""
+    return Outcome(ending=Ending.FAILED if failed else Ending.NOT_NEEDED, reason=reason)
+
+
+def signalled_by(number: Signals, failures: tuple[Failure, ...]) -> Outcome:
+    """Return the end of an agent that this signal stopped while these failures were handled."""
+    why = f"stopped by {number.name}{f', after {sentence(failures[0])}' if failures else ''}"
+    return Outcome(ending=Ending.SIGNALLED, reason=why, failures=failures, signal=int(number))
 
 
 def stopped_by(user: str, failures: tuple[Failure, ...]) -> Outcome:

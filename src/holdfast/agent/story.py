@@ -18,6 +18,7 @@ from holdfast.agent.effects import (
     Meet,
     Place,
     Publish,
+    Remember,
     StartWorkers,
     Stop,
 )
@@ -43,6 +44,7 @@ from holdfast.agent.inputs import (
 )
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.policy import RestartBudget
+from holdfast.agent.rules import RestartBackoff, RestartRules
 from holdfast.agent.terms import State, Terms
 from holdfast.observe.replay import Replayable
 from holdfast.process.outcome.failure import Failure, WorkerExited
@@ -114,6 +116,8 @@ def tell_effect(effect: Effect) -> str:
             return f"tells the other nodes its failures: {_ranks(failures, final)}"
         case CountFailure():
             return "counts the failure"
+        case Remember(number, description):
+            return f"keeps what failure {number} was: {description}"
         case Meet():
             return "waits for the other nodes to be done"
         case Close(reason, failed):
@@ -150,14 +154,18 @@ AGENT_STORY = Replayable(
         *(SignalCame, StopAsked, BarrierOver, Broke, AgentTick),
     ),
     values=(
-        *(Join, StartWorkers, Stop, Publish, CountFailure, Meet, Close, Finish),
+        *(Join, StartWorkers, Stop, Publish, CountFailure, Remember, Meet, Close, Finish),
         *(Place, LeaseHeld, Failure, Exit, Outcome, Ending, State, Terms, RestartBudget, Signals),
+        *(RestartRules, RestartBackoff),
     ),
     modules=(
         "holdfast.agent.machine",
+        "holdfast.agent.course",
+        "holdfast.agent.known",
         "holdfast.agent.inputs",
         "holdfast.agent.effects",
         "holdfast.agent.policy",
+        "holdfast.agent.rules",
         "holdfast.agent.terms",
         "holdfast.agent.outcome",
         "holdfast.process.outcome.failure",

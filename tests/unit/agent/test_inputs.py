@@ -70,7 +70,7 @@ CALLS: list[tuple[AgentInput, tuple[Any, ...]]] = [
     (StartFailed(ERROR), ("start_failed", ERROR)),
     (failed(failure()), ("worker_exited", failed(failure()), NOW)),
     (GroupEnded((7,)), ("group_ended", (7,), NOW)),
-    (FailureCounted(2, (1.0,), 9.0), ("counted", 2, (1.0,), 9.0, NOW)),
+    (FailureCounted(2, (1.0,), 9.0, ("x",)), ("counted", 2, (1.0,), 9.0, NOW, ("x",))),
     (CountFailed(ERROR), ("count_failed", ERROR, NOW)),
     (PeerTold(1, 2, (failure(),), True), ("peer_told", 1, 2, (failure(),), True, NOW)),
     (SawRoundOver("gone"), ("round_over", "gone", NOW)),
@@ -130,7 +130,11 @@ INPUTS: dict[type, st.SearchStrategy[Any]] = {
     ),
     GroupEnded: st.builds(GroupEnded, st.lists(counts, max_size=2).map(tuple)),
     FailureCounted: st.builds(
-        FailureCounted, counts, st.lists(seconds, max_size=3).map(tuple), seconds
+        FailureCounted,
+        counts,
+        st.lists(seconds, max_size=3).map(tuple),
+        seconds,
+        st.lists(st.text(max_size=5), max_size=2).map(tuple),
     ),
     CountFailed: st.builds(CountFailed, errors),
     PeerTold: st.builds(
