@@ -34,11 +34,14 @@ from holdfast.agent.effects import (
     StartWorkers,
     Stop,
 )
-from holdfast.agent.exchange import decode_report, meet_at_exit, swap, watch_reports
+from holdfast.agent.exchange import meet_at_exit, swap, watch_reports
 from holdfast.agent.job import Job
 from holdfast.agent.machine import AgentMachine
 from holdfast.agent.narrator import Narrator
 from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.pace import Pace
+from holdfast.agent.progress_watch import ProgressWatch
+from holdfast.agent.report_reader import read_reports
 from holdfast.agent.restarts import Restarts
 from holdfast.agent.run_writer import RunWriter
 from holdfast.agent.status import AgentStatus, WaitForRound
@@ -51,20 +54,17 @@ from holdfast.errors import (
     Fenced,
     HoldfastError,
     InternalError,
-    PeerViolation,
     StoreUnavailable,
-    UsageError,
 )
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.recorder import Recorder, Recording
 from holdfast.observe.sinks import LogSink, Sink
-from holdfast.process.outcome.failure import WorkerExited
+from holdfast.process.outcome.failure import Failure, WorkerExited
 from holdfast.process.outcome.stacks import WorkerStack
 from holdfast.process.output.logs import RunLogs
 from holdfast.process.signals import SignalEvents, hear_of_children
 from holdfast.process.spec import GroupEnded, forks
 from holdfast.rendezvous.handler import Rendezvous, Round
-from holdfast.store.store import Watch
 from holdfast.threads import start_thread
 
 __all__ = ["Barrier", "ElasticAgent"]
@@ -130,6 +130,9 @@ class ElasticAgent:
         self._outcome: Outcome | None = None
         self._restarts = Restarts()
         self._joins_for = ""
+        self._progress = ProgressWatch(
+            job.host, job.stall_after_s, start=self._wait, stalled=self._stalled, clock=clock
+        )
         self._wait_for = WaitForRound()
         self._shown: tuple[State, str, str, int | None] | None = None
         self._turned_at = clock.monotonic()
@@ -167,6 +170,10 @@ class ElasticAgent:
         """Return where the workers of these ranks are, or all; blocks for a second. Any thread."""
         attempt = self._attempt
         return attempt.stacks(ranks) if attempt is not None else []
+
+    def paces(self) -> dict[int, Pace]:
+        """Return how fast the workers of this node are, by rank. From any thread."""
+        return self._progress.paces()
 
     def attempts(self) -> list[AttemptPlace]:
         """Return its last attempts to run workers. From any thread."""
@@ -214,6 +221,8 @@ class ElasticAgent:
         """Wait for something to happen, and hear it."""
         wake_at = self._machine.next_wake()
         wait_s = TURN_EVERY_S if wake_at is None else max(0.0, wake_at - self._now())
+        if self._machine.state is State.RUNNING:
+            wait_s = min(wait_s, self._progress.every_s)
         if not self._told_of_changes():
             wait_s = min(wait_s, self._job.monitor_interval_s)
         act: Callable[[], None] | None = None
@@ -226,6 +235,7 @@ class ElasticAgent:
         self._step(inputs.AgentTick())
         if act is not None:
             act()
+        self._progress.look(self._attempt, runs=self._machine.state is State.RUNNING)
         self._look()
 
     def _told_of_changes(self) -> bool:
@@ -272,6 +282,15 @@ class ElasticAgent:
         if failure is not None and not self._machine.lapsed:
             self._narrator.failed(failure)
         self._step(event)
+
+    def _stalled(self, attempt: Attempt, failure: Failure) -> None:
+        """Hear, on a thread of its own, that workers of an attempt make no progress."""
+        self._post(lambda: self._note_stall(attempt, failure))
+
+    def _note_stall(self, attempt: Attempt, failure: Failure) -> None:
+        if attempt is self._attempt and self._machine.state is State.RUNNING:
+            self._narrator.failed(failure)
+            self._step(inputs.WorkersStalled(failure))
 
     def _perform(self) -> None:
         while effects := self._wanted:
@@ -355,7 +374,8 @@ class ElasticAgent:
         self._membership, self._opened = membership, opened
         if opened.reports is not None:
             watch = opened.reports
-            self._wait(lambda: self._read_reports(here, watch))
+            run_id = self._job.run_id
+            self._wait(lambda: read_reports(run_id, here, watch, self._post, self._clock))
         own = membership.share.workers
         place = Place(here.number, here.rank, here.world_size, own, here.failures)
         self._step(inputs.Joined(place))
@@ -476,20 +496,3 @@ class ElasticAgent:
         except Exception as error:  # whatever it is, the workers are done (AG-7)
             trouble = str(error) or repr(error)
         self._post(inputs.BarrierOver(here.number, trouble))
-
-    def _read_reports(self, here: Round, watch: Watch) -> None:
-        try:
-            for change in watch:
-                node = int(change.key.rpartition("/")[2])
-                if node != here.rank and change.value is not None:
-                    self._hear(here.number, node, change.value)
-        except UsageError:
-            pass  # closed, since the attempt is over
-
-    def _hear(self, number: int, node: int, report: bytes) -> None:
-        try:
-            failures, final = decode_report(report, self._clock.wall())
-        except PeerViolation as error:
-            _log.warning("run %s: node %d: %s", self._job.run_id, node, error)
-            return
-        self._post(inputs.PeerTold(number, node, failures, final))

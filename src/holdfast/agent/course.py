@@ -66,6 +66,7 @@ class Course:
         self._before: tuple[str, ...] = ()  # descriptions of those before it
         self._hear_by: float | None = None  # the rules want to give up, unless others know more
         self._gather_by = 0.0
+        self._next = Join("")  # in BACKOFF: what comes after it
         self.resume_at = 0.0
         """In BACKOFF: when it asks for the next round."""
         self._signals = 0
@@ -104,7 +105,7 @@ class Course:
         """Ask for the next round, after a failure not before the pause is over (AG-13)."""
         number = self.place.failures + 1 if self.place else 1
         pause_s = self._terms.backoff.pause_s(self._terms.run_id, number) if join.cause else 0.0
-        self._after = join
+        self._next = join
         if pause_s > 0:
             self.resume_at = now + pause_s
             self._go(State.BACKOFF, f"{join.why}; restarting in {pause_s:.1f} s")
@@ -112,8 +113,7 @@ class Course:
             self._ask()
 
     def _ask(self) -> None:
-        if isinstance(self._after, Join):
-            self._join(self._after.why, self._after.cause)
+        self._join(self._next.why, self._next.cause)
 
     def _failed(self, failure: Failure) -> None:
         """Count a failure, tell of it (AG-4), and stop the other workers; the account decides."""

@@ -39,6 +39,7 @@ __all__ = [
     "SignalCame",
     "StartFailed",
     "StopAsked",
+    "WorkersStalled",
 ]
 
 
@@ -73,6 +74,13 @@ class StartFailed:
     """The workers could not be started; nothing of them is left."""
 
     error: HoldfastError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersStalled:
+    """Workers make no progress, which counts as this failure; they still run."""
+
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +178,7 @@ AgentInput: TypeAlias = (
     | StartFailed
     | WorkerExited
     | GroupEnded
+    | WorkersStalled
     | FailureCounted
     | CountFailed
     | PeerTold
@@ -200,6 +209,8 @@ def _give(machine: AgentMachine, event: AgentInput, now: float) -> None:
             machine.worker_exited(event, now)
         case GroupEnded(abandoned):
             machine.group_ended(abandoned, now)
+        case WorkersStalled(failure):
+            machine.stalled(failure)
         case FailureCounted(count, times, wall, before):
             machine.counted(count, times, wall, now, before)
         case CountFailed(error):

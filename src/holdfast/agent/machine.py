@@ -139,6 +139,11 @@ class AgentMachine(Course):
             self._failures.own.append(failure)
             self._tell_if_first()
 
+    def stalled(self, failure: Failure) -> None:
+        """Hear that workers that run make no progress: as if one of them had failed so."""
+        if self.state is State.RUNNING:
+            self._failed(failure)
+
     def group_ended(self, abandoned: Sequence[int], now: float) -> None:
         """Hear that none of the workers runs any more, or that no more can be done about them."""
         self._group_alive = False

@@ -10,6 +10,7 @@ from enum import StrEnum
 from signal import Signals
 from typing import Any
 
+from holdfast.agent.rules import STALL
 from holdfast.errors import HoldfastError, Stopped
 from holdfast.process.outcome.failure import Failure, hint_for
 from holdfast.records import dataclass
@@ -99,10 +100,12 @@ def sentence(failure: Failure) -> str:
     """Return in one line which worker failed, how its process ended, and what is known of it."""
     known = gist(failure)
     what = f": {known}" if known else ""
+    if failure.kind == STALL:
+        return f"rank {failure.rank} on {failure.host} stalled{what}"
     return f"rank {failure.rank} on {failure.host} failed ({failure.exit}){what}"
 
 
 def name_cause(failure: Failure) -> str:
     """Return a failure in a few words: the rank, and what was raised or how the process ended."""
-    raised = failure.error_type.rpartition(".")[2]
+    raised = failure.kind or failure.error_type.rpartition(".")[2]
     return f"rank {failure.rank}: {raised or failure.exit}"

@@ -41,6 +41,7 @@ from holdfast.agent.inputs import (
     SignalCame,
     StartFailed,
     StopAsked,
+    WorkersStalled,
 )
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.policy import RestartBudget
@@ -76,6 +77,8 @@ def tell_input(event: AgentInput) -> str:
         case GroupEnded(abandoned):
             left = f", but KILL did not end {_listed(abandoned)}" if abandoned else ""
             return f"all workers have ended{left}"
+        case WorkersStalled(failure):
+            return f"the workers make no progress: rank {failure.rank} at step {failure.step}"
         case FailureCounted(count):
             return f"the job's failures: {count}"
         case CountFailed(error):
@@ -150,6 +153,7 @@ AGENT_STORY = Replayable(
     kind=AGENT,
     inputs=(
         *(AgentBegins, Held, Joined, JoinFailed, StartFailed, WorkerExited, GroupEnded),
+        WorkersStalled,
         *(FailureCounted, CountFailed, PeerTold, SawRoundOver, SawNewcomers, SawRunEnded),
         *(SignalCame, StopAsked, BarrierOver, Broke, AgentTick),
     ),

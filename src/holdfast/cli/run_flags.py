@@ -172,6 +172,12 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
                 help="give up, with exit code 80, when a failure comes N times at the same step",
             ),
             Flag(
+                name="stall-after",
+                metavar="TIME",
+                bare=True,
+                help="a worker without progress for so long, such as 10m, has failed: stall",
+            ),
+            Flag(
                 name="signals-to-handle",
                 metavar="NAMES",
                 default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from holdfast import env
 from holdfast.agent.environment import limits_threads
 from holdfast.agent.policy import RestartBudget, parse_restarts
-from holdfast.agent.rules import RestartBackoff, parse_backoff, parse_causes
+from holdfast.agent.rules import RestartBackoff, parse_backoff, parse_causes, parse_duration
 from holdfast.cli.run_flags import Text, unknown_variables
 from holdfast.errors import UsageError
 from holdfast.ids import UNNAMED_RUN
@@ -75,6 +75,7 @@ def resolve(
         no_restart_on=flags.read("no_restart_on", parse_causes),
         restart_backoff=backoff.first_s,
         restart_backoff_max=backoff.most_s,
+        stall_after=flags.optional("stall_after", parse_duration),
         max_same_failures=flags.optional("max_same_failures", _whole),
         monitor_interval=flags.read("monitor_interval", _seconds),
         start_method=flags.read("start_method", _one_of(tuple(StartMethod))),

@@ -5,6 +5,7 @@ Layout, in reading order (◦ = pure)
     jobs.py ◦      from agents to jobs: which belong together, and which one is meant
     ranks.py ◦     ranks as people write them
     merged_stacks.py ◦  stacks of many workers: ranks at the same place are one class
+    stragglers.py ◦  which workers are slower than the others
     frames.py      one frame on a socket, within a deadline
     folder.py      the user's private folder, with an entry for each agent of this machine
     server.py      an agent's end: a socket beside its entry, a thread for each request

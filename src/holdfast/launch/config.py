@@ -63,6 +63,8 @@ class LaunchConfig:
     restart_backoff: float = 0.0
     """The pause before the first restart; it doubles with each failure, and has jitter."""
     restart_backoff_max: float = BACKOFF_MOST_S
+    stall_after: float | None = None
+    """After how many seconds without progress a worker counts as failed; None: never."""
     max_same_failures: int | None = None
     """After how many equal failures in a row at the same step the job is given up."""
     monitor_interval: float = 0.1
@@ -105,6 +107,8 @@ class LaunchConfig:
         _check_seconds("monitor_interval", self.monitor_interval, above_zero=True)
         _check_seconds("shutdown_timeout", self.shutdown_timeout)
         _check_seconds("exit_barrier_timeout", self.exit_barrier_timeout)
+        if self.stall_after is not None:
+            _check_seconds("stall_after", self.stall_after, above_zero=True)
         if self.rdzv_timeout is not None:
             _check_seconds("rdzv_timeout", self.rdzv_timeout)
         _check_type("rdzv_configs", self.rdzv_configs, Mapping)

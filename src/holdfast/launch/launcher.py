@@ -57,6 +57,7 @@ from holdfast.process.outcome.errorfile import examine, write_reply_file
 from holdfast.process.outcome.failure import Failure
 from holdfast.process.outcome.memory import MemoryWatch
 from holdfast.process.output.logs import AttemptLogs, RunLogs
+from holdfast.process.progress import read_step
 from holdfast.process.signals import HeldSignals
 from holdfast.process.spec import Entrypoint, Exit, Launch, Program, entrypoint_name
 from holdfast.process.start.checks import check_entrypoint
@@ -309,6 +310,7 @@ class _Launch:
                 memory=memory,
                 known=self._watchdog.why(pid) if self._watchdog else "",
             )
+            failure = replace(failure, step=read_step(launch.progress_file))
             return replace(failure, error_file="") if gone else failure
 
         return WorkerGroup(

@@ -51,6 +51,7 @@ def make_job(
         monitor_interval_s=config.monitor_interval,
         alike=_alike(config),
         join_s=config.rendezvous(run_id).join_s,
+        stall_after_s=config.stall_after,
     )
 
 

@@ -140,6 +140,14 @@ def test_as_many_failures_are_asked_for_as_are_compared() -> None:
     assert getattr(counting, "compared", None) == 2
 
 
+def test_a_stall_is_a_failure_of_workers_that_run() -> None:
+    machine = at_work(REFUSING)
+    machine.stalled(replace(failure(0), kind="stall"))
+    assert briefly(machine) == ["count", "publish 0", "stop SIGTERM 30"]
+    machine.stalled(replace(failure(0), kind="stall"))  # and no second one beside it
+    assert briefly(machine) == []
+
+
 # The pause.
 
 

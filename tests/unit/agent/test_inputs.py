@@ -30,6 +30,7 @@ from holdfast.agent.inputs import (
     SignalCame,
     StartFailed,
     StopAsked,
+    WorkersStalled,
 )
 from holdfast.agent.machine import AgentMachine
 from holdfast.agent.story import AGENT_STORY
@@ -77,6 +78,7 @@ CALLS: list[tuple[AgentInput, tuple[Any, ...]]] = [
     (SawNewcomers(2), ("newcomers", 2, NOW)),
     (SawRunEnded("closed", True), ("run_ended", "closed", True, NOW)),
     (SignalCame(Signals.SIGTERM), ("signalled", Signals.SIGTERM, NOW)),
+    (WorkersStalled(failure()), ("stalled", failure())),
     (StopAsked("user a", 5.0), ("stop_asked", "user a", 5.0, NOW)),
     (BarrierOver(1, "late"), ("met", 1, "late", NOW)),
     (Broke(ERROR), ("broke", ERROR)),
@@ -144,6 +146,7 @@ INPUTS: dict[type, st.SearchStrategy[Any]] = {
     SawNewcomers: st.builds(SawNewcomers, counts),
     SawRunEnded: st.builds(SawRunEnded, texts, st.booleans()),
     SignalCame: st.builds(SignalCame, st.sampled_from(Signals)),
+    WorkersStalled: st.builds(WorkersStalled, failures),
     StopAsked: st.builds(StopAsked, texts, st.none() | st.floats(0, 100)),
     BarrierOver: st.builds(BarrierOver, counts, st.none() | texts),
     Broke: st.builds(Broke, errors),

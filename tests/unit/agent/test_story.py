@@ -35,6 +35,7 @@ from holdfast.agent.inputs import (
     SignalCame,
     StartFailed,
     StopAsked,
+    WorkersStalled,
 )
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.story import AGENT_STORY, tell_effect, tell_input
@@ -68,6 +69,7 @@ INPUTS: list[tuple[AgentInput, str]] = [
     (SawRunEnded("all is done", False), "the run is closed as done: all is done"),
     (SawRunEnded("no restart", True), "the run is closed as failed: no restart"),
     (SignalCame(Signals.SIGTERM), "signal SIGTERM"),
+    (WorkersStalled(failure(1)), "the workers make no progress: rank 1 at step -1"),
     (StopAsked("user a", None), "user a stops the job"),
     (StopAsked("user a", 2.5), "user a stops the job within 2.5 s"),
     (BarrierOver(1, None), "the exit barrier of round 1 is over"),
