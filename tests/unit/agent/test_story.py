@@ -14,6 +14,7 @@ from holdfast.agent.effects import (
     Join,
     Meet,
     Publish,
+    Remember,
     StartWorkers,
     Stop,
 )
@@ -98,6 +99,7 @@ EFFECTS: list[tuple[Effect, str]] = [
     (Stop(Signals.SIGTERM, 30.0, "over"), "stops its workers by SIGTERM within 30 s: over"),
     (Publish((failure(3),), True), "tells the other nodes its failures: 3, and these are all"),
     (CountFailure(), "counts the failure"),
+    (Remember(2, "boom at step 1"), "keeps what failure 2 was: boom at step 1"),
     (Meet(300.0), "waits for the other nodes to be done"),
     (Close("all is done", False), "closes the run as done: all is done"),
     (Finish(Outcome(ending=Ending.SUCCEEDED, reason="done")), "ends: succeeded: done"),
