@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from holdfast.launch.launcher import elastic_launch
     from holdfast.process.outcome.errorfile import record
     from holdfast.process.output.streams import LogOptions
+    from holdfast.process.progress import progress
     from holdfast.process.watchdog import expires
     from holdfast.rendezvous.handler import Rendezvous, Round
     from holdfast.rendezvous.parameters import RendezvousParameters
@@ -83,6 +84,7 @@ __all__ = [
     "elastic_launch",
     "expires",
     "open_store",
+    "progress",
     "record",
     "serve_store",
 ]
@@ -110,6 +112,7 @@ _HOMES = {
     "elastic_launch": "holdfast.launch.launcher",
     "expires": "holdfast.process.watchdog",
     "open_store": "holdfast.store.open",
+    "progress": "holdfast.process.progress",
     "record": "holdfast.process.outcome.errorfile",
     "serve_store": "holdfast.store.open",
 }

@@ -24,9 +24,9 @@ What torchrun's users set for its agent is read under the names that they know:
     TORCH_ELASTIC_SHUTDOWN_TIMEOUT         seconds that workers get to end after they were asked to
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE     1: rank 0 hosts the workers' store, not the agent
 
-HOLDFAST_WORKER, HOLDFAST_GROUP and HOLDFAST_ROUND are how an agent speaks to the processes that it
-starts; nothing else sets them. `variables` is the whole environment, for code that
-starts processes.
+HOLDFAST_WORKER, HOLDFAST_GROUP, HOLDFAST_ROUND and HOLDFAST_PROGRESS_FILE are how an agent speaks
+to the processes that it starts; nothing else sets them. `variables` is the whole environment, for
+code that starts processes.
 
 An empty variable counts as unset, except that an empty secret is refused: it is never meant. White
 space around the secret is no part of it, as in a file; one that is not UTF-8 has to be in a file.
@@ -49,6 +49,7 @@ from holdfast.records import dataclass
 __all__ = [
     "GROUP",
     "PREFIX",
+    "PROGRESS",
     "ROUND",
     "WORKER",
     "Environment",
@@ -74,7 +75,9 @@ GROUP = "HOLDFAST_GROUP"
 """The variable by which an agent's processes are found."""
 ROUND = "HOLDFAST_ROUND"
 """The round of the run that a worker was started in."""
-_INTERNAL = (WORKER, GROUP, ROUND)
+PROGRESS = "HOLDFAST_PROGRESS_FILE"
+"""Where a worker tells its step."""
+_INTERNAL = (WORKER, GROUP, ROUND, PROGRESS)
 
 
 class LogLevel(StrEnum):

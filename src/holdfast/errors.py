@@ -289,6 +289,8 @@ class WorkerFailure(Protocol):
     def error_file(self) -> str: ...
     @property
     def error_data(self) -> dict[str, Any] | None: ...
+    @property
+    def repeated(self) -> int: ...
 
 
 class RemoteError(HoldfastError, RuntimeError):
@@ -332,7 +334,12 @@ class WorkersFailed(HoldfastError):
 
     @property
     def exit_code(self) -> int:
-        """The first cause's code, as a shell would give it; never 0, since the job failed."""
+        """The first cause's code, as a shell would give it; never 0, since the job failed.
+
+        SAME_FAILURE if the job was given up since the same failure came again and again.
+        """
+        if self.failures and self.failures[0].repeated:
+            return SAME_FAILURE
         return (self.failures[0].exit.shell_code if self.failures else 0) or 1
 
 
@@ -362,6 +369,7 @@ class InternalError(HoldfastError):
 
 
 BUG = 70
+SAME_FAILURE = 80
 CODES: tuple[tuple[type[HoldfastError], int], ...] = (
     (UsageError, 2),
     (RunOver, 2),

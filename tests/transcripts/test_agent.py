@@ -18,6 +18,7 @@ from holdfast.agent.effects import (
     Meet,
     Place,
     Publish,
+    Remember,
     StartWorkers,
     Stop,
 )
@@ -62,6 +63,7 @@ class AgentStory:
         self._terms = Terms(budget=RestartBudget(1))
         self._agents: dict[str, StoryAgent] = {}
         self._round = self._failures = self._counted = 0
+        self._kept: dict[int, str] = {}
         self._refused: dict[str, str] = {}
         self._closed: Close | None = None
         self._lines: list[str] = []
@@ -191,11 +193,14 @@ class AgentStory:
             case Publish(failures, final):
                 for other in self._others(agent):
                     other.machine.peer_told(agent.round, agent.node, failures, final, now)
-            case CountFailure():
+            case CountFailure(compared):
                 self._failures += agent.round > self._counted
                 self._counted = agent.round
                 count = self._failures
-                self._soon.append(lambda: machine.counted(count, (), now, now))
+                before = tuple(self._kept.get(count - n, "") for n in range(1, compared + 1))
+                self._soon.append(lambda: machine.counted(count, (), now, now, before))
+            case Remember(number, description):
+                self._kept[number] = description
             case Meet():
                 agent.done = True
                 here = [agent, *self._others(agent)]

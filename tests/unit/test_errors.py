@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -172,6 +173,8 @@ def test_failed_workers_give_the_code_of_the_first_cause(code: int, expected: in
 
 def test_failed_workers_never_give_success_and_a_signal_gives_its_shell_code() -> None:
     assert WorkersFailed("m").exit_code == 1
+    again = SimpleNamespace(exit=SimpleNamespace(shell_code=3), repeated=3)
+    assert WorkersFailed("m", failures=(again,)).exit_code == 80
     assert Signalled("m", signal=2).exit_code == 130
 
 

@@ -30,14 +30,18 @@ from holdfast.agent.effects import (
     Meet,
     Place,
     Publish,
+    Remember,
     StartWorkers,
     Stop,
 )
-from holdfast.agent.exchange import decode_report, meet_at_exit, swap, watch_reports
+from holdfast.agent.exchange import meet_at_exit, swap, watch_reports
 from holdfast.agent.job import Job
 from holdfast.agent.machine import AgentMachine
 from holdfast.agent.narrator import Narrator
 from holdfast.agent.outcome import Ending, Outcome
+from holdfast.agent.pace import Pace
+from holdfast.agent.progress_watch import ProgressWatch
+from holdfast.agent.report_reader import read_reports
 from holdfast.agent.restarts import Restarts
 from holdfast.agent.run_writer import RunWriter
 from holdfast.agent.status import AgentStatus, WaitForRound
@@ -50,20 +54,17 @@ from holdfast.errors import (
     Fenced,
     HoldfastError,
     InternalError,
-    PeerViolation,
     StoreUnavailable,
-    UsageError,
 )
 from holdfast.observe.metrics import Metrics
 from holdfast.observe.recorder import Recorder, Recording
 from holdfast.observe.sinks import LogSink, Sink
-from holdfast.process.outcome.failure import WorkerExited
+from holdfast.process.outcome.failure import Failure, WorkerExited
 from holdfast.process.outcome.stacks import WorkerStack
 from holdfast.process.output.logs import RunLogs
 from holdfast.process.signals import SignalEvents, hear_of_children
 from holdfast.process.spec import GroupEnded, forks
 from holdfast.rendezvous.handler import Rendezvous, Round
-from holdfast.store.store import Watch
 from holdfast.threads import start_thread
 
 __all__ = ["Barrier", "ElasticAgent"]
@@ -77,6 +78,9 @@ ATTEMPTS_KEPT = 100
 """Of so many attempts is known which ranks they had."""
 COUNT_EVERY_S = 1.0
 """How often it tells how much longer it waits for a round."""
+
+_LOOKING = (State.RUNNING, State.STOPPING, State.BACKOFF, State.FINISHED)
+_WAITING = (State.JOINING, State.BACKOFF)
 
 _log = logging.getLogger("holdfast.agent")
 
@@ -125,6 +129,10 @@ class ElasticAgent:
         self._ended = False
         self._outcome: Outcome | None = None
         self._restarts = Restarts()
+        self._joins_for = ""
+        self._progress = ProgressWatch(
+            job.host, job.stall_after_s, start=self._wait, stalled=self._stalled, clock=clock
+        )
         self._wait_for = WaitForRound()
         self._shown: tuple[State, str, str, int | None] | None = None
         self._turned_at = clock.monotonic()
@@ -138,6 +146,8 @@ class ElasticAgent:
             waiting, left_s = self._wait_for.explain(
                 self._rendezvous.progress(), last_round, self._now()
             )
+        elif machine.state is State.BACKOFF:
+            left_s = max(0.0, machine.resume_at - self._now())
         return AgentStatus(
             machine.state,
             machine.reason,
@@ -160,6 +170,10 @@ class ElasticAgent:
         """Return where the workers of these ranks are, or all; blocks for a second. Any thread."""
         attempt = self._attempt
         return attempt.stacks(ranks) if attempt is not None else []
+
+    def paces(self) -> dict[int, Pace]:
+        """Return how fast the workers of this node are, by rank. From any thread."""
+        return self._progress.paces()
 
     def attempts(self) -> list[AttemptPlace]:
         """Return its last attempts to run workers. From any thread."""
@@ -207,18 +221,21 @@ class ElasticAgent:
         """Wait for something to happen, and hear it."""
         wake_at = self._machine.next_wake()
         wait_s = TURN_EVERY_S if wake_at is None else max(0.0, wake_at - self._now())
+        if self._machine.state is State.RUNNING:
+            wait_s = min(wait_s, self._progress.every_s)
         if not self._told_of_changes():
             wait_s = min(wait_s, self._job.monitor_interval_s)
         act: Callable[[], None] | None = None
         with contextlib.suppress(queue.Empty):
-            joining = self._machine.state is State.JOINING
-            act = self._inbox.get(timeout=min(wait_s, COUNT_EVERY_S if joining else TURN_EVERY_S))
+            waiting = self._machine.state in _WAITING
+            act = self._inbox.get(timeout=min(wait_s, COUNT_EVERY_S if waiting else TURN_EVERY_S))
         self._turned_at = self._now()
         # First: after a long pause, what became of the workers is no failure of theirs (AG-10).
         self._step(inputs.Held(self._rendezvous.held()))
         self._step(inputs.AgentTick())
         if act is not None:
             act()
+        self._progress.look(self._attempt, runs=self._machine.state is State.RUNNING)
         self._look()
 
     def _told_of_changes(self) -> bool:
@@ -227,7 +244,7 @@ class ElasticAgent:
 
     def _look(self) -> None:
         """See what has become of the round, if we are in one."""
-        if self._machine.state not in (State.RUNNING, State.STOPPING, State.FINISHED):
+        if self._machine.state not in _LOOKING:
             return
         # Closing a run ends its round: asked in this order, we never take the one for the other.
         over, ended = self._rendezvous.over(), self._rendezvous.ended()
@@ -266,6 +283,15 @@ class ElasticAgent:
             self._narrator.failed(failure)
         self._step(event)
 
+    def _stalled(self, attempt: Attempt, failure: Failure) -> None:
+        """Hear, on a thread of its own, that workers of an attempt make no progress."""
+        self._post(lambda: self._note_stall(attempt, failure))
+
+    def _note_stall(self, attempt: Attempt, failure: Failure) -> None:
+        if attempt is self._attempt and self._machine.state is State.RUNNING:
+            self._narrator.failed(failure)
+            self._step(inputs.WorkersStalled(failure))
+
     def _perform(self) -> None:
         while effects := self._wanted:
             self._wanted = []
@@ -286,8 +312,8 @@ class ElasticAgent:
             case Join(why, cause):
                 self._wait_for.begin(self._now(), self._job.join_s)
                 self._close_attempt()  # what the others report of it is heard until the next begins
+                self._joins_for = cause or why
                 if self._attempts:
-                    self._restarts = self._restarts.plus(cause or why)
                     self._narrator.restarting(why, self._here().failures)
                 self._wait(lambda: self._wait_for_round(why))
             case StartWorkers():
@@ -299,8 +325,12 @@ class ElasticAgent:
             case Publish():
                 here = self._here()
                 self._writer.submit(self._guarded(lambda: self._written.publish(here, effect)))
-            case CountFailure():
-                self._writer.submit(self._guarded(self._written.count))
+            case CountFailure(compared):
+                here = self._here()
+                self._writer.submit(self._guarded(lambda: self._written.count(here, compared)))
+            case Remember():
+                here = self._here()
+                self._writer.submit(self._guarded(lambda: self._written.remember(here, effect)))
             case Meet(timeout_s):
                 here = self._here()
                 self._narrator.finished()
@@ -321,6 +351,8 @@ class ElasticAgent:
 
     def _start(self) -> None:
         number, self._attempts = self._attempts, self._attempts + 1
+        if number:
+            self._restarts = self._restarts.plus(self._joins_for)
         member = self._member()
         ranks = [one.rank for one in member.ranks()]
         self._places.append(AttemptPlace(number, member.here.number, ranks[0], len(ranks)))
@@ -342,7 +374,8 @@ class ElasticAgent:
         self._membership, self._opened = membership, opened
         if opened.reports is not None:
             watch = opened.reports
-            self._wait(lambda: self._read_reports(here, watch))
+            run_id = self._job.run_id
+            self._wait(lambda: read_reports(run_id, here, watch, self._post, self._clock))
         own = membership.share.workers
         place = Place(here.number, here.rank, here.world_size, own, here.failures)
         self._step(inputs.Joined(place))
@@ -463,20 +496,3 @@ class ElasticAgent:
         except Exception as error:  # whatever it is, the workers are done (AG-7)
             trouble = str(error) or repr(error)
         self._post(inputs.BarrierOver(here.number, trouble))
-
-    def _read_reports(self, here: Round, watch: Watch) -> None:
-        try:
-            for change in watch:
-                node = int(change.key.rpartition("/")[2])
-                if node != here.rank and change.value is not None:
-                    self._hear(here.number, node, change.value)
-        except UsageError:
-            pass  # closed, since the attempt is over
-
-    def _hear(self, number: int, node: int, report: bytes) -> None:
-        try:
-            failures, final = decode_report(report, self._clock.wall())
-        except PeerViolation as error:
-            _log.warning("run %s: node %d: %s", self._job.run_id, node, error)
-            return
-        self._post(inputs.PeerTold(number, node, failures, final))

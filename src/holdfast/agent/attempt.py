@@ -9,12 +9,15 @@ from typing import Any, Protocol
 
 from holdfast.agent.environment import RoundFacts, worker_environment
 from holdfast.agent.job import Job
+from holdfast.agent.pace import Sample
 from holdfast.agent.roles import NodeShare, WorkerRanks
 from holdfast.agent.torch_store import master_of
 from holdfast.process.numa import cpus_for
 from holdfast.process.outcome.failure import WorkerExited
 from holdfast.process.outcome.stacks import WorkerStack, take_stacks
+from holdfast.process.outcome.usage import cpu_seconds, written_bytes
 from holdfast.process.output.logs import AttemptLogs, RunLogs, WorkerPlace
+from holdfast.process.progress import read_step
 from holdfast.process.spec import Function, GroupEnded, Launch, for_local_rank
 from holdfast.process.start.returns import read_return
 from holdfast.records import dataclass
@@ -125,6 +128,20 @@ class Attempt:
         ]
         return take_stacks(wanted, self._group.ask_stack)
 
+    def samples(self) -> dict[int, Sample]:
+        """Return what is seen of the workers that run, by rank."""
+        pids = self._group.pids()
+        return {
+            one.rank: _sample(one, pids[one.local_rank])
+            for one in self._launches
+            if one.local_rank in pids
+        }
+
+    def place_of(self, rank: int) -> tuple[int, str]:
+        """Return the local rank and the role of a rank of this attempt."""
+        one = next(one for one in self._launches if one.rank == rank)
+        return one.local_rank, one.role
+
     def results(self) -> dict[int, Any]:
         """Return what the function returned, by rank; for anything else nothing."""
         if not isinstance(self._job.entrypoint, Function):
@@ -176,5 +193,12 @@ class Attempt:
                 visible_gpus=job.environment.get("CUDA_VISIBLE_DEVICES"),
             ),
         )
-        environment = worker_environment(job.environment, ranks, facts, launch.error_file)
+        environment = worker_environment(
+            job.environment, ranks, facts, launch.error_file, launch.progress_file
+        )
         return replace(launch, environment=environment)
+
+
+def _sample(launch: Launch, pid: int) -> Sample:
+    step = read_step(launch.progress_file)
+    return Sample(step) if step >= 0 else Sample(step, written_bytes(pid), cpu_seconds(pid))

@@ -18,6 +18,7 @@ __all__ = [
     "Meet",
     "Place",
     "Publish",
+    "Remember",
     "StartWorkers",
     "Stop",
 ]
@@ -77,7 +78,20 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class CountFailure:
-    """Count a failure of this round in the job's account; then call `counted`."""
+    """Count a failure of this round in the job's account; then call `counted`.
+
+    `compared` is how many descriptions of earlier failures it is to be told with.
+    """
+
+    compared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Keep in the store what the failure of this number was, for the judgement of later ones."""
+
+    number: int
+    description: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +116,6 @@ class Finish:
     outcome: Outcome
 
 
-Effect: TypeAlias = Join | StartWorkers | Stop | Publish | CountFailure | Meet | Close | Finish
+Effect: TypeAlias = (
+    Join | StartWorkers | Stop | Publish | CountFailure | Remember | Meet | Close | Finish
+)

@@ -110,6 +110,7 @@ GIVEN = (
         "if workers can reach it",
     ),
     Variable("HOLDFAST_ROUND", "the round of the run", "1"),
+    Variable("HOLDFAST_PROGRESS_FILE", "where `holdfast.progress` tells its step", "…/progress"),
     Variable("HOLDFAST_GROUP", "the mark by which the agent finds its processes", "5f1c9a…"),
 )
 """Every variable that a worker is given."""
@@ -148,7 +149,11 @@ def common_environment(base: Mapping[str, str], local_world_size: int) -> dict[s
 
 
 def worker_environment(
-    base: Mapping[str, str], ranks: WorkerRanks, facts: RoundFacts, error_file: Path
+    base: Mapping[str, str],
+    ranks: WorkerRanks,
+    facts: RoundFacts,
+    error_file: Path,
+    progress_file: Path,
 ) -> dict[str, str]:
     """Return the whole environment of one worker; `base` is that of its agent."""
     found = common_environment(base, ranks.local_world_size)
@@ -171,6 +176,7 @@ def worker_environment(
         "TORCHELASTIC_ERROR_FILE": str(error_file),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": facts.signals_to_handle,
         "HOLDFAST_ROUND": str(facts.round),
+        "HOLDFAST_PROGRESS_FILE": str(progress_file),
     }
     if facts.virtual_local_rank:
         found["LOCAL_RANK"] = "0"

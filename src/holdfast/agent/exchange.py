@@ -8,6 +8,7 @@
     ROUND/done/R     the workers of node R are done (on the board)
     ROUND/done_count how many nodes have said so (on the board)
     ROUND/all_done   that all have (on the board)
+    failure/N        what the Nth failure of the job was, where rules compare them (on the board)
 
 The first four are in the round's own store, which ends with the round. Reports outlive it, since
 they are about its end: they are on the run's board, below the number of the round.
@@ -33,7 +34,16 @@ from holdfast.process.outcome.failure import Failure, dump_json, first_cause, lo
 from holdfast.rendezvous.handler import Round
 from holdfast.store.store import Watch
 
-__all__ = ["decode_report", "meet_at_exit", "publish", "say_done", "swap", "watch_reports"]
+__all__ = [
+    "decode_report",
+    "keep_description",
+    "meet_at_exit",
+    "publish",
+    "read_descriptions",
+    "say_done",
+    "swap",
+    "watch_reports",
+]
 
 _log = logging.getLogger("holdfast.agent")
 
@@ -145,6 +155,22 @@ def _what_fits(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
         fits.append(one)
         room -= size
     return fits
+
+
+def keep_description(here: Round, number: int, text: str, deadline: Deadline) -> None:
+    """Keep what the failure of this number was, for all later rounds."""
+    here.board.set(f"failure/{number}", text.encode(), timeout=deadline.remaining())
+
+
+def read_descriptions(
+    here: Round, number: int, compared: int, deadline: Deadline
+) -> tuple[str, ...]:
+    """Return what the failures before this one were, the newest first; "" for one not kept."""
+    earlier = range(number - 1, max(0, number - 1 - compared), -1)
+    if not earlier:
+        return ()
+    kept = here.board.multi_get([f"failure/{one}" for one in earlier], timeout=deadline.remaining())
+    return tuple((one or b"").decode(errors="replace") for one in kept)
 
 
 def watch_reports(here: Round, deadline: Deadline) -> Watch:

@@ -11,6 +11,7 @@ from signal import Signals
 from typing import TypeAlias, assert_never
 
 from holdfast.agent.effects import Place
+from holdfast.agent.known import KnownFailures
 from holdfast.agent.machine import AgentMachine
 from holdfast.errors import HoldfastError
 from holdfast.observe.recorder import MachineKind
@@ -38,6 +39,7 @@ __all__ = [
     "SignalCame",
     "StartFailed",
     "StopAsked",
+    "WorkersStalled",
 ]
 
 
@@ -75,12 +77,23 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersStalled:
+    """Workers make no progress, which counts as this failure; they still run."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class FailureCounted:
-    """The job has had `count` failures with ours, the newest at `times`; it is `wall` now."""
+    """The job has had `count` failures with ours, the newest at `times`; it is `wall` now.
+
+    `before` describes those before ours, the newest first, as many as were asked for.
+    """
 
     count: int
     times: tuple[float, ...]
     wall: float
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +178,7 @@ AgentInput: TypeAlias = (
     | StartFailed
     | WorkerExited
     | GroupEnded
+    | WorkersStalled
     | FailureCounted
     | CountFailed
     | PeerTold
@@ -195,8 +209,10 @@ def _give(machine: AgentMachine, event: AgentInput, now: float) -> None:
             machine.worker_exited(event, now)
         case GroupEnded(abandoned):
             machine.group_ended(abandoned, now)
-        case FailureCounted(count, times, wall):
-            machine.counted(count, times, wall, now)
+        case WorkersStalled(failure):
+            machine.stalled(failure)
+        case FailureCounted(count, times, wall, before):
+            machine.counted(count, times, wall, now, before)
         case CountFailed(error):
             machine.count_failed(error, now)
         case PeerTold(number, node, failures, final):
@@ -224,7 +240,7 @@ def _give(machine: AgentMachine, event: AgentInput, now: float) -> None:
 AGENT: MachineKind[AgentInput] = MachineKind(
     "agent",
     _give,
-    (AgentMachine,),
+    (AgentMachine, KnownFailures),
     quiet=(Held, AgentTick, SawRoundOver, SawNewcomers, SawRunEnded),
     overtaken=(Held,),
 )

@@ -23,7 +23,8 @@ class Job:
     and `master_port` replace the round's, as they are. `torch_store` says whether node 0 serves
     torch's store protocol at the master's address. `alike` is what every node should have been told
     alike, in words: a node that was told otherwise warns. `join_s` is how long a round may take to
-    come, None if that is not known.
+    come, None if that is not known; `stall_after_s` after which time without progress a worker
+    counts as failed, None for never.
     """
 
     run_id: str
@@ -43,3 +44,4 @@ class Job:
     monitor_interval_s: float = 0.1
     alike: str = ""
     join_s: float | None = None
+    stall_after_s: float | None = None

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import StrEnum
+from signal import Signals
 from typing import Any
 
+from holdfast.agent.rules import STALL
 from holdfast.errors import HoldfastError, Stopped
 from holdfast.process.outcome.failure import Failure, hint_for
 from holdfast.records import dataclass
 
-__all__ = ["Ending", "Outcome", "gist", "name_cause", "sentence", "stopped_by"]
+__all__ = [
+    "Ending",
+    "Outcome",
+    "broken",
+    "closed_as",
+    "gist",
+    "name_cause",
+    "sentence",
+    "signalled_by",
+    "stopped_by",
+]
 
 
 class Ending(StrEnum):
@@ -50,6 +62,22 @@ class Outcome:
     results: dict[int, Any] = field(default_factory=dict)
 
 
+def broken(error: HoldfastError) -> Outcome:
+    """Return the end of an agent that cannot go on."""
+    return Outcome(ending=Ending.BROKEN, reason=str(error), error=error)
+
+
+def closed_as(reason: str, *, failed: bool) -> Outcome:
+    """Return the end of an agent whose run another node closed."""
+    return Outcome(ending=Ending.FAILED if failed else Ending.NOT_NEEDED, reason=reason)
+
+
+def signalled_by(number: Signals, failures: tuple[Failure, ...]) -> Outcome:
+    """Return the end of an agent that this signal stopped while these failures were handled."""
+    why = f"stopped by {number.name}{f', after {sentence(failures[0])}' if failures else ''}"
+    return Outcome(ending=Ending.SIGNALLED, reason=why, failures=failures, signal=int(number))
+
+
 def stopped_by(user: str, failures: tuple[Failure, ...]) -> Outcome:
     """Return the end of a job that a user stopped while these failures were handled."""
     why = f"stopped by {user}"
@@ -72,10 +100,12 @@ def sentence(failure: Failure) -> str:
     """Return in one line which worker failed, how its process ended, and what is known of it."""
     known = gist(failure)
     what = f": {known}" if known else ""
+    if failure.kind == STALL:
+        return f"rank {failure.rank} on {failure.host} stalled{what}"
     return f"rank {failure.rank} on {failure.host} failed ({failure.exit}){what}"
 
 
 def name_cause(failure: Failure) -> str:
     """Return a failure in a few words: the rank, and what was raised or how the process ended."""
-    raised = failure.error_type.rpartition(".")[2]
+    raised = failure.kind or failure.error_type.rpartition(".")[2]
     return f"rank {failure.rank}: {raised or failure.exit}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.agent.effects import Publish
-from holdfast.agent.exchange import publish, say_done
+from holdfast.agent.effects import Publish, Remember
+from holdfast.agent.exchange import keep_description, publish, read_descriptions, say_done
 from holdfast.agent.inputs import AgentInput, CountFailed, FailureCounted
 from holdfast.clock import Clock, Deadline
 from holdfast.errors import HoldfastError
@@ -43,14 +43,25 @@ class RunWriter:
         except HoldfastError as error:  # the others wait for it until their timeout
             self._warn("the end of this node could not be reported", error)
 
-    def count(self) -> None:
-        """Count a failure in the job's account, and post what the account says."""
+    def count(self, here: Round, compared: int) -> None:
+        """Count a failure in the job's account, and post what the account says.
+
+        And what so many failures before it were.
+        """
         try:
             failures = self._rendezvous.count_failure(timeout=STORE_WITHIN_S)
+            before = read_descriptions(here, failures.count, compared, self._deadline())
         except HoldfastError as error:
             self._post(CountFailed(error))
             return
-        self._post(FailureCounted(failures.count, failures.times, self._clock.wall()))
+        self._post(FailureCounted(failures.count, failures.times, self._clock.wall(), before))
+
+    def remember(self, here: Round, effect: Remember) -> None:
+        """Keep what a failure was, for the judgement of later ones."""
+        try:
+            keep_description(here, effect.number, effect.description, self._deadline())
+        except HoldfastError as error:  # a later failure counts as another one then
+            self._warn("what failed could not be kept", error)
 
     def close_run(self, reason: str, failed: bool) -> None:
         """End the run for every node."""

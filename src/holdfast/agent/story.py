@@ -18,6 +18,7 @@ from holdfast.agent.effects import (
     Meet,
     Place,
     Publish,
+    Remember,
     StartWorkers,
     Stop,
 )
@@ -40,9 +41,11 @@ from holdfast.agent.inputs import (
     SignalCame,
     StartFailed,
     StopAsked,
+    WorkersStalled,
 )
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.policy import RestartBudget
+from holdfast.agent.rules import RestartBackoff, RestartRules
 from holdfast.agent.terms import State, Terms
 from holdfast.observe.replay import Replayable
 from holdfast.process.outcome.failure import Failure, WorkerExited
@@ -74,6 +77,8 @@ def tell_input(event: AgentInput) -> str:
         case GroupEnded(abandoned):
             left = f", but KILL did not end {_listed(abandoned)}" if abandoned else ""
             return f"all workers have ended{left}"
+        case WorkersStalled(failure):
+            return f"the workers make no progress: rank {failure.rank} at step {failure.step}"
         case FailureCounted(count):
             return f"the job's failures: {count}"
         case CountFailed(error):
@@ -114,6 +119,8 @@ def tell_effect(effect: Effect) -> str:
             return f"tells the other nodes its failures: {_ranks(failures, final)}"
         case CountFailure():
             return "counts the failure"
+        case Remember(number, description):
+            return f"keeps what failure {number} was: {description}"
         case Meet():
             return "waits for the other nodes to be done"
         case Close(reason, failed):
@@ -146,18 +153,23 @@ AGENT_STORY = Replayable(
     kind=AGENT,
     inputs=(
         *(AgentBegins, Held, Joined, JoinFailed, StartFailed, WorkerExited, GroupEnded),
+        WorkersStalled,
         *(FailureCounted, CountFailed, PeerTold, SawRoundOver, SawNewcomers, SawRunEnded),
         *(SignalCame, StopAsked, BarrierOver, Broke, AgentTick),
     ),
     values=(
-        *(Join, StartWorkers, Stop, Publish, CountFailure, Meet, Close, Finish),
+        *(Join, StartWorkers, Stop, Publish, CountFailure, Remember, Meet, Close, Finish),
         *(Place, LeaseHeld, Failure, Exit, Outcome, Ending, State, Terms, RestartBudget, Signals),
+        *(RestartRules, RestartBackoff),
     ),
     modules=(
         "holdfast.agent.machine",
+        "holdfast.agent.course",
+        "holdfast.agent.known",
         "holdfast.agent.inputs",
         "holdfast.agent.effects",
         "holdfast.agent.policy",
+        "holdfast.agent.rules",
         "holdfast.agent.terms",
         "holdfast.agent.outcome",
         "holdfast.process.outcome.failure",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from holdfast.agent.policy import RestartBudget
+from holdfast.agent.rules import RestartBackoff, RestartRules
 from holdfast.records import dataclass
 
 __all__ = ["State", "Terms"]
@@ -17,6 +18,7 @@ class State(StrEnum):
     JOINING = "joining"
     RUNNING = "running"
     STOPPING = "stopping"
+    BACKOFF = "backing off"
     FINISHED = "finished"
     GATHERING = "gathering"
     ENDED = "ended"
@@ -31,3 +33,7 @@ class Terms:
     """Between the first signal to a worker and KILL."""
     exit_barrier_s: float = 300.0
     """How long a node whose workers are done waits for those of the others."""
+    rules: RestartRules = RestartRules()
+    backoff: RestartBackoff = RestartBackoff()
+    run_id: str = ""
+    """Of the run: nodes draw equal pauses from it."""

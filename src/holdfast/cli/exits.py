@@ -10,6 +10,7 @@
     76   the other side broke the protocol, or does not speak it
     77   refused: authentication or permission
     79   a user stopped the job: holdfast stop
+    80   the same failure came too often at the same step: --max-same-failures
     130  interrupted
 
 Those from 69 to 77 are the ones that BSD's sysexits has for these cases. A job whose workers

@@ -9,12 +9,15 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.cli.arguments import one_line
 from holdfast.clock import iso_time
+from holdfast.control.stragglers import find_stragglers
 from holdfast.control.summary import AgentTold, agent_reason, job_summary, speaker
 from holdfast.observe.lines import duration
 
 __all__ = ["event_line", "ps_lines", "status_lines"]
 
 _TITLES = ("JOB", "STATE", "NODES", "WORKERS", "RESTARTS", "AGE", "REASON")
+_WORKER_TITLES = ("NODE", "HOST", "RANK", "PID", "STATE")
+_STEP_TITLES = ("STEP", "STEPS/S")
 _EVENTS_SHOWN = 10
 
 
@@ -58,7 +61,8 @@ def status_lines(agents: Sequence[AgentTold], missing: Iterable[str], now: float
     lines += [f"          {times} by {one_line(str(cause))}" for cause, times in causes]
     if first.get("logs"):
         lines.append(f"logs      {one_line(first['logs'])}")
-    lines += ["", *_table([("NODE", "HOST", "RANK", "PID", "STATE"), *_workers(agents, first)])]
+    lines += ["", *_table(_workers(agents, first))]
+    lines += _stragglers(agents, first)
     lines += missing
     events = sorted(
         ((one, agent) for agent in agents for one in agent.get("events", ())),
@@ -79,9 +83,12 @@ def event_line(event: AgentTold, agent: AgentTold) -> str:
 
 
 def _workers(agents: Sequence[AgentTold], first: AgentTold) -> list[tuple[str, ...]]:
-    """Return a row for each worker that an agent here knows, and one for the nodes elsewhere."""
+    """Return a row for each worker that an agent here knows, and one for the nodes elsewhere.
+
+    Under titles; steps are shown where a worker told one.
+    """
     rows: list[tuple[str, ...]] = []
-    inside = [one for one in agents if one.get("round") and one["round"] == first.get("round")]
+    inside = _inside(agents, first)
     for agent in sorted(inside, key=lambda one: one.get("node") or 0):
         rows += _workers_of(agent, str(agent.get("node")))
     if (elsewhere := first.get("nodes", 0) - len(inside)) > 0:
@@ -91,7 +98,14 @@ def _workers(agents: Sequence[AgentTold], first: AgentTold) -> list[tuple[str, .
         if not agent.get("round") or agent.get("round") != first.get("round"):
             why = f"agent {agent.get('state', '?')}: {agent_reason(agent)}"
             rows.append(("-", agent.get("host", "?"), "", str(agent.get("pid", "")), why))
-    return rows
+    told = any(len(row) > len(_WORKER_TITLES) for row in rows)
+    titles = (*_WORKER_TITLES, *_STEP_TITLES) if told else _WORKER_TITLES
+    return [titles, *(row + ("",) * (len(titles) - len(row)) for row in rows)]
+
+
+def _inside(agents: Sequence[AgentTold], first: AgentTold) -> list[AgentTold]:
+    """Return the agents that are in the newest round."""
+    return [one for one in agents if one.get("round") and one["round"] == first.get("round")]
 
 
 def _workers_of(agent: AgentTold, number: str) -> list[tuple[str, ...]]:
@@ -102,8 +116,27 @@ def _workers_of(agent: AgentTold, number: str) -> list[tuple[str, ...]]:
             str(worker.get("rank")),
             str(worker.get("pid") or ""),
             "running" if worker.get("running") else "ended",
+            *_steps_of(worker),
         )
         for worker in agent.get("workers", ())
+    ]
+
+
+def _steps_of(worker: AgentTold) -> tuple[str, ...]:
+    step, rate = worker.get("step"), worker.get("steps_a_second")
+    if step is None:
+        return ()
+    return str(step), "" if rate is None else f"{rate:.3g}"
+
+
+def _stragglers(agents: Sequence[AgentTold], first: AgentTold) -> list[str]:
+    """Return a line for each worker that is much slower than the others that are known here."""
+    workers = [one for agent in _inside(agents, first) for one in agent.get("workers", ())]
+    told = [(one["rank"], one.get("steps_a_second")) for one in workers if "rank" in one]
+    rates = {rank: rate for rank, rate in told if rate is not None}
+    return [
+        f"straggler  rank {rank}: {share:.0%} of the median's steps a second"
+        for rank, share in find_stragglers(rates).items()
     ]
 
 

@@ -151,6 +151,36 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
                 help="the same; 3/60s: three within any 60 seconds (s, m, h)",
             ),
             Flag(
+                name="restart-on",
+                metavar="CAUSE,...",
+                bare=True,
+                help="restart only after these: exit code, SIGNAME, exception class, oom, stall",
+            ),
+            Flag(
+                name="no-restart-on",
+                metavar="CAUSE,...",
+                bare=True,
+                help="give up after these; they beat --restart-on",
+            ),
+            Flag(
+                name="restart-backoff",
+                metavar="TIME[:MOST]",
+                bare=True,
+                help="pause before a restart, twice as long after each failure, up to MOST (60s)",
+            ),
+            Flag(
+                name="max-same-failures",
+                metavar="N",
+                bare=True,
+                help="give up, with exit code 80, when a failure comes N times at the same step",
+            ),
+            Flag(
+                name="stall-after",
+                metavar="TIME",
+                bare=True,
+                help="a worker without progress for so long, such as 10m, has failed: stall",
+            ),
+            Flag(
                 name="signals-to-handle",
                 metavar="NAMES",
                 default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",

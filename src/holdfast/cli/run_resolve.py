@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from holdfast import env
 from holdfast.agent.environment import limits_threads
 from holdfast.agent.policy import RestartBudget, parse_restarts
+from holdfast.agent.rules import RestartBackoff, parse_backoff, parse_causes, parse_duration
 from holdfast.cli.run_flags import Text, unknown_variables
 from holdfast.errors import UsageError
 from holdfast.ids import UNNAMED_RUN
@@ -60,6 +61,7 @@ def resolve(
         warnings.append("OMP_NUM_THREADS is not set: each worker gets 1; set it to tune this")
     flags.read("logs_specs", _logs_specs)
     budget = _budget(flags)
+    backoff = flags.optional("restart_backoff", parse_backoff) or RestartBackoff()
     grace_s = flags.optional("shutdown_timeout", _seconds)
     if grace_s is None:
         grace_s = environment.shutdown_timeout_s
@@ -69,6 +71,12 @@ def resolve(
         role=flags.text("role"),
         max_restarts=budget.max_restarts,
         restart_window_s=budget.window_s,
+        restart_on=flags.read("restart_on", parse_causes),
+        no_restart_on=flags.read("no_restart_on", parse_causes),
+        restart_backoff=backoff.first_s,
+        restart_backoff_max=backoff.most_s,
+        stall_after=flags.optional("stall_after", parse_duration),
+        max_same_failures=flags.optional("max_same_failures", _whole),
         monitor_interval=flags.read("monitor_interval", _seconds),
         start_method=flags.read("start_method", _one_of(tuple(StartMethod))),
         logs=_logs(flags),

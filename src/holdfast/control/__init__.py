@@ -7,6 +7,7 @@ Layout, in reading order (◦ = pure)
     merged_stacks.py ◦  stacks of many workers: ranks at the same place are one class
     summary.py ◦   a job in a few fields, from what its agents say
     log_files.py ◦  which files hold what the workers wrote
+    stragglers.py ◦  which workers are slower than the others
     frames.py      one frame on a socket, within a deadline
     folder.py      the user's private folder, with an entry for each agent of this machine
     server.py      an agent's end: a socket beside its entry, a thread for each request

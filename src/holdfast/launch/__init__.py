@@ -4,6 +4,7 @@ Layout, in reading order (◦ = pure)
     config.py ◦     LaunchConfig: what to launch, frozen
     entrypoints.py  functions and commands, as people give them
     devices.py      how many workers `auto`, `gpu` and `cpu` mean here
+    node_job.py     from a configuration to what this node's agent is to do
     report.py ◦     what went wrong, as text, as JSON and as an exit code
     recordings.py   the last steps of the job's machines, in its report
     report_file.py  the file of the report

@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.agent.policy import RestartBudget
 from holdfast.agent.roles import ROLE_MAX, WORKERS_MAX
+from holdfast.agent.rules import BACKOFF_MOST_S, RestartBackoff, RestartRules
 from holdfast.errors import UsageError
 from holdfast.ids import UNNAMED_RUN
 from holdfast.net.address import parse_address, parse_listen
@@ -55,6 +56,17 @@ class LaunchConfig:
     """How long to wait for a round; None for what `rdzv_configs` says, or 600."""
     max_restarts: int = 3
     restart_window_s: float | None = None
+    restart_on: tuple[str, ...] = ()
+    """The causes after which the job is restarted, such as "SIGSEGV"; empty: after all."""
+    no_restart_on: tuple[str, ...] = ()
+    """The causes after which it is not."""
+    restart_backoff: float = 0.0
+    """The pause before the first restart; it doubles with each failure, and has jitter."""
+    restart_backoff_max: float = BACKOFF_MOST_S
+    stall_after: float | None = None
+    """After how many seconds without progress a worker counts as failed; None: never."""
+    max_same_failures: int | None = None
+    """After how many equal failures in a row at the same step the job is given up."""
     monitor_interval: float = 0.1
     """How often to check for exiting workers, at most every 0.5 s; an end is noticed at once."""
     start_method: str = "spawn"
@@ -92,9 +104,15 @@ class LaunchConfig:
         _check_choice("start_method", self.start_method, tuple(StartMethod))
         if self.numa_binding is not None:
             _check_choice("numa_binding", self.numa_binding, NUMA_BINDINGS)
+        for name in ("restart_on", "no_restart_on"):
+            _check_type(name, getattr(self, name), tuple)
+        _check_seconds("restart_backoff", self.restart_backoff)
+        _check_seconds("restart_backoff_max", self.restart_backoff_max)
         _check_seconds("monitor_interval", self.monitor_interval, above_zero=True)
         _check_seconds("shutdown_timeout", self.shutdown_timeout)
         _check_seconds("exit_barrier_timeout", self.exit_barrier_timeout)
+        if self.stall_after is not None:
+            _check_seconds("stall_after", self.stall_after, above_zero=True)
         if self.rdzv_timeout is not None:
             _check_seconds("rdzv_timeout", self.rdzv_timeout)
         _check_type("rdzv_configs", self.rdzv_configs, Mapping)
@@ -108,7 +126,8 @@ class LaunchConfig:
             if getattr(self, name) is not None:
                 _check_type(name, getattr(self, name), Path)
         # What others judge: they are asked once, here, and then again when they are needed.
-        _ = (self.signals, self.budget, self.rendezvous(self.run_id or UNNAMED_RUN))
+        _ = (self.signals, self.budget, self.rules, self.backoff)
+        self.rendezvous(self.run_id or UNNAMED_RUN)
         self._check_meeting()
         # A copy of our own: the caller may go on and change its own.
         object.__setattr__(self, "rdzv_configs", dict(self.rdzv_configs))
@@ -156,6 +175,18 @@ class LaunchConfig:
     def budget(self) -> RestartBudget:
         """How many failures of the job are forgiven."""
         return RestartBudget(self.max_restarts, self.restart_window_s)
+
+    @property
+    def rules(self) -> RestartRules:
+        """After which failures the job is restarted."""
+        return RestartRules(
+            only=self.restart_on, never=self.no_restart_on, same_max=self.max_same_failures
+        )
+
+    @property
+    def backoff(self) -> RestartBackoff:
+        """The pauses before restarts."""
+        return RestartBackoff(self.restart_backoff, self.restart_backoff_max)
 
     def rendezvous(self, run_id: str) -> RendezvousParameters:
         """Return what a rendezvous of this name needs to know."""

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, assert_never, overload
 
 from holdfast import env
@@ -27,9 +25,8 @@ from holdfast.agent.environment import common_environment
 from holdfast.agent.exchange import meet_at_exit
 from holdfast.agent.job import Job
 from holdfast.agent.outcome import Ending, Outcome
-from holdfast.agent.roles import NodeInfo
 from holdfast.agent.status import AgentStatus
-from holdfast.agent.terms import State, Terms
+from holdfast.agent.terms import State
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import (
     BUG,
@@ -44,6 +41,7 @@ from holdfast.errors import (
 from holdfast.ids import new_token
 from holdfast.launch.config import LaunchConfig
 from holdfast.launch.entrypoints import make_entrypoint
+from holdfast.launch.node_job import make_job
 from holdfast.launch.report_file import check_report_file, write_report_file
 from holdfast.launch.serving import serve_commands, serve_metrics
 from holdfast.launch.steering import Steering
@@ -57,6 +55,7 @@ from holdfast.process.outcome.errorfile import examine, write_reply_file
 from holdfast.process.outcome.failure import Failure
 from holdfast.process.outcome.memory import MemoryWatch
 from holdfast.process.output.logs import AttemptLogs, RunLogs
+from holdfast.process.progress import read_step
 from holdfast.process.signals import HeldSignals
 from holdfast.process.spec import Entrypoint, Exit, Launch, Program, entrypoint_name
 from holdfast.process.start.checks import check_entrypoint
@@ -180,7 +179,14 @@ class _Launch:
         self._serve_health(stack)
         steering = self._serve_user(stack)
         logs, containment = self._contain(stack)
-        job = self._job(logs.private)
+        job = make_job(
+            self._config,
+            self._entrypoint,
+            self._run_id,
+            self._environment,
+            host=self._host,
+            folder=logs.private,
+        )
         check_entrypoint(job.entrypoint, job.environment)
         starter = Starter(
             cgroup=containment.procs_path,
@@ -249,61 +255,6 @@ class _Launch:
                 rendezvous.close(f"an agent failed on {self._host}: {error}", failed=True)
             raise
 
-    def _job(self, folder: Path) -> Job:
-        config = self._config
-        return Job(
-            run_id=self._run_id,
-            node=NodeInfo(config.role, config.nproc_per_node),
-            entrypoint=self._entrypoint,
-            terms=Terms(
-                budget=config.budget,
-                grace_s=config.shutdown_timeout,
-                exit_barrier_s=config.exit_barrier_timeout,
-            ),
-            environment=env.variables(),
-            host=self._host,
-            signals=config.signals,
-            master_address=config.master_addr,
-            master_port=config.master_port,
-            torch_store=self._environment.share_store,
-            virtual_local_rank=config.virtual_local_rank,
-            numa_binding=config.numa_binding,
-            timer_file=self._timer_file(folder),
-            secret_file=self._secret_file(folder),
-            monitor_interval_s=config.monitor_interval,
-            alike=self._alike(),
-            join_s=config.rendezvous(self._run_id).join_s,
-        )
-
-    def _alike(self) -> str:
-        config, window_s = self._config, self._config.restart_window_s
-        window = "" if window_s is None else f" in {window_s:g} s"
-        nodes = f"{config.min_nodes}:{config.max_nodes} nodes"
-        return f"{nodes}, {config.max_restarts} restarts{window}"
-
-    def _timer_file(self, folder: Path) -> Path | None:
-        """Return where workers announce timers: where the user says, else in `folder`."""
-        if not self._environment.file_timer:
-            return None
-        return self._environment.timer_file or folder / "timers"
-
-    def _secret_file(self, folder: Path) -> Path | None:
-        """Return where workers find the job's secret; never in their environment."""
-        given = self._config.secret_file or self._environment.secret_file
-        if given is not None:
-            from holdfast.net.secret import read_secret_file
-
-            if not given.exists():
-                raise UsageError(f"secret file {str(given)!r}: no such file")
-            read_secret_file(given)  # what is wrong with it is said now, not when nodes meet
-        if given is not None or self._environment.secret is None:
-            return given
-        path = folder / "secret"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(str.encode(self._environment.secret))
-        return path
-
     def _standbys(self, job: Job, containment: Containment) -> Standbys | None:
         """Begin to import what the workers will need, while the nodes still meet."""
         if not self._config.warm:
@@ -358,6 +309,7 @@ class _Launch:
                 memory=memory,
                 known=self._watchdog.why(pid) if self._watchdog else "",
             )
+            failure = replace(failure, step=read_step(launch.progress_file))
             return replace(failure, error_file="") if gone else failure
 
         return WorkerGroup(

@@ -18,6 +18,9 @@ after it. The JSON is for programs; its fields are
         stack                               the Python stack at a crash or before a KILL
         hint                                what else is known
         error_file                          where the worker left it
+        kind                                oom or stall, if it is one
+        step                                the last step that the worker told; -1: none
+        repeated                            how often it came in a row, if that ended the job
     machines    the last steps of the machines that decided here, for `holdfast replay`
 """
 
@@ -104,6 +107,7 @@ def _whole(failure: Failure) -> str:
         "host": f"{failure.host}, pid {failure.pid}",
         "time": _time(failure.at),
         "end": str(failure.exit),
+        "step": str(failure.step) if failure.step >= 0 else "",
         "hint": failure.hint,
         "error file": failure.error_file,
     }
@@ -162,6 +166,9 @@ def _fields(failure: Failure, first: Failure) -> dict[str, Any]:
         "stack": failure.stack,
         "hint": failure.hint,
         "error_file": failure.error_file,
+        "kind": failure.kind,
+        "step": failure.step,
+        "repeated": failure.repeated,
     }
 
 

@@ -11,7 +11,8 @@ The status is one JSON object, with the same names in every version:
     spares                  how many more nodes could come in
     restarts                allowed, used by the job, window_s; here: the restarts of this node and
                             their causes, as [text, times]
-    workers                 of this node: rank, local_rank, role, pid, and whether they run
+    workers                 of this node: rank, local_rank, role, pid, and whether they run; step
+                            and steps_a_second, None if the worker told none
     attempts                the last times that it started workers: number, round, first_rank,
                             workers
     logs                    the folder of the logs, if it is kept
@@ -30,6 +31,7 @@ from dataclasses import asdict
 from typing import Any, assert_never
 
 from holdfast.agent.agent import ElasticAgent
+from holdfast.agent.pace import Pace
 from holdfast.agent.status import AgentStatus
 from holdfast.agent.terms import State
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -165,7 +167,7 @@ class Steering:
             "attempts": [asdict(one) for one in agent.attempts()],
             "logs": None if status.logs is None else str(status.logs),
             "ending": None if status.ending is None else status.ending.value,
-            **_place(status, agent.pids()),
+            **_place(status, agent.pids(), agent.paces()),
         }
 
     def _restarts(self, used: int) -> dict[str, Any]:
@@ -173,7 +175,7 @@ class Steering:
         return {"allowed": budget.max_restarts, "used": used, "window_s": budget.window_s}
 
 
-def _place(status: AgentStatus, pids: dict[int, int]) -> dict[str, Any]:
+def _place(status: AgentStatus, pids: dict[int, int], paces: dict[int, Pace]) -> dict[str, Any]:
     """Tell of the round that the agent is in: its nodes, and the workers of this one."""
     if status.membership is None or status.state not in _IN_A_ROUND:
         return _NO_ROUND
@@ -185,6 +187,7 @@ def _place(status: AgentStatus, pids: dict[int, int]) -> dict[str, Any]:
             "role": one.role,
             "pid": pids.get(one.local_rank),
             "running": one.local_rank in pids,
+            **_pace(paces.get(one.rank)),
         }
         for one in ranks
     ]
@@ -195,3 +198,9 @@ def _place(status: AgentStatus, pids: dict[int, int]) -> dict[str, Any]:
         "nodes": here.world_size,
         "workers": workers,
     }
+
+
+def _pace(pace: Pace | None) -> dict[str, Any]:
+    if pace is None or pace.step < 0:
+        return {"step": None, "steps_a_second": None}
+    return {"step": pace.step, "steps_a_second": pace.steps_a_second}

@@ -10,6 +10,7 @@ Layout, in reading order (◦ = pure)
     numa.py           which processors a worker should run on
     signals.py        signals as events
     fifo.py           a FIFO that only this user can use
+    progress.py       the step that a worker is at: told by it, read by its agent
     watchdog.py       timers that end a worker which does not renew them
 """
 

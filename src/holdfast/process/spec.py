@@ -137,6 +137,11 @@ class Launch:
         return self.folder / "stack.txt"
 
     @property
+    def progress_file(self) -> Path:
+        """Where the worker tells its step."""
+        return self.folder / "progress"
+
+    @property
     def result_file(self) -> Path:
         """Where a function's return value is left, pickled."""
         return self.folder / "result.pickle"

@@ -23,6 +23,7 @@ from holdfast.agent.effects import (
     Meet,
     Place,
     Publish,
+    Remember,
     StartWorkers,
     Stop,
 )
@@ -63,6 +64,8 @@ from tests.sim.rendezvous.nodes import Agent, Behaviour, NodeProgram
 from tests.sim.store.actors import WatchRecord
 
 __all__ = ["STORE_WITHIN_S", "AgentProgram", "AgentUser"]
+
+_LOOKING = (State.RUNNING, State.STOPPING, State.BACKOFF, State.FINISHED)
 
 STORE_WITHIN_S = 30.0
 LAST_WORDS_S = 10.0
@@ -150,7 +153,7 @@ class AgentUser(Agent):
         self._set_wake()
 
     def _look(self) -> None:
-        if self.machine.state not in (State.RUNNING, State.STOPPING, State.FINISHED):
+        if self.machine.state not in _LOOKING:
             return
         machine, now = self.machine, self.local()
         if self._is_closed is not None:
@@ -190,6 +193,8 @@ class AgentUser(Agent):
                 self._submit(lambda done: self._publish(where, effect, done))
             case CountFailure():
                 self._submit(self._count)
+            case Remember(number, description):
+                self._submit(lambda done: self._remember(number, description, done))
             case Meet(timeout_s):
                 meet(self, timeout_s)
             case Close(reason, failed):
@@ -356,6 +361,10 @@ class AgentUser(Agent):
         publish(here, effect.failures, effect.final, self.wall(), Deadline.after(STORE_WITHIN_S))
         ((key, value),) = said.items()
         self._do(Set(self.judge.keys.board + key, value), STORE_WITHIN_S, lambda result: done())
+
+    def _remember(self, number: int, description: str, done: Callable[[], None]) -> None:
+        key = f"{self.judge.keys.board}failure/{number}"
+        self._do(Set(key, description.encode()), STORE_WITHIN_S, lambda result: done())
 
     def _count(self, done: Callable[[], None]) -> None:
         wall = self.wall()

@@ -31,6 +31,7 @@ from unittest.mock import patch
 
 from holdfast.agent.machine import GATHER_S, State, Terms
 from holdfast.agent.policy import RestartBudget
+from holdfast.agent.rules import RestartBackoff
 from holdfast.ids import NodeId, RunId
 from holdfast.rendezvous import roll
 from holdfast.rendezvous.decide import Rules
@@ -92,7 +93,7 @@ class AgentPlan:
     def settle_s(self) -> float:
         """Return within which time after the last failure everything is settled (L4)."""
         terms, work = self.terms, self.behaviour.work_s or (0.0, 0.0)
-        stop_s = terms.grace_s + KILL_WAIT_S + GATHER_S + 2 * STORE_WITHIN_S
+        stop_s = terms.grace_s + KILL_WAIT_S + GATHER_S + 2 * STORE_WITHIN_S + terms.backoff.most_s
         return NOTICE_S + 2.2 * self.rules.join_s + stop_s + 2 * work[1] + terms.exit_barrier_s
 
 
@@ -136,6 +137,12 @@ def draw_plan(seed: int) -> AgentPlan:
     return replace(plan, rules=replace(rules, stop_s=stop_s))
 
 
+def _draw_backoff(until: float) -> RestartBackoff:
+    """Let some jobs pause before they restart; drawn apart, so that all else stays as it was."""
+    rng = random.Random(f"backoff {until}")
+    return RestartBackoff(rng.choice((0.0, 0.0, 0.0, 0.3, 2.0)), 4.0)
+
+
 def _draw_behaviour(rng: random.Random, until: float, nodes: int) -> AgentBehaviour:
     least_s = rng.uniform(0.5, 5.0)
     drift_s = rng.choice((0.5, 4.0, 12.0))
@@ -147,6 +154,7 @@ def _draw_behaviour(rng: random.Random, until: float, nodes: int) -> AgentBehavi
             budget=RestartBudget(rng.choice((0, 0, 1, 1, 2, 10))),
             grace_s=rng.choice((1.0, 1.0, 4.0)),
             exit_barrier_s=rng.choice((2.0, 30.0)),
+            backoff=_draw_backoff(until),
         ),
         workers=tuple(rng.randint(1, 3) for _ in range(nodes)),
         work_s=None if rng.random() < 0.4 else (least_s, least_s + drift_s),

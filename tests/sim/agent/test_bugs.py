@@ -126,8 +126,8 @@ def a_failure_is_told_when_the_last_worker_ended(patch: pytest.MonkeyPatch) -> N
         self._effects = [one for one in self._effects if not isinstance(one, Publish)]
 
     def group_ended(self: AgentMachine, abandoned: Any, now: float) -> None:
-        if self._own:
-            self._effects.append(Publish(tuple(self._own), final=False))
+        if self._failures.own:
+            self._effects.append(Publish(tuple(self._failures.own), final=False))
         real_ended(self, abandoned, now)
 
     patch.setattr(AgentMachine, "_failed", failed)
@@ -238,7 +238,7 @@ def an_agent_forgets_to_end(patch: pytest.MonkeyPatch) -> None:  # AG-8
     real = AgentMachine._gather
 
     def gather(self: AgentMachine, now: float) -> None:
-        if len(self._told_all) >= self._others():
+        if self._failures.others_told_all(self._others()):
             real(self, now)
         else:
             self._gather_by = now + 1.0

@@ -13,6 +13,7 @@ from holdfast.agent.effects import (
     Meet,
     Place,
     Publish,
+    Remember,
     StartWorkers,
     Stop,
 )
@@ -67,6 +68,8 @@ def brief(effect: Effect) -> str:
             return f"publish {ranks}{' final' if final else ''}"
         case CountFailure():
             return "count"
+        case Remember(number, description):
+            return f"remember {number}: {description}"
         case Meet(timeout_s):
             return f"meet {timeout_s:g}"
         case Close(_, failed_):

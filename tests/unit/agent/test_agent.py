@@ -102,7 +102,7 @@ def test_a_waiting_agent_says_for_how_many_nodes(
         pass
     assert status.state is State.JOINING
     assert status.reason == "round 1 is over: b is gone"
-    assert str(status.restarts) == "1 restart (round 1 is over: b is gone)"
+    assert str(status.restarts) == "no restart"
 
 
 def test_a_failure_restarts_the_workers_of_all_nodes_in_one_new_round(troupe: Troupe) -> None:

@@ -23,6 +23,7 @@ from holdfast.errors import UsageError
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "environment.md"
 ERROR_FILE = Path("/logs/attempt_0/1/error.json")
+PROGRESS_FILE = Path("/logs/attempt_0/1/progress")
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 FACTS = RoundFacts(
     run_id="train-7",
@@ -56,13 +57,14 @@ ALWAYS = {
     "TORCHELASTIC_ERROR_FILE": str(ERROR_FILE),
     "TORCHELASTIC_SIGNALS_TO_HANDLE": SIGNALS,
     "HOLDFAST_ROUND": "4",
+    "HOLDFAST_PROGRESS_FILE": str(PROGRESS_FILE),
 }
 
 
 def made(
     base: dict[str, str], ranks: WorkerRanks = RANKS, facts: RoundFacts = FACTS
 ) -> dict[str, str]:
-    return worker_environment(base, ranks, facts, ERROR_FILE)
+    return worker_environment(base, ranks, facts, ERROR_FILE, PROGRESS_FILE)
 
 
 def test_a_worker_of_several_in_an_empty_environment() -> None:

@@ -30,6 +30,7 @@ from holdfast.agent.inputs import (
     SignalCame,
     StartFailed,
     StopAsked,
+    WorkersStalled,
 )
 from holdfast.agent.machine import AgentMachine
 from holdfast.agent.story import AGENT_STORY
@@ -70,13 +71,14 @@ CALLS: list[tuple[AgentInput, tuple[Any, ...]]] = [
     (StartFailed(ERROR), ("start_failed", ERROR)),
     (failed(failure()), ("worker_exited", failed(failure()), NOW)),
     (GroupEnded((7,)), ("group_ended", (7,), NOW)),
-    (FailureCounted(2, (1.0,), 9.0), ("counted", 2, (1.0,), 9.0, NOW)),
+    (FailureCounted(2, (1.0,), 9.0, ("x",)), ("counted", 2, (1.0,), 9.0, NOW, ("x",))),
     (CountFailed(ERROR), ("count_failed", ERROR, NOW)),
     (PeerTold(1, 2, (failure(),), True), ("peer_told", 1, 2, (failure(),), True, NOW)),
     (SawRoundOver("gone"), ("round_over", "gone", NOW)),
     (SawNewcomers(2), ("newcomers", 2, NOW)),
     (SawRunEnded("closed", True), ("run_ended", "closed", True, NOW)),
     (SignalCame(Signals.SIGTERM), ("signalled", Signals.SIGTERM, NOW)),
+    (WorkersStalled(failure()), ("stalled", failure())),
     (StopAsked("user a", 5.0), ("stop_asked", "user a", 5.0, NOW)),
     (BarrierOver(1, "late"), ("met", 1, "late", NOW)),
     (Broke(ERROR), ("broke", ERROR)),
@@ -130,7 +132,11 @@ INPUTS: dict[type, st.SearchStrategy[Any]] = {
     ),
     GroupEnded: st.builds(GroupEnded, st.lists(counts, max_size=2).map(tuple)),
     FailureCounted: st.builds(
-        FailureCounted, counts, st.lists(seconds, max_size=3).map(tuple), seconds
+        FailureCounted,
+        counts,
+        st.lists(seconds, max_size=3).map(tuple),
+        seconds,
+        st.lists(st.text(max_size=5), max_size=2).map(tuple),
     ),
     CountFailed: st.builds(CountFailed, errors),
     PeerTold: st.builds(
@@ -140,6 +146,7 @@ INPUTS: dict[type, st.SearchStrategy[Any]] = {
     SawNewcomers: st.builds(SawNewcomers, counts),
     SawRunEnded: st.builds(SawRunEnded, texts, st.booleans()),
     SignalCame: st.builds(SignalCame, st.sampled_from(Signals)),
+    WorkersStalled: st.builds(WorkersStalled, failures),
     StopAsked: st.builds(StopAsked, texts, st.none() | st.floats(0, 100)),
     BarrierOver: st.builds(BarrierOver, counts, st.none() | texts),
     Broke: st.builds(Broke, errors),

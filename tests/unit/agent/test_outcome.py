@@ -19,6 +19,12 @@ def test_an_outcome_needs_no_more_than_its_ending_and_a_reason() -> None:
     assert end.results is not Outcome(ending=Ending.SUCCEEDED, reason="").results
 
 
+def test_a_stall_is_told_as_one() -> None:
+    stall = replace(failure(3), kind="stall", message="no progress for 60 s")
+    assert sentence(stall) == "rank 3 on a stalled: no progress for 60 s"
+    assert name_cause(stall) == "rank 3: stall"
+
+
 def test_endings_are_words() -> None:
     assert [str(ending) for ending in Ending] == [
         "succeeded",

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.agent.effects import Publish
+from holdfast.agent.effects import Publish, Remember
 from holdfast.agent.exchange import decode_report
 from holdfast.agent.inputs import AgentInput, CountFailed, FailureCounted
 from holdfast.agent.run_writer import RunWriter
@@ -59,8 +59,14 @@ def test_a_failure_is_published_and_counted_and_the_run_closed() -> None:
     (entry,) = store.list_prefix("")
     report = entry.value
     assert [told.rank for told in decode_report(report, CLOCK.wall())[0]] == [1]
-    one.count()
-    assert posted == [FailureCounted(2, (5.0,), CLOCK.wall())]
+    one.remember(a_round(store), Remember(1, "ValueError at step 7"))
+    one.count(a_round(store), 0)
+    one.count(a_round(store), 2)
+    before = ("ValueError at step 7",)
+    assert posted == [
+        FailureCounted(2, (5.0,), CLOCK.wall()),
+        FailureCounted(2, (5.0,), CLOCK.wall(), before),
+    ]
     one.close_run("all is done", False)
     assert rendezvous.closed == [("all is done", False)]
     store.close()
@@ -73,8 +79,10 @@ def test_what_cannot_be_written_is_a_warning(caplog: pytest.LogCaptureFixture) -
     one.publish(a_round(store), Publish((failure(1),), False))
     one.say_done(a_round(store))
     one.close_run("all is done", False)
-    one.count()
+    one.remember(a_round(store), Remember(1, "boom"))
+    one.count(a_round(store), 0)
     assert posted == [CountFailed(ERROR)]
     for text in ("a failure could not be reported", "it could not be closed: not today"):
         assert f"run job: {text}" in caplog.text
     assert "the end of this node could not be reported" in caplog.text
+    assert "what failed could not be kept" in caplog.text

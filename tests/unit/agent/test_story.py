@@ -14,6 +14,7 @@ from holdfast.agent.effects import (
     Join,
     Meet,
     Publish,
+    Remember,
     StartWorkers,
     Stop,
 )
@@ -35,6 +36,7 @@ from holdfast.agent.inputs import (
     SignalCame,
     StartFailed,
     StopAsked,
+    WorkersStalled,
 )
 from holdfast.agent.outcome import Ending, Outcome
 from holdfast.agent.story import AGENT_STORY, tell_effect, tell_input
@@ -68,6 +70,7 @@ INPUTS: list[tuple[AgentInput, str]] = [
     (SawRunEnded("all is done", False), "the run is closed as done: all is done"),
     (SawRunEnded("no restart", True), "the run is closed as failed: no restart"),
     (SignalCame(Signals.SIGTERM), "signal SIGTERM"),
+    (WorkersStalled(failure(1)), "the workers make no progress: rank 1 at step -1"),
     (StopAsked("user a", None), "user a stops the job"),
     (StopAsked("user a", 2.5), "user a stops the job within 2.5 s"),
     (BarrierOver(1, None), "the exit barrier of round 1 is over"),
@@ -96,6 +99,7 @@ EFFECTS: list[tuple[Effect, str]] = [
     (Stop(Signals.SIGTERM, 30.0, "over"), "stops its workers by SIGTERM within 30 s: over"),
     (Publish((failure(3),), True), "tells the other nodes its failures: 3, and these are all"),
     (CountFailure(), "counts the failure"),
+    (Remember(2, "boom at step 1"), "keeps what failure 2 was: boom at step 1"),
     (Meet(300.0), "waits for the other nodes to be done"),
     (Close("all is done", False), "closes the run as done: all is done"),
     (Finish(Outcome(ending=Ending.SUCCEEDED, reason="done")), "ends: succeeded: done"),

@@ -7,8 +7,8 @@ from holdfast.agent.terms import State, Terms
 
 
 def test_states_are_words() -> None:
-    words = ["init", "joining", "running", "stopping", "finished", "gathering", "ended"]
-    assert [str(state) for state in State] == words
+    words = ["init", "joining", "running", "stopping", "backing off"]
+    assert [str(state) for state in State] == [*words, "finished", "gathering", "ended"]
 
 
 def test_the_numbers_have_defaults() -> None:

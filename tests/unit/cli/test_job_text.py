@@ -101,3 +101,17 @@ def test_an_event_plays_no_tricks_with_the_terminal() -> None:
 def test_an_agent_of_another_version_may_say_less() -> None:
     assert status_lines([{"run": "a"}], [], 1.0)[0] == "job       a  ()"
     assert "?" in event_line({}, {})
+
+
+def test_steps_are_shown_and_stragglers_named() -> None:
+    rates = {0: 10.0, 1: 9.87, 2: 2.0, 3: None}
+    workers = [
+        {"rank": rank, "pid": 8, "running": True, "step": 5, "steps_a_second": rate}
+        for rank, rate in rates.items()
+    ]
+    silent = {"rank": 4, "pid": 8, "running": True, "step": None, "steps_a_second": None}
+    lines = status_lines([agent(0) | {"workers": [*workers, silent]}], (), 160.0)
+    shown = [line.split() for line in lines if " host0 " in line and "running" in line]
+    assert [line[5:] for line in shown[:5]] == [["5", "10"], ["5", "9.87"], ["5", "2"], ["5"], []]
+    assert any(line.split()[-3:] == ["STATE", "STEP", "STEPS/S"] for line in lines)
+    assert "straggler  rank 2: 20% of the median's steps a second" in lines

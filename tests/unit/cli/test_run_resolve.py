@@ -49,6 +49,16 @@ def refused(*words: str, **variables: str) -> str:
     return str(caught.value)
 
 
+def test_rules_of_restarts() -> None:
+    words = "--restart-on oom,SIGSEGV --no-restart-on=2 --restart-backoff 2s:5m"
+    found = config(*words.split(), "--max-same-failures=3")
+    assert (found.restart_on, found.no_restart_on) == (("oom", "SIGSEGV"), ("2",))
+    assert (found.restart_backoff, found.restart_backoff_max) == (2.0, 300.0)
+    assert found.max_same_failures == 3
+    assert refused("--restart-on", "SIGNONE").startswith("argument --restart-on: cause 'SIGNONE'")
+    assert refused("--restart-backoff", "x").startswith("argument --restart-backoff: 'x' must be")
+
+
 # Where nodes meet.
 
 

@@ -164,6 +164,9 @@ def test_programs_get_every_field() -> None:
         "stack": "",
         "hint": "",
         "error_file": "/logs/3/error.json",
+        "kind": "",
+        "step": -1,
+        "repeated": 0,
     }
     assert failures[1]["after_s"] == 1.0
     assert failures[1]["exit_code"] == -15

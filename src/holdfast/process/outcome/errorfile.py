@@ -167,7 +167,8 @@ def examine(
             found = Unreadable(f"is malformed: {error}")
     if isinstance(found, Unreadable):
         hints.append(f"its error file {found.reason}")
-    starved = memory and (memory.killed() if exit_.code == -SIGKILL else memory.killed_another())
+    killed = memory.killed() if memory and exit_.code == -SIGKILL else None
+    starved = killed or (memory and exit_.code != -SIGKILL and memory.killed_another())
     causes = [known, starved or "", "" if found else _full_disk(launch.folder)]
     hints += causes if report or any(causes) else [hint_for(exit_)]
     return Failure(
@@ -185,6 +186,7 @@ def examine(
         hint="; ".join(filter(None, hints)),
         error_file=str(launch.error_file) if found else "",
         error_data=report.data if report else None,
+        kind="oom" if killed else "",
     )
 
 

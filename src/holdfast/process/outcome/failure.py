@@ -73,8 +73,17 @@ _PEER_TEXTS = {
     "stack": _PEER_STACK_CHARS_MAX,
     "hint": _NAME_CHARS_MAX,
     "error_file": _NAME_CHARS_MAX,
+    "kind": _NAME_CHARS_MAX,
 }
-_PEER_COUNTS = {"rank": 0, "local_rank": 0, "pid": 0, "exit": -(1 << 31)}
+_PEER_COUNTS = {
+    "rank": 0,
+    "local_rank": 0,
+    "pid": 0,
+    "exit": -(1 << 31),
+    "step": -1,
+    "repeated": 0,
+}
+_COUNT_MAX = (1 << 31) - 1
 
 CLOCKS_AGREE_S = 1.0
 """Clocks of two hosts that differ by less, as far as one can see, are taken for synchronised."""
@@ -124,7 +133,9 @@ class Failure:
     a native crash, or before the agent killed it; `hint` is what else is known, such as that the
     kernel was out of memory. `error_data` is the error file's content if it had one that could be
     read, `error_type` the class of the exception if that says it. `moment` is `at` on the clock of
-    the node that tells it; None for a failure of its own, where the two are the same.
+    the node that tells it; None for a failure of its own, where the two are the same. `kind` is
+    "oom" or "stall" if it is one, `step` the last step that the worker told, -1 if it told none;
+    `repeated` is how often it came in a row if the job is given up for that, else 0.
     """
 
     rank: int
@@ -142,6 +153,9 @@ class Failure:
     error_file: str = ""
     error_data: dict[str, Any] | None = field(default=None, repr=False)
     moment: float | None = None
+    kind: str = ""
+    step: int = -1
+    repeated: int = 0
 
     @property
     def when(self) -> float:
@@ -163,6 +177,7 @@ class Failure:
             **{name: clip(getattr(self, name), most) for name, most in _PEER_TEXTS.items()},
             **{name: getattr(self, name) for name in _PEER_COUNTS},
             "exit": self.exit.code,
+            "step": min(self.step, _COUNT_MAX),
             "at": self.at,
             "age_s": max(0.0, now - self.at),
             "error_data": self.error_data,
@@ -194,6 +209,8 @@ class Failure:
             at=at,
             moment=at if abs(moment - at) < CLOCKS_AGREE_S else moment,
             error_data=_peer_data(value["error_data"]),
+            step=counts["step"],
+            repeated=counts["repeated"],
             **texts,
         )
 
@@ -390,7 +407,7 @@ def _peer_text(value: dict[str, Any], name: str) -> str:
 
 def _peer_count(value: dict[str, Any], name: str) -> int:
     count = value[name]
-    if type(count) is not int or not _PEER_COUNTS[name] <= count < 1 << 31:
+    if type(count) is not int or not _PEER_COUNTS[name] <= count <= _COUNT_MAX:
         raise PeerViolation(f"a failure reported by another node: {name} is out of range")
     return count
 
