@@ -65,7 +65,12 @@ def _run_or_show(given: argparse.Namespace) -> int:
     from holdfast.cli.run_resolve import describe, resolve
 
     variables = env.variables()
-    found = resolve(read_flags(given, variables), given.command, variables)
+    texts = read_flags(given, variables)
+    if texts["hosts"].place or texts["host_file"].place:
+        from holdfast.cli.run_on import run_by_ssh
+
+        return run_by_ssh(texts, given.command, variables, dry=given.dry_run)
+    found = resolve(texts, given.command, variables)
     for warning in found.warnings:
         complain(f"holdfast: {one_line(warning)}")
     if given.dry_run:

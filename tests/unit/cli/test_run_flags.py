@@ -14,6 +14,7 @@ from holdfast.ids import UNNAMED_RUN
 from tests.torch_versions import needs_newest
 
 OURS = {"secret_file", "warm", "restarts", "exit_barrier_timeout", "report"}
+OURS |= {"on", "hosts", "host_file"}
 NEWER = {"log_line_prefix_template"}  # of a torch that is newer than the one in use here
 # Where our default is another one than torch's, and why it means the same.
 OTHER_DEFAULTS = {"logs_specs": "default"}  # torch takes its own default if none is given
