@@ -24,7 +24,7 @@ ARGS ?=
 help:
 	@echo "make demo          a job loses a worker, then a node, and its result is right"
 	@echo "make torch         install torch for CPU and numpy, for programs that use them"
-	@echo "make test          every test (installs torch and etcd; ARGS=... goes to pytest)"
+	@echo "make test          all tests but those of engines (installs torch, etcd; ARGS=... to pytest)"
 	@echo "make engines       install what tests of ssh, MPI and Slurm need (Debian, as root)"
 	@echo "make test-engines  jobs on real ssh, MPI launchers and Slurm; skips what is missing"
 	@echo "make cover         branch coverage of the pure files: all of it"
@@ -53,7 +53,7 @@ demo: .venv/.demo
 torch: .venv/.torch
 
 test: .venv/.test .venv/.lint
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/engines $(ARGS)
 
 # What tests/engines/ runs jobs on; tests whose package is missing are skipped, and name it.
 ENGINES := iproute2 openssh-client openssh-server openmpi-bin mpich munge slurmctld slurmd slurm-client

@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.jobs import Bell
 from tests.engines.hosts import Hosts, made_hosts, serving_ssh
+from tests.engines.slurm import Slurm, made_slurm
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +18,20 @@ def ssh_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts") / "all"
     with made_hosts(["a", "b", "c"], folder) as hosts, serving_ssh(hosts):
         yield hosts
+
+
+@pytest.fixture(scope="module")
+def slurm_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """The two nodes of a Slurm."""
+    with made_hosts(["n1", "n2"], tmp_path_factory.mktemp("hosts") / "all") as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def slurm(slurm_hosts: Hosts) -> Iterator[Slurm]:
+    """The Slurm itself."""
+    with made_slurm(slurm_hosts) as made:
+        yield made
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def mask(over: dict[str, str], keep: list[str]) -> None:
     """
     mount("-t", "tmpfs", "tmpfs", str(STASH))
     hidden = [path for path in keep if any(Path(path).is_relative_to(one) for one in over)]
-    gathered = []
+    gathered: list[tuple[Path, Path]] = []
     for own, target in [*((own, path) for path, own in over.items()), *((p, p) for p in hidden)]:
         stashed = STASH / str(len(gathered))
         stashed.mkdir() if Path(own).is_dir() else stashed.touch()

@@ -252,6 +252,7 @@ UsePAM no
 StrictModes no
 PidFile none
 MaxStartups 100
+SetEnv PATH={path} OMP_NUM_THREADS=1
 """
 SSH = """\
 StrictHostKeyChecking no
@@ -276,7 +277,7 @@ def serving_ssh(hosts: Hosts) -> Iterator[None]:
         for name in (key.name, f"{key.name}.pub"):
             shutil.copy(hosts.folder / name, home / name)
         (home / "config").write_text(SSH)
-        (home / "sshd_config").write_text(SSHD)
+        (home / "sshd_config").write_text(SSHD.format(path=environment()["PATH"]))
         (host.folder / "run" / "sshd").mkdir(exist_ok=True)
     with ExitStack() as stack:
         for host in hosts.nodes:

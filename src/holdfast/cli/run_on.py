@@ -6,7 +6,8 @@ import json
 import os
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from holdfast import env
@@ -16,17 +17,29 @@ from holdfast.cli.run_flags import Text, flags
 from holdfast.errors import UsageError
 from holdfast.ids import UNNAMED_RUN, new_token
 from holdfast.launch.config import parse_signals
+from holdfast.net.address import Address
 from holdfast.net.secret import Secret, new_secret, read_secret_file
+from holdfast.on import mpi, munge
+from holdfast.on.choose import choose
+from holdfast.on.handover import SecretServer, fetch
 from holdfast.on.hostlist import Host, parse_host_file, parse_hosts
 from holdfast.on.order import Order, encode_order, remote_shell, ssh_command
 from holdfast.on.place import NodePlace, name_of, port_for
+from holdfast.on.pmi import share
+from holdfast.on.slurm import slurm_place
 from holdfast.on.ssh import HostCommand, run_on_hosts
 
-__all__ = ["fill_in", "run_by_ssh"]
+__all__ = ["fill_in", "run_by_ssh", "settled"]
 
+# What says where nodes meet, or how many: then `auto` leaves it at that.
+_MEETING = (
+    *("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
+    *("node_rank", "master_addr", "master_port"),
+)
 _HOST_FILE_BYTES_MAX = 1 << 20
 # What cannot be the same on every host, or is decided here.
 _NOT_BY_SSH = ("standalone", "node_rank", "master_addr", "master_port", "local_addr")
+_SECRETS = {"HOLDFAST_SECRET", "HOLDFAST_SECRET_FILE"}
 _STAYS_HERE = ("on", "hosts", "host_file", "secret_file")
 
 
@@ -41,6 +54,80 @@ def fill_in(texts: Mapping[str, Text], place: NodePlace) -> dict[str, Text]:
     both = ",".join(filter(None, (conf, given.value)))  # of two values of a key the last one counts
     found["rdzv_conf"] = Text(both, given.place or origin) if both else given
     return found
+
+
+@contextmanager
+def settled(
+    texts: Mapping[str, Text], variables: Mapping[str, str], *, dry: bool
+) -> Iterator[tuple[Mapping[str, Text], Mapping[str, str]]]:
+    """Give the flags and variables as the launcher of this node has it, if its word counts.
+
+    The secret that comes by a launcher becomes that of this process; it may be a while until it is
+    there. The first node hands it to the others until the exit.
+    """
+    given = any(texts[dest].place for dest in _MEETING) or any(
+        name.startswith("PET_") and value for name, value in variables.items()
+    )
+    choice = choose(texts["on"].value, variables, meeting_given=given)
+    if choice.advice:
+        _tell(choice.advice)
+    if not choice.engine:
+        yield texts, variables
+        return
+    with ExitStack() as stack:
+        by = _by_mpi if choice.engine == "mpi" else _by_slurm
+        needs_secret = not (texts["secret_file"].place or _SECRETS & variables.keys())
+        place, secret = by(variables, stack, needs_secret=needs_secret and not dry)
+        _tell(
+            f"--on {place.engine}: {place.told}: node {place.rank} of {place.nodes}, "
+            f"run {place.run_id}"
+        )
+        if dry and needs_secret:
+            variables = {**variables, "HOLDFAST_SECRET": "of a run that is only shown"}
+        elif secret is not None:
+            env.hold_secret(secret)
+            variables = env.variables()
+        yield fill_in(texts, place), variables
+
+
+def _by_mpi(
+    variables: Mapping[str, str], stack: ExitStack, *, needs_secret: bool
+) -> tuple[NodePlace, str | None]:
+    if not mpi.is_started_by_mpi(variables):
+        raise UsageError(
+            "argument --on: neither Open MPI's nor MPICH's mpirun has started this; "
+            "write mpirun -n 2 holdfast run …"
+        )
+    place = mpi.open_mpi(variables)
+    if place is not None:
+        secret = mpi.open_mpi_secret(variables)
+        if secret is None and needs_secret:
+            raise UsageError("argument --on: this Open MPI gives no secret; add --secret-file FILE")
+        return place, secret if needs_secret else None
+    known = mpi.hydra(variables)
+    host = known.host or os.uname().nodename
+    shared, secret = share(known, host, new_secret().reveal())
+    return mpi.place_by_hydra(known, shared), secret if needs_secret else None
+
+
+def _by_slurm(
+    variables: Mapping[str, str], stack: ExitStack, *, needs_secret: bool
+) -> tuple[NodePlace, str | None]:
+    place = slurm_place(variables)
+    if not needs_secret or place.nodes == 1:
+        return place, new_secret().reveal() if needs_secret else None
+    if not munge.is_there():
+        raise UsageError(
+            "argument --on: no program munge, by which nodes could share a secret: make one, "
+            "(umask 077; openssl rand -hex 32 > job.secret), on a folder that all nodes see, "
+            "and add --secret-file job.secret"
+        )
+    where = Address(place.host, port_for(f"{place.run_id}/secret"))
+    if place.rank:
+        return place, fetch(where, place.run_id)
+    secret = new_secret().reveal()
+    stack.enter_context(SecretServer(where, place.run_id, secret))
+    return place, secret
 
 
 def run_by_ssh(

@@ -7,6 +7,12 @@ Layout, in reading order (◦ = pure)
     lifeline.py     the host's end of that connection
     hosts_end.py ◦  how a job on several hosts ends
     ssh.py          run a command on several hosts, and bring back what they print
+    mpi.py ◦        the word of MPI's launchers
+    pmi.py          ask MPICH's launcher
+    slurm.py ◦      the word of Slurm
+    choose.py ◦     which launcher's word counts
+    munge.py        text that only one user can read, on any host of a cluster
+    handover.py     hand the job's secret to other nodes against such text
 """
 
 from __future__ import annotations

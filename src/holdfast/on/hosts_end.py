@@ -1,11 +1,12 @@
 """How a job on several hosts ends: from the ends of its hosts to what is done and the exit code.
 
-OH-1  A job that goes on without a host ends as its last hosts end.
-OH-2  If too few hosts are left for a round, the others are told to end: at once if the host
-that is gone can never have taken part, else after a time in which they may end
-by themselves and tell the first cause.
-OH-3  The exit code is that of the host that ended first with one that is not 0; that of a
-signal, if a user has sent one.
+Guarantees
+    OH-1  A job that goes on without a host ends as its last hosts end.
+    OH-2  If too few hosts are left for a round, the others are told to end: at once if the host
+          that is gone can never have taken part, else after a time in which they may end
+          by themselves and tell the first cause.
+    OH-3  The exit code is that of the host that ended first with one that is not 0; that of a
+          signal, if a user has sent one.
 """
 
 from __future__ import annotations

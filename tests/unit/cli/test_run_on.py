@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from holdfast import env
 from holdfast.cli import run_on
 from holdfast.cli.arguments import Parser
 from holdfast.cli.run_flags import Text, add_flags, read_flags
+from holdfast.launch import launcher
+from holdfast.launch.config import LaunchConfig
+from holdfast.on import munge
+from holdfast.on.mpi import Shared, open_mpi_secret
 from holdfast.on.order import decode_order
+from holdfast.on.place import port_for
 from holdfast.on.ssh import HostCommand
 from tests.unit.cli.conftest import Run
+from tests.unit.on.test_mpi import MPICH, OPEN_MPI
 from tests.unit.on.test_place import place
+from tests.unit.on.test_slurm import BATCH, STEP
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*os.environ]:
+        if name.startswith(("PET_", "SLURM_", "OMPI_", "PMI", "HOLDFAST_SECRET")):
+            monkeypatch.delenv(name)
 
 
 def texts(*words: str) -> dict[str, Text]:
@@ -112,3 +129,145 @@ def test_a_host_file_has_a_largest_size(
     assert "is larger than 4 bytes" in run("run", f"--host-file={path}", "x.py")[2]
     path.write_text("a\nb\n")
     assert run("run", "--dry-run", f"--host-file={path}", "x.py")[0] == 0
+
+
+# The word of launchers.
+
+
+def shown(run: Run, *words: str) -> tuple[dict[str, object], str]:
+    """Return the configuration that a dry run shows, and what it says beside it."""
+    code, out, err = run("run", "--dry-run", *words, __file__)
+    assert code == 0, err
+    return json.loads(out)["config"], err
+
+
+def test_a_step_of_slurms_is_taken_by_itself(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (STEP | {"SLURM_GPUS_ON_NODE": "2", "OMP_NUM_THREADS": "1"}).items():
+        monkeypatch.setenv(name, value)
+    found, err = shown(run)
+    assert err == "holdfast: --on slurm: Slurm job 12, step 3: node 1 of 2, run slurm-12-3-0\n"
+    assert (found["min_nodes"], found["max_nodes"], found["nproc_per_node"]) == (2, 2, 2)
+    assert found["run_id"] == "slurm-12-3-0"
+    assert found["rdzv_endpoint"] == f"n1:{port_for('slurm-12-3-0')}"
+    assert found["rdzv_configs"] == {"rank": "1", "is_host": "false"}
+    assert found["shutdown_timeout"] == 25
+
+
+@pytest.mark.parametrize("words", ["--nnodes=1", "--standalone", "--rdzv-id=x", "--on=none"])
+def test_what_a_user_says_keeps_it_from_that(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+    found, err = shown(run, words)
+    assert (found["max_nodes"], err) == (1, "")
+    monkeypatch.setenv("PET_MAX_RESTARTS", "1")
+    assert shown(run) == shown(run, "--on=none")
+
+
+def test_a_script_of_slurms_gets_advice(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in BATCH.items():
+        monkeypatch.setenv(name, value)
+    found, err = shown(run)
+    assert found["max_nodes"] == 1
+    assert err.startswith("holdfast: this Slurm job has 2 nodes, and ")
+
+
+Launched = list[LaunchConfig]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """What would have been launched."""
+    seen: Launched = []
+
+    def see(config: LaunchConfig, entrypoint: object, **options: object) -> None:
+        seen.append(config)
+
+    monkeypatch.setattr(launcher, "run_job", see)
+    monkeypatch.setenv("HOLDFAST_SECRET", "")  # so that it is put back
+    monkeypatch.delenv("HOLDFAST_SECRET")
+    return seen
+
+
+def test_open_mpi_gives_the_secret(
+    run: Run, monkeypatch: pytest.MonkeyPatch, launched: Launched
+) -> None:
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    assert run("run", __file__)[0] == 0
+    (config,) = launched
+    assert config.run_id == "mpi-42598401"
+    secret = env.current().secret
+    assert secret is not None
+    assert str.encode(secret).decode() == open_mpi_secret(OPEN_MPI)
+
+
+def test_an_open_mpi_without_a_secret(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMPI_MCA_orte_precondition_transports")
+    code, _, err = run("run", __file__)
+    assert code == 2
+    assert err == "holdfast: argument --on: this Open MPI gives no secret; add --secret-file FILE\n"
+
+
+def test_hydra_gives_the_secret(
+    run: Run, monkeypatch: pytest.MonkeyPatch, launched: Launched
+) -> None:
+    for name, value in MPICH.items():
+        monkeypatch.setenv(name, value)
+    told = (Shared("kvs_1", "a"), "s" * 20)
+    monkeypatch.setattr(run_on, "share", lambda known, host, secret: told)
+    assert run("run", __file__)[0] == 0
+    assert launched[0].rdzv_endpoint.startswith("a:2")
+    assert str.encode(env.current().secret or "") == b"s" * 20
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_nodes_of_slurm_share_a_secret(
+    run: Run, monkeypatch: pytest.MonkeyPatch, launched: Launched, rank: str
+) -> None:
+    for name, value in (STEP | {"SLURM_NODEID": rank}).items():
+        monkeypatch.setenv(name, value)
+    served: list[tuple[object, ...]] = []
+
+    def serve(*what: object) -> nullcontext[None]:
+        served.append(what)
+        return nullcontext()
+
+    monkeypatch.setattr(munge, "is_there", lambda: True)
+    monkeypatch.setattr(run_on, "SecretServer", serve)
+    monkeypatch.setattr(run_on, "fetch", lambda where, run_id: "t" * 20)
+    assert run("run", __file__)[0] == 0
+    held = str.encode(env.current().secret or "").decode()
+    if rank == "0":
+        assert [(what[1], what[2]) for what in served] == [("slurm-12-3-0", held)]
+    else:
+        assert held == "t" * 20
+
+
+def test_a_slurm_without_munge(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(munge, "is_there", lambda: False)
+    code, _, err = run("run", __file__)
+    assert code == 2
+    assert err.startswith("holdfast: argument --on: no program munge, by which nodes could share")
+
+
+def test_a_step_of_one_node_needs_no_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch, launched: Launched
+) -> None:
+    alone = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
+    for name, value in (STEP | alone).items():
+        monkeypatch.setenv(name, value)
+    assert run("run", "--on=slurm", __file__)[0] == 0
+    assert launched[0].max_nodes == 1
+
+
+def test_an_engine_that_is_none_of_ours(run: Run) -> None:
+    code, _, err = run("run", "--on=pbs", __file__)
+    assert code == 2
+    assert err == "holdfast: argument --on: 'pbs' must be one of auto, none, slurm, mpi\n"
+    assert "mpirun has started this" in run("run", "--on=mpi", __file__)[2]
