@@ -165,7 +165,7 @@ class TestHost:
         until(lambda: not self.processes(word), lambda: self.processes(word), every_s=0.05)
 
     def lose(self) -> None:
-        """Lose the host: its network first, then all its processes at once."""
+        """Lose the host: all its processes at once, and its network."""
         if self._init is not None:
             self._init.kill()
             self.close()
@@ -204,12 +204,11 @@ class Hosts:
         self.login.run("ip", "addr", "add", f"{self.login.address}/24", "dev", "hub")
         self.login.run("ip", "link", "set", "hub", "up")
         for host in self.nodes:
-            self.bring(host)
+            self._bring(host)
 
-    def bring(self, host: TestHost) -> None:
-        """Start a node, also one that was lost, and lay its cable."""
+    def _bring(self, host: TestHost) -> None:
+        """Start a node and lay its cable."""
         host.start(self._hosts_file)
-        self.login.run("ip", "link", "delete", f"to-{host.name}", check=False)
         words = ["type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
         # The network of a process is named by its number, as this machine counts them.
         self.login.run("ip", "link", "add", f"to-{host.name}", *words)

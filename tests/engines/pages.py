@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
-    r"^```(?:sh|python|text)\n(#![^\n]*\n)?# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^```(?:sh|py|text)\n(#![^\n]*\n)?# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
 
 

@@ -30,15 +30,12 @@ ReturnToService=2
 SlurmdTimeout=10
 KillWait=30
 JobRequeue=1
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
 MpiDefault=none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/filetxt
 JobCompLoc=/run/jobcomp.log
 NodeName=n[1-2] CPUs=1 State=UNKNOWN
 PartitionName=normal Nodes=ALL Default=YES MaxTime=10
-PartitionName=urgent Nodes=ALL MaxTime=10 PriorityTier=9
 """
 
 
