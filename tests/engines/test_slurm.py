@@ -98,16 +98,3 @@ def test_a_job_that_is_requeued_saves_its_work_and_starts_again(slurm: Slurm, be
     assert f"restart 1: node 0 of 2, run slurm-{job}-0-1\n" in slurm.output(job)
     slurm.login("scancel", job)
     assert slurm.ended(job).startswith("CANCELLED ")
-
-
-def test_the_page_s_script_requeues_itself_before_its_time_is_over(slurm: Slurm) -> None:
-    """The signal that `--signal` asks for is sent by hand, minutes earlier."""
-    write("slurm", slurm.hosts.shared)
-    job = slurm.submit(files("slurm")["requeued.sh"])
-    is_there(slurm.hosts, "started-0", "started-1")
-    slurm.login("scancel", "--signal=TERM", job)
-    is_there(slurm.hosts, "checkpoint-0", "checkpoint-1")
-    until(lambda: slurm.state(job).startswith("PENDING"), lambda: slurm.state(job), every_s=0.2)
-    slurm.login("scontrol", "update", f"JobId={job}", "StartTime=now")
-    assert slurm.ended(job) == "COMPLETED 0:0", slurm.output(job)
-    assert slurm.output(job).count("goes on from its checkpoint\n") == 2
