@@ -2,7 +2,7 @@
 # needs; nothing is assumed but Python >= 3.11 with venv, and make.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo torch test cover lint format types docs pins walk sim chaos soak conformance programs bench bench-growth bench-charts bench-rivals bench-rendezvous bench-rendezvous-growth clean
+.PHONY: help demo torch test test-engines engines cover lint format types docs pins walk sim chaos soak conformance programs bench bench-growth bench-charts bench-rivals bench-rendezvous bench-rendezvous-growth clean
 
 # The Python to build on: PYTHON if given, else the first of these that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -24,7 +24,9 @@ ARGS ?=
 help:
 	@echo "make demo          a job loses a worker, then a node, and its result is right"
 	@echo "make torch         install torch for CPU and numpy, for programs that use them"
-	@echo "make test          every test (installs torch and etcd; ARGS=... goes to pytest)"
+	@echo "make test          all tests but those of engines (installs torch, etcd; ARGS=... to pytest)"
+	@echo "make engines       install what tests of ssh, MPI and Slurm need (Debian, as root)"
+	@echo "make test-engines  jobs on real ssh, MPI launchers and Slurm; skips what is missing"
 	@echo "make cover         branch coverage of the pure files: all of it"
 	@echo "make lint          ruff, the layers and the documents"
 	@echo "make format        let ruff lay out the code"
@@ -51,7 +53,24 @@ demo: .venv/.demo
 torch: .venv/.torch
 
 test: .venv/.test .venv/.lint
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/engines $(ARGS)
+
+# What tests/engines/ runs jobs on; tests whose package is missing are skipped, and name it.
+ENGINES := iproute2 openssh-client openssh-server openmpi-bin mpich munge slurmctld slurmd slurm-client
+
+engines:
+	@missing=$$(for one in $(ENGINES); do \
+	dpkg-query -W -f '$${Status}' $$one 2>/dev/null | grep -q 'ok installed' || echo $$one; done); \
+	if [ -z "$$missing" ]; then echo "all engines are there"; \
+	elif [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	echo "not installed, which takes root and apt-get:" $$missing; \
+	elif { apt-get -qq update || true; } && \
+	DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install \
+	--no-install-recommends -y $$missing >/dev/null; then echo "installed:" $$missing; \
+	else echo "could not be installed:" $$missing; fi
+
+test-engines: .venv/.test
+	$(BIN)/python -m pytest $(ARGS) tests/engines
 
 # Each pure file (pyproject.toml lists them) by its own tests; not by those that draw what they try,
 # which would find all of it on most days.

@@ -19,6 +19,7 @@ Layout, in reading order (◦ = pure); imports point up in this list, never down
     agent/       supervises the workers of one node
     faults/      messages that go wrong by a plan
     launch/      from a configuration and an entry point to results by rank
+    on/          jobs on machines that another program gives: ssh, MPI's launchers, Slurm
     cli/         the command line
     torch_compat/  torch's names for all this; the only part that imports torch
     testing/     what tests of distributed programs need; nothing above imports it

@@ -57,6 +57,7 @@ __all__ = [
     "SecretText",
     "add_to_path",
     "current",
+    "hold_secret",
     "read",
     "variables",
 ]
@@ -167,6 +168,15 @@ def add_to_path(name: str, folder: str) -> None:
     """Put a folder first in a variable of this process that lists folders, for its children."""
     others = [one for one in os.environ.get(name, "").split(os.pathsep) if one and one != folder]
     os.environ[name] = os.pathsep.join([folder, *others])
+
+
+def hold_secret(text: str) -> None:
+    """Make a secret that came by another way that of this process, instead of what was set.
+
+    The system shows other processes the environment as it was at the start: not this.
+    """
+    os.environ.pop(_SECRET_FILE, None)
+    os.environ[_SECRET] = text
 
 
 def _refuse_unknown(variables: Mapping[str, str]) -> None:

@@ -9,7 +9,9 @@ Layout, in reading order (◦ = pure)
     run_resolve.py  from its flags to a configuration and an entry point
     run_view.py     from its agent's status to what a person is shown
     run_end.py      the last line of `holdfast run`
+    run_on.py       where its nodes come from: a launcher, or hosts by ssh
     run.py          `holdfast run`: launch a job, or this node of one
+    hosted.py       `holdfast run` on a host to which it was sent by ssh
     job_access.py   how commands reach the jobs of this user
     job_text.py     jobs as text
     steer.py        `holdfast ps`, `status`, `stop`, `events`: see and steer jobs

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 from holdfast import env
 from holdfast.cli.arguments import one_line
 from holdfast.cli.output import complain, say
-from holdfast.cli.run_flags import add_flags, read_flags
+from holdfast.cli.run_flags import Text, add_flags, read_flags
 from holdfast.clock import SYSTEM_CLOCK, iso_time
 from holdfast.errors import HoldfastError, WorkersFailed, exit_code
 from holdfast.observe.live import Live, is_for_us
 from holdfast.observe.patient import patient_stderr
+from holdfast.on.choose import concerns
 from holdfast.process.signals import SignalEvents
 
 if TYPE_CHECKING:
@@ -62,10 +63,27 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _run_or_show(given: argparse.Namespace) -> int:
+    variables: Mapping[str, str] = env.variables()
+    texts: Mapping[str, Text] = read_flags(given, variables)
+    if texts["hosts"].place or texts["host_file"].place:
+        from holdfast.cli.run_on import run_by_ssh
+
+        return run_by_ssh(texts, given.command, variables, dry=given.dry_run)
+    if not concerns(texts["on"].value, variables):
+        return _run_or_show_one(given, texts, variables)
+    from holdfast.cli.run_on import settled
+
+    with settled(texts, variables, dry=given.dry_run) as (texts, variables):
+        return _run_or_show_one(given, texts, variables)
+
+
+def _run_or_show_one(
+    given: argparse.Namespace, texts: Mapping[str, Text], variables: Mapping[str, str]
+) -> int:
+    """Run this node's part of the job."""
     from holdfast.cli.run_resolve import describe, resolve
 
-    variables = env.variables()
-    found = resolve(read_flags(given, variables), given.command, variables)
+    found = resolve(texts, given.command, variables)
     for warning in found.warnings:
         complain(f"holdfast: {one_line(warning)}")
     if given.dry_run:

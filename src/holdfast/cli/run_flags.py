@@ -108,6 +108,30 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
         ),
     ),
     (
+        "where the nodes come from",
+        (
+            Flag(
+                name="on",
+                metavar="ENGINE",
+                bare=True,
+                default="auto",
+                help="slurm, mpi: what started this node says all of the above; none; auto",
+            ),
+            Flag(
+                name="hosts",
+                metavar="HOST[:WORKERS],...",
+                bare=True,
+                help="run on these hosts, by ssh from here",
+            ),
+            Flag(
+                name="host-file",
+                metavar="FILE",
+                bare=True,
+                help="the same; a file with a host on each line",
+            ),
+        ),
+    ),
+    (
         "what runs",
         (
             Flag(name="module", short="-m", help="SCRIPT is a module, as for python -m"),

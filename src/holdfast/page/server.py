@@ -6,10 +6,10 @@
     GET /logs       the end of a worker's output, and what it wrote since: ?rank=3&out=0&err=0
 
 Guarantees
-    PA-1  Nothing can be changed here. What blocks runs on threads of its own, at most TASKS_MAX,
+    PW-1  Nothing can be changed here. What blocks runs on threads of its own, at most TASKS_MAX,
           so that no request delays another one.
-    PA-2  Only while a browser shows the page are the agents asked.
-    PA-3  `close` sends the last state, and ends every connection and thread.
+    PW-2  Only while a browser shows the page are the agents asked.
+    PW-3  `close` sends the last state, and ends every connection and thread.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PageServer:
         return f"http://{Address(host, bound.port)}/?token={self._guard.token}"
 
     def close(self) -> None:
-        """Send the last state, and stop (PA-3). Idempotent."""
+        """Send the last state, and stop (PW-3). Idempotent."""
         server, refresher = self._server, self._refresher
         if server is None or refresher is None or self._closing.is_set():
             return
@@ -114,7 +114,7 @@ class PageServer:
             if self._always or self._streams:
                 self._look(server)
                 self._closing.wait(self._every_s)
-            else:  # PA-2
+            else:  # PW-2
                 self._wake.wait()
                 self._wake.clear()
         told = threading.Event()
@@ -196,7 +196,7 @@ class PageServer:
         self._wake.set()
 
     def _in_background(self, exchange: HttpExchange, work: Callable[[], dict[str, Any]]) -> None:
-        """Answer with what `work` returns, which may block (PA-1)."""
+        """Answer with what `work` returns, which may block (PW-1)."""
         server = self._server
         if self._tasks >= TASKS_MAX or server is None:
             exchange.reply(self._sealed(refusal(503, "too many requests are under way")))

@@ -99,7 +99,7 @@ def _create_c10d(parameters: RendezvousParameters) -> Rendezvous:
             return _MeetingStore(MemoryStore(), None)
         return _built_in(parameters, address, is_host, undo)
 
-    return _take_part(parameters, meet)
+    return _take_part(parameters, meet, slot=parameters.integer("rank"))
 
 
 def _create_at_members(parameters: RendezvousParameters, is_host: bool | None) -> Rendezvous:

@@ -12,7 +12,7 @@ The configuration takes the keys of torchrun's `--rdzv-conf`, with torch's meani
     read_timeout 60                seconds that any other store operation may take
     is_host                        c10d: whether this node hosts the store (absent: if it can bind)
     store_type                     c10d: tcp, or file
-    rank                           static: this node's rank
+    rank                           static: this node's rank; c10d: the one that it gets if it can
     store_port                     static: where nodes meet (ours; else one above the master's port)
     protocol http                  etcd, etcd-v2: https for TLS
     cert, key, cacert              etcd: files for https; no effect without it
@@ -48,7 +48,7 @@ _EVERYWHERE = {
     "read_timeout",
 }
 CONFIG_KEYS: dict[str, frozenset[str]] = {
-    "c10d": frozenset(_EVERYWHERE | {"is_host", "store_type"}),
+    "c10d": frozenset(_EVERYWHERE | {"is_host", "rank", "store_type"}),
     "file": frozenset(_EVERYWHERE),
     "static": frozenset(_EVERYWHERE | {"rank", "store_port"}),
     "etcd": frozenset(_EVERYWHERE | {"protocol", "cert", "key", "cacert", "etcd_prefix"}),

@@ -16,6 +16,7 @@ from tests.torch_versions import needs_newest
 OURS = {"secret_file", "warm", "restarts", "exit_barrier_timeout", "report"}
 OURS |= {"metrics_port", "page"}
 OURS |= {"restart_on", "no_restart_on", "restart_backoff", "max_same_failures", "stall_after"}
+OURS |= {"on", "hosts", "host_file"}
 NEWER = {"log_line_prefix_template"}  # of a torch that is newer than the one in use here
 # Where our default is another one than torch's, and why it means the same.
 OTHER_DEFAULTS = {"logs_specs": "default"}  # torch takes its own default if none is given

@@ -143,7 +143,7 @@ def test_a_rebinding_attempt_is_refused(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_pa1_nothing_can_be_changed(serve: Serve, method: str) -> None:
+def test_pw1_nothing_can_be_changed(serve: Serve, method: str) -> None:
     _, client = serve()
     assert client.ask("/stacks", method, Cookie=client.cookie)[0] == 405
 
@@ -163,7 +163,7 @@ def test_the_state_comes_and_then_what_changes(serve: Serve, source: Source) -> 
         assert events.next()[1]["missing"] == ["no answer: x"]
 
 
-def test_pa2_nothing_is_asked_while_no_page_is_open(serve: Serve, source: Source) -> None:
+def test_pw2_nothing_is_asked_while_no_page_is_open(serve: Serve, source: Source) -> None:
     _, client = serve()
     client.ask("/", Cookie=client.cookie)
     assert source.polls.empty()
@@ -172,7 +172,7 @@ def test_pa2_nothing_is_asked_while_no_page_is_open(serve: Serve, source: Source
         source.polls.get(timeout=WAIT_S)
 
 
-def test_pa3_the_last_state_is_sent_and_everything_ends(serve: Serve, source: Source) -> None:
+def test_pw3_the_last_state_is_sent_and_everything_ends(serve: Serve, source: Source) -> None:
     server, client = serve()
     with closing(client.events()) as events:
         events.next()
@@ -217,7 +217,7 @@ def test_what_is_no_number_is_refused(serve: Serve, path: str) -> None:
     assert found["error"].endswith("must be 0, 1, 2 ...")
 
 
-def test_pa1_requests_that_block_are_few_and_delay_no_other(
+def test_pw1_requests_that_block_are_few_and_delay_no_other(
     serve: Serve, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_server, "TASKS_MAX", 1)

@@ -135,7 +135,11 @@ def test_what_is_wrong_costs_one_line(changes: dict[str, Any], message: str) -> 
             "1",
             "rendezvous configuration 'joint_timeout': unknown for c10d; did you",
         ),
-        ("rank", "1", "rendezvous configuration 'rank': unknown for c10d; known: close_timeout, "),
+        (
+            "cacert",
+            "1",
+            "rendezvous configuration 'cacert': unknown for c10d; known: close_timeout, ",
+        ),
         (7, "1", "rendezvous configuration 7: unknown for c10d"),
     ],
 )
