@@ -108,7 +108,7 @@ class Course:
         self._next = join
         if pause_s > 0:
             self.resume_at = now + pause_s
-            self._go(State.BACKOFF, f"{join.why}; restarting in {pause_s:.1f} s")
+            self._go(State.BACKOFF, f"{join.why} after a pause of {pause_s:.1f} s")
         else:
             self._ask()
 

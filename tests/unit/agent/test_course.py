@@ -161,7 +161,7 @@ def test_after_a_failure_there_is_a_pause_before_the_next_round() -> None:  # AG
     machine = pausing()
     pause_s = PAUSING.backoff.pause_s("job", 1)
     assert machine.next_wake() == machine.resume_at == 5.0 + pause_s
-    assert machine.reason.endswith(f"restarting; restarting in {pause_s:.1f} s")
+    assert machine.reason.endswith(f"restarting after a pause of {pause_s:.1f} s")
     machine.tick(5.0 + pause_s - 0.01)
     for name in ("newcomers", "round over", "peer failed", "worker failed"):
         EVENTS[name](machine)
