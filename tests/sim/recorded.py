@@ -30,6 +30,7 @@ AGENT_INPUTS: Inputs = {
     "join_failed": agent.JoinFailed,
     "start_failed": agent.StartFailed,
     "worker_exited": lambda told: told,
+    "stalled": agent.WorkersStalled,
     "group_ended": lambda abandoned: GroupEnded(tuple(abandoned)),
     "counted": agent.FailureCounted,
     "count_failed": agent.CountFailed,
