@@ -82,7 +82,7 @@ def test_the_files_of_a_worker_are_its_own(tmp_path: Path) -> None:
         environment={"TOKEN": "hidden"},
         folder=tmp_path,
     )
-    files = {launch.error_file, launch.stack_file, launch.result_file}
-    assert len(files) == 3
+    files = {launch.error_file, launch.stack_file, launch.progress_file, launch.result_file}
+    assert len(files) == 4
     assert {file.parent for file in files} == {tmp_path}
     assert "hidden" not in repr(launch)
