@@ -147,3 +147,12 @@ def test_what_a_member_puts_into_the_log_is_the_machines() -> None:
     assert not alone.is_gone
     with pytest.raises(NotImplementedError):
         alone._propose()
+
+
+def test_a_leader_that_raft_has_deposed_asks_for_no_change(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = cluster.machines[1]
+    monkeypatch.setattr(machine, "_leads_still", lambda: False)
+    assert machine.release(3, cluster.now).state is JoinState.WAIT
+    assert 3 in machine.configuration.voters
