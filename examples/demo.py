@@ -1,12 +1,13 @@
 """A job that holds: a worker is killed, then a whole node, and the result is right all the same.
 
-Run it with `make demo`. Two nodes (two processes here) with two workers each add up the squares of
-the first eight million numbers, in forty parts. Worker 0 keeps the ledger: which parts are missing,
-and the sums of the others, which it writes down in a folder. The workers hold a reference to the
-ledger; by remote calls they take parts from it and enter their sums.
+Run it with `make demo`. Three nodes (three processes here) with two workers each add up the squares
+of the first eight million numbers, in forty parts. Worker 0 keeps the ledger: which parts are
+missing, and the sums of the others, which it writes down in a folder. The workers hold a reference
+to the ledger; by remote calls they take parts from it and enter their sums.
 
 The parts are given out in three portions, and in between things go wrong: one worker is killed with
-SIGKILL, and later the agent of a whole node. Each time the workers that are left start again and
+SIGKILL, and later the agent of a whole node: the one that leads the store where the nodes meet. The
+two others have all that was in it, and go on. Each time the workers that are left start again and
 find each other again; worker 0 opens the ledger again, and they share the parts that are missing
 among as many as they are now. In the end the sum is compared with what the formula says.
 """
@@ -130,12 +131,12 @@ def number_in(file: Path) -> int:
 
 def node(me: str, endpoint: str, folder: str) -> int:
     config = LaunchConfig(
-        1,
         2,
+        3,
         2,
         run_id="demo",
         rdzv_endpoint=endpoint,
-        rdzv_configs={"last_call_timeout": 1, "is_host": me == "node 1"},
+        rdzv_configs={"last_call_timeout": 5, "is_host": me == "node 1"},
         max_restarts=1,
     )
     try:
@@ -173,10 +174,10 @@ def main() -> int:
         endpoint = f"127.0.0.1:{free_port()}"
         nodes = [
             subprocess.Popen([sys.executable, __file__, name, endpoint, folder], env=env)
-            for name in ("node 1", "node 2")
+            for name in ("node 1", "node 2", "node 3")
         ]
         try:
-            pids = [Path(folder, f"pid-{rank}") for rank in range(4)]
+            pids = [Path(folder, f"pid-{rank}") for rank in range(6)]
             wait_for(lambda: all(map(number_in, pids)))
             give(folder, 16)
             victim = number_in(pids[3])
@@ -184,14 +185,14 @@ def main() -> int:
             os.kill(victim, signal.SIGKILL)
             wait_for(lambda: number_in(pids[3]) != victim)
             give(folder, 28)
-            say("", f"28 of {PARTS} parts are done; node 2 is killed, process {nodes[1].pid}")
-            first, _, *lost = map(number_in, pids)
-            nodes[1].kill()
+            say("", f"28 of {PARTS} parts are done; node 1 is killed, process {nodes[0].pid}")
+            first, *_ = lost = [number_in(pids[rank]) for rank in (0, 1)]
+            nodes[0].kill()
             wait_for(lambda: not any(map(alive, lost)))
             say("", "its workers are gone with it")
             wait_for(lambda: number_in(pids[0]) != first)
             give(folder, PARTS)
-            code = nodes[0].wait(timeout=110)
+            code = max(one.wait(timeout=110) for one in nodes[1:])
         finally:
             for process in nodes:
                 process.kill()

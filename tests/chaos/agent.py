@@ -114,6 +114,15 @@ class Stage:
             stage.reach(Phase.CREATING)
             rendezvous = create(parameters)
             stage._has_met = True
+            host = getattr(rendezvous, "_host", None)
+            if host is not None:
+                joined = host._machine.joined
+
+                def staged_joined() -> None:
+                    joined()
+                    stage.report("member")
+
+                vars(host._machine)["joined"] = staged_joined
             shutdown = rendezvous.shutdown
 
             def staged_shutdown() -> bool:

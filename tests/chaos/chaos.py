@@ -181,14 +181,19 @@ def _agent_kill(agent_kill: AgentKill, rig: Rig, record: AgentKillRecord, within
             "the spare to join",
             all_live=agent_kill.phase is not Phase.LEAVING,
         )
+    if not no_store and agent_kill.phase is not Phase.LEAVING:
+        keepers = [
+            agents[role] for role in (Role.MEMBER, Role.SPARE) if role is not agent_kill.role
+        ]
+        rig.wait(
+            lambda: all(agent.heard("member") for agent in keepers),
+            "the store to have three members, or all but the victim",
+        )
     _trace(rig)
     reached = agent_kill.phase is Phase.RUNNING or victim.heard("phase", phase=agent_kill.phase)
     record.struck = bool(reached) and strike(victim.pid, agent_kill.signal)
     victim.release()
-    if (
-        agent_kill.role is not Role.HOST or not agent_kill.sudden
-    ):  # else the others must stop their workers
-        rig.finish()
+    rig.finish()
     died_at: float | None = None
 
     def over() -> bool:

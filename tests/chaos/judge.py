@@ -7,7 +7,7 @@
     AG-1  no worker starts before the earlier ones of its node, and their daemons, have ended
     P1    nothing of a dead agent is left: no process, folder, pipe or control group
     P4    the first cause is named, and the exit codes are right
-    E2    when the store's host is gone, every node ends, and says so by the exit code
+    E2    when the store was never there, every node ends, and says so by the exit code
     END   the job's result is right
 
 A run in which a fault did not strike as planned proves nothing: it is invalid, and never passes.
@@ -210,14 +210,9 @@ def _ends_well(agent_kill: AgentKill, role: Role) -> bool | None:
     if agent_kill.phase is Phase.LEAVING and role is Role.SPARE:
         # The run is over. The spare waited when it ended, or came later and was refused.
         return None
-    if agent_kill.role is not Role.HOST or not agent_kill.sudden:
-        return True
-    match agent_kill.phase:
-        case Phase.LEAVING:
-            return True
-        case _:
-            # Also when the member's workers are done: it cannot know whether the host's are (AG-7).
-            return False
+    # The store outlives its host, since the member and the spare keep it as well; unless the host
+    # dies before it has founded the store.
+    return agent_kill.role is not Role.HOST or agent_kill.phase is not Phase.CREATING
 
 
 def _broken_starts(record: Record) -> Iterable[str]:

@@ -33,7 +33,7 @@ __all__ = ["AgentProcess", "Hang", "Mark", "Rig", "Traces", "carriers", "strike"
 
 TIMEOUT_S = 60.0
 """How long anything may take; what takes longer does not come."""
-RECONNECT_WITHIN_S = 1.0
+RECONNECT_WITHIN_S = 15.0
 """How long agents look for a store that is gone."""
 MARK = "CHAOS_AGENT"
 """The variable by which we find what an agent has started, whatever holdfast does."""

@@ -14,19 +14,21 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError
 from holdfast.observe.events import Event
-from holdfast.rendezvous import backends, session
+from holdfast.rendezvous import session
 from holdfast.rendezvous.handler import Rendezvous, Round
 from holdfast.rendezvous.model import Keys
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
+from holdfast.rendezvous.release import Release
 from holdfast.store import client
+from holdfast.store.replica.machine import Replica
 from holdfast.testing.leaks import find_leaks, take_snapshot
 
 
@@ -72,6 +74,14 @@ class Orders:
             "closed": rendezvous.closed(),
             "waiting": rendezvous.nodes_waiting(),
         }
+
+    def leads(self) -> dict[str, Any]:
+        """Say whether the store's leader is here, and how many vote."""
+        release: Any = self.rendezvous._release  # type: ignore[attr-defined]
+        server = release.host.server
+        machine = None if server is None else server._machine
+        voters = len(machine.configuration.voters) if isinstance(machine, Replica) else 1
+        return {"leads": server is not None and server.leads, "voters": voters}
 
     def write(self, number: int, key: str, value: str) -> dict[str, Any]:
         self.rounds[number].store.set(key, value.encode())
@@ -128,13 +138,13 @@ def terminated(number: int, frame: FrameType | None) -> None:
 
 def report_waiting() -> None:
     """Let a host report that it has left, and waits for the others from now on."""
-    wait_alone = backends._Release._wait_alone
+    wait_alone = Release._wait_alone
 
-    def waiting(self: backends._Release, keys: Keys, deadline: Deadline) -> bool:
+    def waiting(self: Release, keys: Keys, deadline: Deadline, stop: Callable[[], bool]) -> bool:
         report("waiting")
-        return wait_alone(self, keys, deadline)
+        return wait_alone(self, keys, deadline, stop)
 
-    backends._Release._wait_alone = waiting  # type: ignore[method-assign]
+    Release._wait_alone = waiting  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -88,6 +88,9 @@ class Node(ReportingProcess):
             "max_nodes": nodes[1],
         }
         config = {"last_call_timeout": "0"} | FOREVER | place.config | config
+        for name in ("endpoint", "local_addr"):
+            if name in config:
+                wish[name] = config.pop(name)
         if "reconnect_within_s" in config:
             wish["reconnect_within_s"] = float(config.pop("reconnect_within_s"))
         command = [sys.executable, str(PROGRAM), json.dumps(wish | {"config": config})]

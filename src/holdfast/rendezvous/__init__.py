@@ -18,9 +18,12 @@ Layout, in reading order (◦ = pure)
     story.py ◦       that and what it does, in words
     session.py       a node at work: the machine's thread over a store
     parameters.py ◦  what a user says
+    hosting.py ◦     whether this agent hosts a member of the run's store
+    store_host.py    the member that it hosts
     roll_reader.py   the members of a round, read when they are asked for
     handler.py       what a user gets: `Rendezvous`, `Round`
     port.py          a port held for the round's master
+    release.py       what a node releases when it has left
     backends.py      c10d, static, etcd, etcd-v2, file
     registry.py      backends by name, open to third parties
 """

@@ -33,15 +33,16 @@ from holdfast.errors import HoldfastError, StoreUnavailable, TimeoutExpired, Usa
 from holdfast.ids import UNNAMED_RUN, NodeId, new_token
 from holdfast.net.address import Address, is_loopback, parse_address
 from holdfast.net.towards import address_towards
-from holdfast.records import dataclass
 from holdfast.rendezvous.handler import Rendezvous, StoreRendezvous
 from holdfast.rendezvous.model import Announcement, Keys, Phase
 from holdfast.rendezvous.parameters import RendezvousParameters
-from holdfast.rendezvous.port import HeldPort
+from holdfast.rendezvous.port import HeldPort, free_port
+from holdfast.rendezvous.release import MeetingStore, Release
 from holdfast.store.memory import MemoryStore
 from holdfast.store.store import Store
 
 if TYPE_CHECKING:
+    from holdfast.rendezvous.store_host import StoreHost
     from holdfast.store.server import StoreServer
 
 __all__ = ["BACKENDS", "Creator"]
@@ -54,25 +55,12 @@ RUN_KEY = "run"
 TELL_AFTER_S = 5.0
 """How long a store is waited for in silence; then twice as long, and so on."""
 
-HANG_UP_WITHIN_S = 1.0
-"""How long a host waits for nodes that have left to disconnect."""
-_LOOK_EVERY_S = 0.005
-
 _log = logging.getLogger("holdfast.rendezvous")
 _T = TypeVar("_T")
 
 Creator = Callable[[RendezvousParameters], Rendezvous]
 """Make a rendezvous. Blocks for as long as the run's store cannot be reached, but no longer than
 the join timeout."""
-
-
-@dataclass(frozen=True, slots=True)
-class _MeetingStore:
-    """The store where nodes meet, what is nearest to it, and its server if this node hosts it."""
-
-    store: Store
-    towards: Address | None
-    server: StoreServer | None = None
 
 
 def _create_c10d(parameters: RendezvousParameters) -> Rendezvous:
@@ -94,10 +82,10 @@ def _create_c10d(parameters: RendezvousParameters) -> Rendezvous:
             "for a single one"
         )
 
-    def meet(undo: ExitStack) -> _MeetingStore:
+    def meet(undo: ExitStack) -> MeetingStore:
         if alone and address.port == 0 and is_loopback(address.host):
-            return _MeetingStore(MemoryStore(), None)
-        return _built_in(parameters, address, is_host, undo)
+            return MeetingStore(MemoryStore(), None)
+        return _built_in(parameters, address, is_host, undo, shared=parameters.max_nodes > 1)
 
     return _take_part(parameters, meet, slot=parameters.integer("rank"))
 
@@ -120,10 +108,10 @@ def _create_at_members(parameters: RendezvousParameters, is_host: bool | None) -
     def connect(limit: Deadline) -> Store:
         return open_store(url, secret=secret, timeout=limit.remaining())
 
-    def meet(undo: ExitStack) -> _MeetingStore:
+    def meet(undo: ExitStack) -> MeetingStore:
         store = undo.enter_context(_retry(connect, parameters))
-        _check_run(store, endpoint, parameters)
-        return _MeetingStore(store, addresses[0])
+        shared = _check_run(store, endpoint, parameters)
+        return MeetingStore(store, addresses[0], secret=secret, shared=shared)
 
     return _take_part(parameters, meet)
 
@@ -148,9 +136,9 @@ def _create_static(parameters: RendezvousParameters) -> Rendezvous:
             "ports from 1 to 65535"
         )
 
-    def meet(undo: ExitStack) -> _MeetingStore:
+    def meet(undo: ExitStack) -> MeetingStore:
         if size == 1:
-            return _MeetingStore(MemoryStore(), None)
+            return MeetingStore(MemoryStore(), None)
         return _built_in(parameters, Address(master.host, port), rank == 0, undo)
 
     return _take_part(parameters, meet, slot=rank, master=master)
@@ -186,9 +174,14 @@ BACKENDS: dict[str, Creator] = {
 
 
 def _built_in(
-    parameters: RendezvousParameters, address: Address, is_host: bool | None, undo: ExitStack
-) -> _MeetingStore:
-    """Host the store if this node does, and open it."""
+    parameters: RendezvousParameters,
+    address: Address,
+    is_host: bool | None,
+    undo: ExitStack,
+    *,
+    shared: bool = False,
+) -> MeetingStore:
+    """Host the store if this node does, and open it; `shared`: with the other agents, if it is."""
     from holdfast.net.secret import read_secret_file
     from holdfast.store.open import open_store, serve_store
 
@@ -226,12 +219,12 @@ def _built_in(
 
     store = undo.enter_context(_retry(connect, parameters))
     if server is None:
-        _check_run(store, str(address), parameters)
-    return _MeetingStore(store, address, server)
+        shared = _check_run(store, str(address), parameters) and shared
+    return MeetingStore(store, address, server, secret, shared)
 
 
-def _check_run(store: Store, address: str, parameters: RendezvousParameters) -> None:
-    """Refuse a store that a node of another run hosts.
+def _check_run(store: Store, address: str, parameters: RendezvousParameters) -> bool:
+    """Refuse a store that a node of another run hosts; say whether a node of this run does.
 
     A store that no node hosts serves any run, and outlives it: several nodes need an id of their
     own there, as the default id is found used up by the second job.
@@ -248,6 +241,7 @@ def _check_run(store: Store, address: str, parameters: RendezvousParameters) -> 
             f"rendezvous endpoint {address}: serves run {found.decode(errors='replace')!r:.80}, "
             f"not {run!r}; give each job a port of its own"
         )
+    return found is not None
 
 
 def _warn_if_unreachable(address: Address) -> None:
@@ -293,7 +287,7 @@ def _meet_in_etcd(
 
 def _opened(
     parameters: RendezvousParameters, url: str, towards: Address | None, undo: ExitStack
-) -> _MeetingStore:
+) -> MeetingStore:
     """Open a store that another process keeps, and check that it is there."""
     from holdfast.store.open import open_store
 
@@ -304,7 +298,7 @@ def _opened(
     except StoreUnavailable as error:
         text = f"rendezvous endpoint {parameters.endpoint!r:.200} ({parameters.backend}): {error}"
         raise StoreUnavailable(text, step=error.step, address=error.address) from None
-    return _MeetingStore(store, towards)
+    return MeetingStore(store, towards)
 
 
 def _retry(
@@ -334,7 +328,7 @@ def _retry(
 
 def _take_part(
     parameters: RendezvousParameters,
-    meet: Callable[[ExitStack], _MeetingStore],
+    meet: Callable[[ExitStack], MeetingStore],
     *,
     slot: int | None = None,
     master: Address | None = None,
@@ -350,6 +344,9 @@ def _take_part(
         if held is None:
             held = HeldPort(address if _is_numeric(address) else "0.0.0.0")
             undo.callback(held.close)
+        host = _host(place, address)
+        if host is not None:
+            undo.callback(host.stop)
         me = Announcement(
             node=NodeId(new_token(random.SystemRandom(), 12)),
             # The process tells nodes of one machine apart, for people and in the order of ranks.
@@ -361,6 +358,7 @@ def _take_part(
             slot=slot,
             why="",
         )
+        release = Release(place, held, host)
         rendezvous = StoreRendezvous(
             parameters.backend,
             parameters.run,
@@ -371,16 +369,15 @@ def _take_part(
             close_s=parameters.close_s,
             op_timeout_s=parameters.read_s,
             heartbeat_s=parameters.heartbeat_s,
-            release=_Release(place, held),
+            release=release,
+            host=host,
         )
+        release.is_ending = rendezvous.is_ending
         rendezvous.start()
+        if host is not None:
+            host.start()
         undo.pop_all()
     return rendezvous
-
-
-def _is_here(announced: bytes | None) -> bool:
-    """Say whether a node takes part, by its announcement."""
-    return announced is not None and Announcement.decode(announced).phase is not Phase.LEFT
 
 
 def _is_numeric(address: str) -> bool:
@@ -388,46 +385,24 @@ def _is_numeric(address: str) -> bool:
     return ":" in address or address.replace(".", "").isdigit()
 
 
-@dataclass(frozen=True, slots=True)
-class _Release:
-    """What a node releases when it has left."""
+def _host(place: MeetingStore, here: str) -> StoreHost | None:
+    """Return what hosts a member of the store in this agent, if the run's agents do so."""
+    from holdfast.store.client import RemoteStore
 
-    place: _MeetingStore
-    held: HeldPort
+    store, server = place.store, place.server
+    if not place.shared or not isinstance(store, RemoteStore):
+        return None
+    from holdfast import env
+    from holdfast.rendezvous.store_host import StoreHost
+    from holdfast.store.open import choose_secret
+    from holdfast.store.server import StoreServer
 
-    def __call__(self, keys: Keys, deadline: Deadline) -> bool:
-        """Close everything; a host waits until the other nodes have left (E3), and disconnected.
+    given = place.towards if server is None else server.address
+    name = here if server is None else server.address.host
 
-        A node that has left may still wait to hear so: without a store it would look for one.
-        """
-        server = self.place.server
-        alone = False
-        try:
-            alone = server is None or self._wait_alone(keys, deadline)
-        finally:
-            self.place.store.close()
-            if server is not None:
-                if alone:
-                    _wait_quiet(server, deadline.sooner(HANG_UP_WITHIN_S))
-                server.close()
-            self.held.close()
-        return alone
+    def make() -> StoreServer:
+        # The endpoint's port, where it is free: then nodes that come later know where to look.
+        address = Address(name, free_port(name, 0 if given is None else given.port))
+        return StoreServer(address, choose_secret(address, place.secret, env.current()))
 
-    def _wait_alone(self, keys: Keys, deadline: Deadline) -> bool:
-        store = self.place.store
-        try:
-            with store.watch(keys.nodes, prefix=True, timeout=deadline.remaining()) as watch:
-                entries = store.list_prefix(keys.nodes, timeout=deadline.remaining())
-                here = {entry.key for entry in entries if _is_here(entry.value)}
-                while here:
-                    change = watch.next(deadline.remaining())
-                    (here.add if _is_here(change.value) else here.discard)(change.key)
-        except HoldfastError:
-            return False
-        return True
-
-
-def _wait_quiet(server: StoreServer, deadline: Deadline) -> None:
-    """Wait until no client is connected any more."""
-    while server.status().connections and not deadline.passed():
-        SYSTEM_CLOCK.sleep(_LOOK_EVERY_S)
+    return StoreHost(store, make, server)

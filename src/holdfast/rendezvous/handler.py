@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline, check_timeout
 from holdfast.errors import (
@@ -47,6 +47,9 @@ from holdfast.store.fenced import FencedStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
+
+if TYPE_CHECKING:
+    from holdfast.rendezvous.store_host import StoreHost
 
 __all__ = ["Rendezvous", "Round", "RunEnd", "StoreRendezvous"]
 
@@ -213,6 +216,7 @@ class StoreRendezvous(Rendezvous):
         rank: RankPolicy = sticky_ranks,
         master: Address | None = None,
         release: Callable[[Keys, Deadline], bool],
+        host: StoreHost | None = None,
         sink: Sink | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -225,6 +229,8 @@ class StoreRendezvous(Rendezvous):
         self._close_s = close_s
         self._master = master
         self._release = release
+        self._host = host
+        self._finished = False
         self._clock = clock
         node = NodeMachine(me, self._keys, rules, rank)
         self._node = node
@@ -255,6 +261,9 @@ class StoreRendezvous(Rendezvous):
         wish = object()
         self._check_in()
         _sentence("why", why)
+        self._finished = False
+        if self._host is not None:
+            self._host.settle(deadline)
         with session.told:  # so that the newest wish is also the last that the machine hears
             self._wish = wish
             session.ask(why, wish)
@@ -334,6 +343,7 @@ class StoreRendezvous(Rendezvous):
 
     def finish(self) -> None:
         self._check_in()
+        self._finished = True
         self._session.request(FinishRound())
 
     def closed(self) -> str | None:
@@ -342,6 +352,10 @@ class StoreRendezvous(Rendezvous):
     def ended(self) -> RunEnd | None:
         closed = self._session.closed
         return None if closed is None else RunEnd(closed.reason, closed.failed)
+
+    def is_ending(self) -> bool:
+        """Say whether the whole job ends: the run is closed, or this node's part is done."""
+        return self._finished or self._session.closed is not None
 
     def close(self, reason: str = "closed", *, failed: bool = False) -> None:
         session = self._session
@@ -406,6 +420,13 @@ class StoreRendezvous(Rendezvous):
         if session.left:
             raise UsageError(f"run {self.run_id}: this node has left it")
 
+    def _endpoint(self) -> str | None:
+        """Return where workers find the store: by all members, if there are several."""
+        members = self._host.addresses() if self._host is not None else ()
+        if members:
+            return f"tcp://{','.join(members)}"
+        return None if isinstance(self._store, MemoryStore) else self._store.endpoint
+
     def _round(self, ready: RoundReady) -> Round:
         record = ready.record
         master = self._master or Address(record.address, record.port)
@@ -417,7 +438,7 @@ class StoreRendezvous(Rendezvous):
             world_size=record.size,
             store=PrefixStore(fenced, prefix),
             board=PrefixStore(self._store, self._keys.board),
-            endpoint=None if isinstance(self._store, MemoryStore) else self._store.endpoint,
+            endpoint=self._endpoint(),
             master_address=master.host,
             master_port=master.port,
             members=Roll(self._store, self._keys, record),

@@ -1,4 +1,4 @@
-"""A port that is kept for the round's master until it is needed.
+"""A port that is kept for the round's master until it is needed, and one that is wanted.
 
 A node announces a port with itself, so that the others know the master's address the moment that
 the round is complete. The port is held by a bound socket that does not listen: no process is given
@@ -11,7 +11,20 @@ import socket
 
 from holdfast.errors import UsageError
 
-__all__ = ["HeldPort"]
+__all__ = ["HeldPort", "free_port"]
+
+
+def free_port(address: str, port: int) -> int:
+    """Return the port if a server can bind it at this address now, else 0."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+            probe.listen(1)
+        except OSError:
+            return 0
+    return port
 
 
 class HeldPort:

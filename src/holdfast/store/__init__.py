@@ -27,6 +27,7 @@ tcp:// between hosts
     candidates.py ◦     which of several members a client tries next
     raft/               one log that several members agree on
     replica/            a store that several members keep, by that log
+    member_server.py    how a server becomes a member and leaves: the ground of server.py
     server.py           the shell of service.py and replica/: one thread, thousands of clients
 file:// on one host
     filelog.py ◦        the format of the log

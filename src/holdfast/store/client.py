@@ -33,7 +33,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.forks import in_child
-from holdfast.ids import new_session_id
+from holdfast.ids import SessionId, new_session_id
 from holdfast.net.transport import Transport
 from holdfast.store.messages import Members
 from holdfast.store.ops import Change, Op, Wait
@@ -118,6 +118,17 @@ class RemoteStore(Store):
             self._check_open()
             if not self._drive(lambda: self._session.ready, deadline):
                 raise self._apart(f"no store at {self.endpoint} in time", maybe=False)
+
+    @property
+    def session_id(self) -> SessionId:
+        """The name by which the store knows this client."""
+        return self._session.id
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Where the members of a store with several are, as was last told; else nothing."""
+        members = self._session.members
+        return members.members if members is not None else ()
 
     # The backend.
 

@@ -13,7 +13,6 @@ Guarantees
     SS-4  A client gets its answers at the pace at which it reads them: while more than
           CONGESTED_BYTES wait for it, its further calls wait too, at most one read's worth of
           them here and the rest in the network. So what waits for it is bounded.
-    SS-5  A leader that is closed hands over before, within HAND_OVER_WITHIN_S, if it can.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ import logging
 import math
 import os
 import random
-import socket
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import count
 from types import TracebackType
 from typing import Self
 
-from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError, PeerViolation, Refused, Step
 from holdfast.ids import CauseId, new_session_id
 from holdfast.net.address import Address
@@ -50,13 +47,14 @@ from holdfast.observe.events import (
 from holdfast.observe.metrics import Metric, Metrics
 from holdfast.observe.sinks import LogSink, Sink
 from holdfast.store.effects import Hangup, SendFrame, ServiceStatus
+from holdfast.store.member_server import MemberServer
 from holdfast.store.messages import KEY_CONTEXT
 from holdfast.store.ops import Set, check_key, check_value
-from holdfast.store.replica.effects import MemberEffect, SendToMember, Tell
-from holdfast.store.replica.joining import MemberPeer, ask_to_join
-from holdfast.store.replica.links import MemberLinks
+from holdfast.store.replica.joining import MemberPeer
 from holdfast.store.replica.machine import Replica
-from holdfast.store.replica.messages import JoinReply, JoinRequest, is_members_word
+from holdfast.store.replica.messages import (
+    is_members_word,
+)
 from holdfast.store.service import Service
 
 __all__ = ["HANDSHAKE_WITHIN_S", "UNAUTHENTICATED_MAX", "StoreServer"]
@@ -65,11 +63,10 @@ _log = logging.getLogger("holdfast.store")
 
 HANDSHAKE_WITHIN_S = 5.0
 UNAUTHENTICATED_MAX = 1024
-HAND_OVER_WITHIN_S = 1.0
 CONGESTED_BYTES = 1024 * 1024
 
 
-class StoreServer:
+class StoreServer(MemberServer):
     """Serve a keyspace on an address. `start()` binds; `close()` ends it, and its keys with it.
 
     `values` are in the store before the first client connects.
@@ -84,24 +81,14 @@ class StoreServer:
         sink: Sink | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.address = address
-        """Where it listens; after `start()` with the real port."""
-        self._key = secret.key(KEY_CONTEXT)
-        self._sink = sink or LogSink()
-        self._clock = clock
-        self._reactor: Reactor | None = None
-        self._rng = rng = random.SystemRandom()
+        rng = random.SystemRandom()
         self._cause = CauseId(f"server-{rng.getrandbits(32):08x}")
         service = Service(incarnation=new_session_id(rng))
         for key, value in (values or {}).items():
-            service.keyspace.apply(Set(check_key(key), check_value(value)), self._now())
+            service.keyspace.apply(Set(check_key(key), check_value(value)), clock.monotonic())
         service.keyspace.take_changes()  # no client watches yet
-        self._machine: Service | Replica = service
-        # Connections to other members, once there are some.
-        self._links: MemberLinks | None = None
-        self._joined, self._follows = threading.Event(), threading.Event()
-        self.on_dismissed: Callable[[str], None] = lambda why: None
-        """Called on the reactor's thread when this process is no member of its store any more."""
+        super().__init__(address, secret.key(KEY_CONTEXT), service, rng, clock)
+        self._sink = sink or LogSink()
         self._metrics = Metrics()
         self._opened, self._refused = (
             self._metrics.counter(
@@ -124,18 +111,6 @@ class StoreServer:
         """Where clients find the store."""
         return f"tcp://{self.address}"
 
-    @property
-    def announced(self) -> Address:
-        """What others can connect to: "all addresses" is none."""
-        everywhere = self.address.host in {"0.0.0.0", "::"}
-        return self.address._replace(host=socket.gethostname()) if everywhere else self.address
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Where the members of the store are, as far as this one knows; one at least."""
-        machine = self._machine
-        return machine.addresses() if isinstance(machine, Replica) else (str(self.announced),)
-
     def start(self) -> None:
         """Bind and serve. UsageError if the address cannot be bound."""
         self._run(self._bind())
@@ -150,34 +125,16 @@ class StoreServer:
         return reactor
 
     def _run(self, reactor: Reactor) -> None:
-        self._reactor = reactor
-        reactor.start()
+        with self._starting:
+            self._reactor = reactor
+            reactor.start()
         self._sink.emit(ServerStarted(cause=self._cause, at=self._now(), endpoint=self.endpoint))
-
-    def join(self, addresses: tuple[Address, ...], timeout: float | None) -> None:
-        """Start as one more member of the store that has members at these addresses.
-
-        Blocks until this member has the state of the store. StoreUnavailable at the deadline.
-        """
-        reactor = self._bind()
-        machine = self._replicate(founder=False)
-        request = JoinRequest(machine.member, str(self.announced))
-        self._run(reactor)
-        reactor.call_soon(self._perform)
-        deadline = Deadline.after(timeout, self._clock)
-        try:
-            ask_to_join(self, request, addresses, self._key, self._joined, deadline)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Stop serving and drop every connection. Idempotent."""
-        if self._reactor is not None and isinstance(self._machine, Replica):
-            self._follows.clear()
-            self._reactor.call_soon(self._hand_over)
-            self._follows.wait(HAND_OVER_WITHIN_S)
-        reactor, self._reactor = self._reactor, None
+        self._part_with_members()
+        with self._starting:  # another thread may be at it
+            reactor, self._reactor = self._reactor, None
         if reactor is None:
             return
         reactor.close()
@@ -214,9 +171,6 @@ class StoreServer:
 
     # On the reactor's thread from here on.
 
-    def _now(self) -> float:
-        return self._clock.monotonic()
-
     def _admit(self, connection: ReactorConnection) -> _Peer:
         peer = _Peer(self, connection, next(self._numbers))
         self._peers[peer.number] = peer
@@ -224,57 +178,6 @@ class StoreServer:
         if crowded_out is not None:
             crowded_out.drop("made room for newer connections")
         return peer
-
-    def _replicate(self, *, founder: bool) -> Replica:
-        """Become a member of a replicated store; the service that is there goes on."""
-        machine = self._machine
-        if isinstance(machine, Replica):
-            return machine
-        member = new_session_id(self._rng)
-        now, announced = self._now(), str(self.announced)
-        self._machine = Replica(machine, member, announced, self._rng, now, founder=founder)
-        return self._machine
-
-    def _hand_over(self) -> None:
-        machine = self._machine
-        if not (isinstance(machine, Replica) and machine.hand_over()):
-            self._follows.set()
-        self._perform()
-
-    def admit(self, request: JoinRequest) -> JoinReply:
-        """Take the request of a process that wants to be a member."""
-        machine = self._replicate(founder=True)
-        self._perform()  # a founder leads from here on
-        reply = machine.admit(request.member, request.address, self._now())
-        self._perform()
-        return reply
-
-    def learn(self, reply: JoinReply) -> None:
-        """Take what members said to this process, which wants to join. From any thread."""
-        machine, reactor = self._machine, self._reactor
-        if isinstance(machine, Replica) and reactor is not None:
-            reactor.call_soon(lambda: machine.learn(reply))
-
-    def _send_to_member(self, effect: SendToMember) -> None:
-        reactor, machine = self._reactor, self._machine
-        if reactor is None or not effect.address or not isinstance(machine, Replica):
-            return
-        if self._links is None:
-
-            def lost(member: int) -> None:
-                machine.unreachable(member)
-                self._perform()
-
-            def dismissed(member: int, why: str) -> None:
-                if machine.dismiss(member, why):
-                    self._perform()
-                    self.on_dismissed(why)
-
-            self._links = MemberLinks(
-                reactor, self._key, machine.member, self._clock, lost=lost, dismissed=dismissed
-            )
-        if not self._links.send(*effect):
-            machine.unreachable(effect.member)  # else it waits for what was dropped
 
     def _perform(self) -> None:
         """Do what the machine wants, and set its timer."""
@@ -295,17 +198,6 @@ class StoreServer:
             if isinstance(self._machine, Replica):
                 self._perform_as_member(self._machine, effects)
         self._set_timer()
-
-    def _perform_as_member(self, machine: Replica, effects: Sequence[MemberEffect]) -> None:
-        for effect in effects:
-            if isinstance(effect, SendToMember):
-                self._send_to_member(effect)
-            elif isinstance(effect, Tell):
-                _log.info("store member %s: %s", self.announced, effect.text)
-        if machine.member in machine.configuration.members:
-            self._joined.set()
-        if not machine.leads:
-            self._follows.set()
 
     def _send(self, number: int, data: bytes) -> None:
         peer = self._peers.get(number)
@@ -402,6 +294,8 @@ class _Peer:
             self._refuse(reason)
             return
         by_peer = self.connection.closed_by_peer
+        if self._member is not None:
+            self._member.closed(server._now())
         server._machine.disconnect(self.number, server._now(), by_peer=by_peer)
         server._perform()
         server._sink.emit(

@@ -227,6 +227,11 @@ class Service(Delivery):
         """Return the connections that sessions have."""
         return [s.connection for s in self._sessions.values() if s.connection]
 
+    def is_connected(self, session_id: SessionId) -> bool:
+        """Say whether a session has a connection."""
+        session = self._sessions.get(session_id)
+        return session is not None and bool(session.connection)
+
     def say(self, connection: int, message: FromServer) -> None:
         """Send a message to a connection."""
         self._send(connection, encode(message))

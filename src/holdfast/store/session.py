@@ -125,7 +125,7 @@ class Session:
     """The machine. Not thread-safe: its shell holds a lock."""
 
     def __init__(self, session_id: SessionId, endpoint: str, *, several: bool = False) -> None:
-        self._id = session_id
+        self.id = session_id
         self._endpoint = endpoint
         self._several = several
         self.members: Members | None = None
@@ -211,7 +211,7 @@ class Session:
         self._told = False
         self._output.clear()
         self._heard_at = self._asked_at = now
-        self._say(Hello(self._id, self._incarnation, self._floor()))
+        self._say(Hello(self.id, self._incarnation, self._floor()))
 
     def disconnected(self) -> None:
         """Hear that the connection is over."""

@@ -167,8 +167,8 @@ class MemberProgram:
             return  # it has overtaken the first frame
         if link.id not in self._clients and is_members_word(frame):
             match decode_first(frame):
-                case JoinRequest(member, address):
-                    link.send(encode_answer(machine.admit(member, address, now)))
+                case JoinRequest() as request:
+                    link.send(encode_answer(machine.admit(request, now)))
                 case MemberHello(sender, to):
                     if to != machine.member:
                         raise PeerViolation("meant for another life")

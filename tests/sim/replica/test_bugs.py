@@ -156,7 +156,7 @@ def a_member_that_joins_is_not_told_where_the_others_are(patch: pytest.MonkeyPat
 
     def restore(self: Replica, state: StoreState) -> None:
         real(self, state)
-        self.members = {self.member: self.members[self.member]}
+        self._places.addresses = {self.member: self._places.of(self.member)}
 
     patch.setattr(Replica, "_restore", restore)
 

@@ -28,6 +28,7 @@ from holdfast.errors import (
 from holdfast.ids import UNNAMED_RUN
 from holdfast.net.address import Address
 from holdfast.rendezvous import backends
+from holdfast.rendezvous import release as release_module
 from holdfast.rendezvous.handler import Round, StoreRendezvous
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import create_rendezvous
@@ -376,7 +377,7 @@ class TestC10d:
 
 
 class TestTheHostLeaves:
-    def test_it_waits_for_the_others(self, make: Make) -> None:
+    def test_the_others_use_the_store_after_it(self, make: Make) -> None:
         host = make("c10d", "127.0.0.1:0", is_host="true")
         other = make("c10d", host.endpoint.removeprefix("tcp://"), is_host="false")
         _, there = together(host, other)
@@ -384,9 +385,9 @@ class TestTheHostLeaves:
             leaving = pool.submit(host.shutdown)
             assert other._session.wait(lambda: other.over() is not None, Deadline.after(SOON))
             assert there.store.get("k") is None  # the store is still there
-            assert not leaving.done()
-            assert other.shutdown()
             assert leaving.result(SOON)
+            assert there.store.get("k") is None
+            assert other.shutdown()
 
     def test_it_does_not_wait_for_those_that_finished_and_left(self, make: Make) -> None:
         host = make("c10d", "127.0.0.1:0", 3, is_host="true")
@@ -409,7 +410,7 @@ class TestTheHostLeaves:
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A node that left may not know it yet, and would look for the store."""
-        monkeypatch.setattr(backends, "HANG_UP_WITHIN_S", SOON)
+        monkeypatch.setattr(release_module, "HANG_UP_WITHIN_S", SOON)
         host = make("c10d", "127.0.0.1:0", 1, is_host="true")
         together(host)
         release: Any = host._release
@@ -422,10 +423,11 @@ class TestTheHostLeaves:
             other.close()
             assert leaving.result(SOON)
 
-    def test_but_not_for_ever(self, make: Make) -> None:
-        host = make("c10d", "127.0.0.1:0", is_host="true", close_timeout=0.3)
-        endpoint = host.endpoint.removeprefix("tcp://")
-        together(host, make("c10d", endpoint, is_host="false", close_timeout=0.3))
+    def test_but_not_for_ever(self, make: Make, port: int) -> None:
+        """The only host, that of rank 0, has no node to which it could hand over."""
+        config = {"store_port": port, "close_timeout": 0.3}
+        host = make("static", f"127.0.0.1:{port - 1}", rank=0, **config)
+        together(host, make("static", f"127.0.0.1:{port - 1}", rank=1, **config))
         began = SYSTEM_CLOCK.monotonic()
         assert not host.shutdown()
         assert SYSTEM_CLOCK.monotonic() - began < SOON

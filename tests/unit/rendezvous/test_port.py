@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.rendezvous.port import HeldPort
+from holdfast.rendezvous.port import HeldPort, free_port
 
 
 def test_a_held_port_is_not_assigned_by_chance_and_a_server_can_bind_it() -> None:
@@ -48,3 +48,11 @@ def test_torchs_store_can_take_a_held_port() -> None:
 def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match=rf"^local address '{address}': cannot be bound here: "):
         HeldPort(address)
+
+
+def test_a_port_that_a_server_has_is_not_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert free_port("127.0.0.1", port) == 0
+    assert free_port("127.0.0.1", port) == port
+    assert free_port("no.such.host.invalid", port) == 0

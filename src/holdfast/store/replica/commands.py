@@ -37,6 +37,7 @@ _TIME = struct.Struct(">d")
 _LENGTH = struct.Struct(">I")
 _OPENED = struct.Struct(">BQQQQ")
 _NAMED = struct.Struct(">BQ")
+_OWNER = struct.Struct(">Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,11 @@ class LeaderBegan:
 
 @dataclass(frozen=True, slots=True)
 class MemberAnnounced:
-    """Where a member that is to join can be reached."""
+    """Where a member that is to join can be reached; `owner`: see `places.py`, 0 for none."""
 
     member: int
     address: str
+    owner: int = 0
 
 
 Command: TypeAlias = (
@@ -134,8 +136,8 @@ def _encode(command: Command) -> bytes:
             return _NAMED.pack(4, session)
         case LeaderBegan():
             return b"\x05"
-        case MemberAnnounced(member, address):
-            return _NAMED.pack(6, member) + put_text(address)
+        case MemberAnnounced(member, address, owner):
+            return _NAMED.pack(6, member) + put_text(address) + _OWNER.pack(owner)
         case _:
             assert_never(command)
 
@@ -155,7 +157,7 @@ def _decode(body: bytes) -> Command:
         case 5:
             command = LeaderBegan()
         case 6:
-            command = MemberAnnounced(r.u64(), r.text())
+            command = MemberAnnounced(r.u64(), r.text(), r.u64())
         case kind:
             raise PeerViolation(f"a command is of the unknown kind {kind}")
     r.end()

@@ -22,6 +22,7 @@ from holdfast.store.replica.link import DIAL_WITHIN_S, LinkStep, MemberLink
 from holdfast.store.replica.messages import (
     ALIVE,
     ASK,
+    PARTING,
     Dismissal,
     MemberHello,
     decode_answer,
@@ -86,9 +87,14 @@ class MemberLinks:
                 case LinkStep.ASK:
                     link.say(ASK)
                 case LinkStep.CLOSE:
-                    link.close("the member is silent")
+                    link.part("the member is silent")
                 case None:
                     pass
+
+    def part(self) -> None:
+        """Close all connections, and say that this is no death: the process lives on."""
+        for link in list(self._links.values()):
+            link.part("this member ends")
 
     def close(self) -> None:
         """End what is under way; the reactor, which owns the rest, is closed already."""
@@ -220,8 +226,9 @@ class _Link:
             self._queued -= len(data) - 4
             connection.send(data)
 
-    def close(self, reason: str) -> None:
+    def part(self, reason: str) -> None:
         if self._connection is not None:
+            self._connection.send(encode_frame(PARTING))
             self._connection.close(reason)
 
     def received(self, data: bytes) -> None:

@@ -63,8 +63,8 @@ from holdfast.store.raft.effects import (
     SendMessage,
 )
 from holdfast.store.raft.machine import Raft
-from holdfast.store.raft.messages import ChangeKind, Configuration, LogEntry, MemberChange, Message
-from holdfast.store.replica.care import LOST_S, MemberCare
+from holdfast.store.raft.messages import ChangeKind, Configuration, LogEntry, Message
+from holdfast.store.replica.care import LOST_S
 from holdfast.store.replica.commands import (
     ClientDied,
     ClientWrote,
@@ -78,8 +78,7 @@ from holdfast.store.replica.commands import (
 )
 from holdfast.store.replica.effects import MemberEffect, SendToMember, Tell
 from holdfast.store.replica.kept import KeptEntries
-from holdfast.store.replica.messages import JoinReply, JoinState
-from holdfast.store.replica.policy import MEMBERS_MAX
+from holdfast.store.replica.membership import StoreMembership
 from holdfast.store.replica.reads import ReadQueue
 from holdfast.store.replica.state import StoreState, decode_state, encode_state
 from holdfast.store.replica.store_time import StoreTime
@@ -93,7 +92,7 @@ TICK_S = 0.1
 _AT_ONCE_BYTES = 1024 * 1024
 
 
-class Replica:
+class Replica(StoreMembership):
     """The machine. It has the methods of `Service` that a shell calls, and those of a member."""
 
     def __init__(
@@ -105,41 +104,20 @@ class Replica:
         now: float,
         *,
         founder: bool,
+        owner: int = 0,
     ) -> None:
-        self.service = service
-        self.member = member
-        self.members = {member: address}
-        """Where each member can be reached, and those that asked to be one."""
-        self._raft = Raft(member, Configuration((member,)) if founder else None, rng)
-        self._now = now
+        founders = Configuration((member,)) if founder else None
+        super().__init__(service, Raft(member, founders, rng), now)
+        self._places.put(member, address, owner)
         self._time = StoreTime(now if founder else 0.0)
         self._next_tick = now
-        self._effects: list[MemberEffect] = []
         self._kept = KeptEntries()
-        self._term: int | None = None  # while this member leads
         self._timed = 0.0  # the store's time that was last put into the log
-        self._care = MemberCare(self._raft)
-        self._commands: list[Command] = []
         self._greeting: set[int] = set()  # connections whose Hello is on its way
         self._members_changed = False
         self._reads = ReadQueue()
         if founder:
             self._raft.campaign()
-
-    @property
-    def leads(self) -> bool:
-        """Say whether this member serves clients."""
-        return self._term is not None
-
-    @property
-    def configuration(self) -> Configuration:
-        """The members, as far as this one knows."""
-        return self._raft.state.configuration
-
-    @property
-    def leader(self) -> int | None:
-        """The number of the member that leads, as far as this one knows."""
-        return self._raft.leader
 
     # What clients do.
 
@@ -204,44 +182,9 @@ class Replica:
         """Hear that a connection to or from a member was lost: what was said last may be, too."""
         self._raft.unreachable(member)
 
-    def admit(self, member: int, address: str, now: float) -> JoinReply:
-        """Take the request of a process that wants to be a member; it asks until it is one."""
-        self._now = now
-        members = self.configuration.members
-        if not self.leads:
-            elsewhere = self._address_of(self.leader) != ""
-            return self._reply(JoinState.ELSEWHERE if elsewhere else JoinState.WAIT)
-        if member in members:
-            return self._reply(JoinState.JOINED if self._care.is_settled(now) else JoinState.WAIT)
-        if len(members) >= MEMBERS_MAX:
-            return self._reply(JoinState.REFUSED, f"the store has {len(members)} members, the most")
-        if self.members.get(member) != address:
-            self._commands.append(MemberAnnounced(member, address))
-        elif self._raft.change(MemberChange(ChangeKind.LEARNER, member)) is None:
-            self._care.heard(member, now)
-        return self._reply(JoinState.WAIT)
-
-    def learn(self, reply: JoinReply) -> None:
-        """Hear, as a process that asked to join, where the members are."""
-        self.members.update(reply.members)
-
     def knows(self, member: int) -> bool:
         """Say whether a process may be a member: a leader knows, once it has begun."""
         return not self._time.passes or member in self.configuration.members
-
-    def dismiss(self, sender: int, why: str) -> bool:
-        """Hear that this process is no member; False if that may be wrong, since another leads."""
-        if self._raft.hears_leader and self.leader != sender:
-            return False
-        self._effects.append(Tell(f"no member of the store any more: {why}"))
-        return True
-
-    def hand_over(self) -> bool:
-        """Begin to hand leadership to the voter with the longest log; say whether there is one."""
-        others = [voter for voter in self.configuration.voters if voter != self.member]
-        if not self.leads or not others:
-            return False
-        return self._raft.transfer(max(others, key=lambda m: self._raft.match_of(m) or 0)) is None
 
     # Time.
 
@@ -267,12 +210,7 @@ class Replica:
             self._propose()
         for session in self.service.take_old_sessions(self._now):
             self._commands.append(SessionForgotten(session))
-        self._change_members()
-
-    def _change_members(self) -> None:
-        change = self._care.wanted_change(self._now)
-        if change is not None and self._raft.change(change) is None:
-            self._effects.append(Tell(f"asks for a change of the members: {change}"))
+        self._tend()
 
     # What is wanted.
 
@@ -306,11 +244,6 @@ class Replica:
         return self.service.status()
 
     # Raft.
-
-    def _leads_still(self) -> bool:
-        """Say whether Raft thinks so, too: what it would pass on to another leader is not asked."""
-        raft = self._raft
-        return self._term == raft.state.term and raft.role is Role.LEADER
 
     def _submit(self) -> None:
         """Put what clients asked for into the log, and ask whether reads may be performed."""
@@ -350,7 +283,7 @@ class Replica:
         for effect in effects:
             match effect:
                 case SendMessage(message):
-                    where = self.members.get(message.to, "")
+                    where = self._places.of(message.to)
                     self._effects.append(SendToMember(message.to, where, message))
                 case Committed(entry):
                     self._apply(entry)
@@ -372,9 +305,10 @@ class Replica:
         if role is Role.LEADER:
             self._term = term
             self._care.begin_anew()
+            self._mourned.clear()
             self.service.linger_all(self._now)
             self._commands.insert(0, LeaderBegan())
-        named = "none" if leader is None else self._address_of(leader) or str(leader)
+        named = "none" if leader is None else self._places.of(leader) or str(leader)
         self._effects.append(Tell(f"{role} in term {term}, leader {named}: {reason}"))
 
     def _step_down(self) -> None:
@@ -391,7 +325,7 @@ class Replica:
         self._reads.clear()
 
     def _turn_away(self, connection: int) -> None:
-        leader = "" if self.leader == self.member else self._address_of(self.leader)
+        leader = "" if self.leader == self.member else self._places.of(self.leader)
         self.service.say(connection, Members(False, leader, self.addresses()))
         self.service.hang_up(connection, "this member does not lead", self._now)
 
@@ -402,7 +336,8 @@ class Replica:
         if entry.change is not None:
             self._members_changed = True
             if entry.change.kind is ChangeKind.REMOVE:
-                self.members.pop(entry.change.member, None)
+                self._places.remove(entry.change.member)
+                self._care.removed(entry.change.member)
         if entry.data:
             batch = decode_batch(entry.data)
             self.service.expire(self._time.reach(batch.at))
@@ -430,8 +365,8 @@ class Replica:
                 service.keyspace.renew_all(now)
                 if is_ours:
                     self._time.lead(self._now)
-            case MemberAnnounced(member, address):
-                self.members[member] = address
+            case MemberAnnounced(member, address, owner):
+                self._places.put(member, address, owner)
             case _:
                 assert_never(command)
 
@@ -439,12 +374,12 @@ class Replica:
         service, time = self.service, self._time.reached
         sessions = service.sessions()
         return encode_state(
-            StoreState(service.incarnation, time, self.members, sessions, service.keyspace)
+            StoreState(service.incarnation, time, self._places, sessions, service.keyspace)
         )
 
     def _restore(self, state: StoreState) -> None:
         self.service.restore(state.incarnation, state.sessions, state.keyspace)
-        self.members, self._time = state.members, StoreTime(state.time)
+        self._places, self._time = state.places, StoreTime(state.time)
         self._kept.clear()
 
     # Reads.
@@ -475,25 +410,6 @@ class Replica:
 
     # Addresses.
 
-    def _address_of(self, member: int | None) -> str:
-        return "" if member is None else self.members.get(member, "")
-
-    def addresses(self) -> tuple[str, ...]:
-        """Return where the members are."""
-        found = (self.members.get(member) for member in self.configuration.members)
-        return tuple(where for where in found if where)
-
-    def peers(self) -> dict[int, str]:
-        """Return where the other members are: connections to all are kept, for an election."""
-        others = (member for member in self.configuration.members if member != self.member)
-        return {member: self.members[member] for member in others if member in self.members}
-
     def _say_members(self, connection: int) -> None:
-        here = self._address_of(self.member)
+        here = self._places.of(self.member)
         self.service.say(connection, Members(True, here, self.addresses()))
-
-    def _reply(self, state: JoinState, why: str = "") -> JoinReply:
-        configuration = self.configuration
-        members = tuple(one for one in self.members.items() if one[0] in configuration.members)
-        leader = self._address_of(self.leader)
-        return JoinReply(state, self.service.incarnation, leader, members, why)

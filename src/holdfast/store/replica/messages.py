@@ -6,7 +6,9 @@ by connections that the others open. The first frame tells what a connection is 
     MemberHello  from which member, to which                ──▶   (Dismissal, if it is no member)
                  then Raft's messages, each cut into parts that fit into a frame
     ASK          are you there?                             ──▶   ALIVE
+    PARTING      I close this connection, and live on
     JoinRequest  my number, where I can be reached          ──▶   JoinReply
+    LeaveRequest my number: remove me                       ──▶   JoinReply
 
 Numbers are big-endian; what `encode` cannot give is a PeerViolation.
 """
@@ -22,16 +24,19 @@ from typing import Any, TypeAlias, assert_never
 from holdfast.errors import PeerViolation
 from holdfast.records import dataclass
 from holdfast.store.raft import messages as raft
+from holdfast.store.replica.policy import MEMBERS_MAX
 from holdfast.store.wire import Reader, put_maybe, put_text
 
 __all__ = [
     "ALIVE",
     "ASK",
+    "PARTING",
     "Dismissal",
     "FirstWord",
     "JoinReply",
     "JoinRequest",
     "JoinState",
+    "LeaveRequest",
     "MemberHello",
     "PartsReader",
     "decode_answer",
@@ -47,7 +52,7 @@ __all__ = [
 PART_BYTES = 1 << 20
 MESSAGE_BYTES_MAX = 1 << 30
 _HELLO, _JOIN, _REPLY, _DISMISSAL, _PART, _LAST = 32, 33, 34, 35, 36, 37
-ASK, ALIVE = b"\x26", b"\x27"
+ASK, ALIVE, PARTING, _LEAVE = b"\x26", b"\x27", b"\x28", 41
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
 
@@ -62,17 +67,29 @@ class MemberHello:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """The first frame of a process that wants to be a member."""
+    """The first frame of a process that wants to be a member, of `most` members at most.
+
+    `owner` is the session of a client in the same process, 0 if there is none.
+    """
 
     member: int
     address: str
+    owner: int = 0
+    most: int = MEMBERS_MAX
 
 
-FirstWord: TypeAlias = MemberHello | JoinRequest
+@dataclass(frozen=True, slots=True)
+class LeaveRequest:
+    """The first frame of a member that wants to be none any more."""
+
+    member: int
+
+
+FirstWord: TypeAlias = MemberHello | JoinRequest | LeaveRequest
 
 
 class JoinState(IntEnum):
-    """What became of a request to join."""
+    """What became of a request to join, or to leave."""
 
     JOINED = 1
     WAIT = 2
@@ -80,6 +97,8 @@ class JoinState(IntEnum):
     ELSEWHERE = 3
     """Ask the leader."""
     REFUSED = 4
+    GONE = 5
+    """The process is no member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +121,7 @@ class Dismissal:
 
 def is_members_word(frame: bytes) -> bool:
     """Say whether a connection that begins with this frame is a member's, not a client's."""
-    return frame[:1] in (bytes((_HELLO,)), bytes((_JOIN,)))
+    return frame[:1] in (bytes((_HELLO,)), bytes((_JOIN,)), bytes((_LEAVE,)))
 
 
 def encode_first(word: FirstWord) -> bytes:
@@ -110,8 +129,10 @@ def encode_first(word: FirstWord) -> bytes:
     match word:
         case MemberHello(sender, to):
             return bytes((_HELLO,)) + struct.pack(">QQ", sender, to)
-        case JoinRequest(member, address):
-            return bytes((_JOIN,)) + _U64.pack(member) + put_text(address)
+        case JoinRequest(member, address, owner, most):
+            return struct.pack(">BQQI", _JOIN, member, owner, most) + put_text(address)
+        case LeaveRequest(member):
+            return bytes((_LEAVE,)) + _U64.pack(member)
         case _:
             assert_never(word)
 
@@ -124,7 +145,10 @@ def decode_first(frame: bytes) -> FirstWord:
         case 32:
             word = MemberHello(r.u64(), r.u64())
         case 33:
-            word = JoinRequest(r.u64(), r.text())
+            member, owner, most = r.u64(), r.u64(), r.u32()
+            word = JoinRequest(member, r.text(), owner, most)
+        case 41:
+            word = LeaveRequest(r.u64())
         case kind:
             raise PeerViolation(f"message kind {kind} does not begin a member's connection")
     r.end()

@@ -13,6 +13,7 @@ from holdfast.ids import LeaseId, SessionId
 from holdfast.records import dataclass
 from holdfast.store.clients import ClientSession
 from holdfast.store.keyspace import Keyspace, SavedItem, SavedLease, Snapshot
+from holdfast.store.replica.places import MemberPlaces
 from holdfast.store.wire import Reader, put_text
 
 __all__ = ["StoreState", "decode_state", "encode_state"]
@@ -23,7 +24,7 @@ _SESSION = struct.Struct(">QQBII")
 _NUMBERED = struct.Struct(">QI")
 _LINGER = struct.Struct(">Qd")
 _ITEM = struct.Struct(">QQI")
-_MEMBER = struct.Struct(">Q")
+_MEMBER = struct.Struct(">QQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class StoreState:
 
     incarnation: int
     time: float
-    members: dict[int, str]
+    places: MemberPlaces
     sessions: tuple[ClientSession, ...]
     keyspace: Keyspace
 
@@ -46,13 +47,14 @@ def encode_state(state: StoreState) -> bytes:
             state.time,
             saved.revision,
             saved.next_lease,
-            len(state.members),
+            len(state.places.addresses),
             len(state.sessions),
             len(saved.leases),
             len(saved.items),
         )
     ]
-    parts += (_MEMBER.pack(number) + put_text(where) for number, where in state.members.items())
+    for number, where in state.places.addresses.items():
+        parts.append(_MEMBER.pack(number, state.places.owners.get(number, 0)) + put_text(where))
     for session in state.sessions:
         answers, lingers = session.answers, session.lingers
         head = (session.id, session.floor, session.resumable, len(answers), len(lingers))
@@ -71,7 +73,10 @@ def decode_state(data: bytes) -> StoreState:
     r = Reader(data)
     incarnation, time, revision, next_lease = r.u64(), r.f64(), r.u64(), r.u64()
     members, sessions, leases, items = r.u32(), r.u32(), r.u32(), r.u32()
-    found_members = {r.u64(): r.text() for _ in range(members)}
+    places = MemberPlaces()
+    for _ in range(members):
+        number, owner = r.u64(), r.u64()
+        places.put(number, r.text(), owner)
     found_sessions = tuple(_session(r) for _ in range(sessions))
     found_leases = tuple(SavedLease(LeaseId(r.u64()), r.f64(), r.f64()) for _ in range(leases))
     found_items = tuple(_item(r) for _ in range(items))
@@ -80,7 +85,7 @@ def decode_state(data: bytes) -> StoreState:
         keyspace = Keyspace.load(Snapshot(revision, next_lease, found_leases, found_items))
     except UsageError as error:
         raise PeerViolation(str(error)) from None
-    return StoreState(incarnation, time, found_members, found_sessions, keyspace)
+    return StoreState(incarnation, time, places, found_sessions, keyspace)
 
 
 def _session(r: Reader) -> ClientSession:

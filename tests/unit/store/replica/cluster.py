@@ -20,7 +20,7 @@ from holdfast.store.ops import AnyOp
 from holdfast.store.raft.messages import Message
 from holdfast.store.replica.effects import SendToMember, Tell
 from holdfast.store.replica.machine import TICK_S, Replica
-from holdfast.store.replica.messages import JoinState
+from holdfast.store.replica.messages import JoinRequest, JoinState
 from holdfast.store.service import Service
 from holdfast.store.wire import decode_result
 
@@ -54,7 +54,7 @@ class Cluster:
 
     def join(self, number: int, at: int = 1) -> None:
         for _ in range(200):
-            reply = self.machines[at].admit(number, f"m{number}:1", self.now)
+            reply = self.machines[at].admit(JoinRequest(number, f"m{number}:1"), self.now)
             self.machines[number].learn(reply)
             self.pass_time(TICK_S)
             if reply.state is JoinState.JOINED:

@@ -29,7 +29,7 @@ COMMANDS: tuple[Command, ...] = (
     ClientDied(ONE),
     SessionForgotten(ONE),
     LeaderBegan(),
-    MemberAnnounced(8, "host:1"),
+    MemberAnnounced(8, "host:1", 9),
 )
 
 

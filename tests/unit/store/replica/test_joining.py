@@ -14,7 +14,7 @@ from holdfast.net.address import Address
 from holdfast.net.tcp import TcpTransport
 from holdfast.store.raft.messages import TimeoutNow
 from holdfast.store.replica import care
-from holdfast.store.replica import machine as machine_module
+from holdfast.store.replica import membership as membership_module
 from holdfast.store.replica.care import MemberCare
 from holdfast.store.replica.machine import Replica
 from holdfast.store.replica.messages import (
@@ -74,7 +74,7 @@ def test_without_a_store_there_it_says_so_at_the_deadline() -> None:
 def test_a_member_that_cannot_be_reached_is_told(
     first: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MemberCare, "is_settled", lambda self, now: True)
+    monkeypatch.setattr(MemberCare, "is_settled", lambda self, now, hosted: True)
     monkeypatch.setattr(StoreServer, "announced", Address("127.0.0.1", 1))
     with pytest.raises(StoreUnavailable, match="cannot connect to 127.0.0.1:1"):
         new_server().join((first.address,), 1.0)
@@ -83,7 +83,7 @@ def test_a_member_that_cannot_be_reached_is_told(
 def test_a_store_with_all_its_members_refuses(
     first: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_module, "MEMBERS_MAX", 1)
+    monkeypatch.setattr(membership_module, "MEMBERS_MAX", 1)
     with pytest.raises(UsageError, match="cannot join the store: the store has 1 members"):
         new_server().join((first.address,), LONG_S)
 

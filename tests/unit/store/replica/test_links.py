@@ -111,4 +111,4 @@ def test_too_much_for_a_member_is_dropped(
     assert link.send(b"x" * 100)
     assert not link.send(b"y" * 100)
     assert link._queued == 101  # the first and its kind; the second is dropped
-    link.close("nothing to close")
+    link.part("nothing to close")

@@ -36,7 +36,7 @@ from holdfast.store.raft.messages import PreVoteReply, TimeoutNow, VoteReply
 from holdfast.store.replica import kept
 from holdfast.store.replica.care import LOST_S
 from holdfast.store.replica.machine import TICK_S, Replica
-from holdfast.store.replica.messages import JoinState
+from holdfast.store.replica.messages import JoinRequest, JoinState
 from holdfast.store.replica.policy import MEMBERS_MAX
 from holdfast.store.service import LINGER_S, Service
 from tests.unit.store.replica.cluster import LIFE, Cluster
@@ -227,7 +227,7 @@ def test_what_raft_refuses_closes_the_connection(
     assert cluster.connect(1, 11, session=3) == []
     assert (1, 11) in cluster.hung_up
     machine.disconnect(9, cluster.now)  # its end waits, and comes to pass
-    machine.admit(4, "m4:1", cluster.now)
+    machine.admit(JoinRequest(4, "m4:1"), cluster.now)
     cluster.pass_time(0.2)
     cluster.cut.clear()
     cluster.pass_time(2.0)
@@ -259,7 +259,7 @@ def test_a_change_of_the_members_follows_the_last_one_at_once(cluster: Cluster) 
     del cluster.machines[3]
     cluster.start(4)
     for _ in range(2):
-        cluster.machines[4].learn(cluster.machines[1].admit(4, "m4:1", cluster.now))
+        cluster.machines[4].learn(cluster.machines[1].admit(JoinRequest(4, "m4:1"), cluster.now))
         cluster.settle()
     while cluster.machines[1].configuration.voters == (1, 2, 3):
         assert cluster.now < 4 * LOST_S
@@ -268,20 +268,20 @@ def test_a_change_of_the_members_follows_the_last_one_at_once(cluster: Cluster) 
 
 
 def test_requests_to_join_are_passed_on_refused_or_put_off(cluster: Cluster) -> None:
-    follower = cluster.machines[2].admit(9, "m9:1", cluster.now)
+    follower = cluster.machines[2].admit(JoinRequest(9, "m9:1"), cluster.now)
     assert (follower.state, follower.leader) == (JoinState.ELSEWHERE, "m1:1")
     alone = Replica(Service(5), 8, "m8:1", cluster.machines[1]._raft._rng, 0.0, founder=False)
-    assert alone.admit(9, "m9:1", 0.0).state is JoinState.WAIT
+    assert alone.admit(JoinRequest(9, "m9:1"), 0.0).state is JoinState.WAIT
     leader = cluster.machines[1]
     for _ in range(2):  # announced first, then added: one change at a time
-        assert leader.admit(4, "m4:1", cluster.now).state is JoinState.WAIT
-        assert leader.admit(5, "m5:1", cluster.now).state is JoinState.WAIT
+        assert leader.admit(JoinRequest(4, "m4:1"), cluster.now).state is JoinState.WAIT
+        assert leader.admit(JoinRequest(5, "m5:1"), cluster.now).state is JoinState.WAIT
         cluster.settle()
     assert leader.configuration.learners == (4,)
     for number in range(4, MEMBERS_MAX + 1):
         cluster.start(number)
         cluster.join(number)
-    refused = cluster.machines[1].admit(99, "m99:1", cluster.now)
+    refused = cluster.machines[1].admit(JoinRequest(99, "m99:1"), cluster.now)
     assert refused.state is JoinState.REFUSED
     assert "9 members" in refused.why
 

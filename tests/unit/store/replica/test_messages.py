@@ -11,9 +11,11 @@ from holdfast.store.raft import messages as raft
 from holdfast.store.replica import messages as module
 from holdfast.store.replica.messages import (
     Dismissal,
+    FirstWord,
     JoinReply,
     JoinRequest,
     JoinState,
+    LeaveRequest,
     MemberHello,
     PartsReader,
     decode_answer,
@@ -76,8 +78,10 @@ def test_unknown_kinds_are_refused() -> None:
         decode_answer(b"\x22\x09" + bytes(20))
 
 
-@pytest.mark.parametrize("word", [MemberHello(1, 2), JoinRequest(3, "host:1")])
-def test_first_words_come_back(word: MemberHello | JoinRequest) -> None:
+@pytest.mark.parametrize(
+    "word", [MemberHello(1, 2), JoinRequest(3, "host:1", 9, 5), LeaveRequest(4)]
+)
+def test_first_words_come_back(word: FirstWord) -> None:
     frame = encode_first(word)
     assert decode_first(frame) == word
     assert is_members_word(frame)

@@ -9,7 +9,7 @@ import pytest
 from holdfast.store.raft.messages import ChangeKind, Configuration, MemberChange
 from holdfast.store.replica.policy import VOTERS_MAX, next_change
 
-REMOVE, VOTER = ChangeKind.REMOVE, ChangeKind.VOTER
+REMOVE, VOTER, LEARNER = ChangeKind.REMOVE, ChangeKind.VOTER, ChangeKind.LEARNER
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,9 @@ def test_the_next_change(
 ) -> None:
     """All silent members are lost here."""
     wanted = None if change is None else MemberChange(*change)
-    assert next_change(Configuration(voters, learners), silent, silent, caught_up) == wanted
+    assert (
+        next_change(Configuration(voters, learners), silent, silent, caught_up, leader=1) == wanted
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,48 @@ def test_rp1_a_member_that_may_be_dead_gets_no_vote(
 ) -> None:
     """None of the silent members is lost yet."""
     wanted = None if change is None else MemberChange(*change)
-    assert next_change(Configuration(voters, learners), (), silent, learners) == wanted
+    assert next_change(Configuration(voters, learners), (), silent, learners, leader=1) == wanted
+
+
+@pytest.mark.parametrize(
+    ("voters", "learners", "silent", "leaving", "change"),
+    [
+        ((1,), (2,), (), (2,), (REMOVE, 2)),
+        ((1, 2, 3), (), (), (2,), (REMOVE, 2)),
+        ((1, 2, 3), (), (3,), (2,), None),  # RP-4
+        ((1, 2), (), (), (2,), (REMOVE, 2)),
+        ((1, 2), (), (2,), (2,), (REMOVE, 2)),
+        ((1, 2, 3), (), (), (1,), None),  # it hands over to one of them
+        ((1, 2), (), (), (1,), None),
+        ((1,), (2,), (), (1,), (VOTER, 2)),  # to which it can hand over then
+        ((1,), (2,), (2,), (1,), None),
+        ((1,), (2,), (), (1, 2), (REMOVE, 2)),
+        ((1, 2, 3), (), (), (1, 2, 3), (REMOVE, 2)),
+        ((1, 2), (), (), (), (LEARNER, 2)),  # RP-2
+        ((1, 2), (), (2,), (), None),
+        ((1, 2, 3, 4), (), (), (), (LEARNER, 4)),
+    ],
+)
+def test_rp4_members_that_leave(
+    voters: tuple[int, ...],
+    learners: tuple[int, ...],
+    silent: tuple[int, ...],
+    leaving: tuple[int, ...],
+    change: tuple[ChangeKind, int] | None,
+) -> None:
+    """The member 1 leads, all learners have caught up, and no member is lost."""
+    wanted = None if change is None else MemberChange(*change)
+    configuration = Configuration(voters, learners)
+    found = next_change(configuration, (), silent, learners, leader=1, leaving=leaving)
+    assert found == wanted
+
+
+def test_rp3_a_hosted_voter_that_is_lost_is_removed_though_none_takes_its_place() -> None:
+    three = Configuration((1, 2, 3))
+    assert next_change(three, (2,), (2,), (), leader=1) is None
+    change = next_change(three, (2,), (2,), (), leader=1, hosted=(2, 3))
+    assert change == MemberChange(REMOVE, 2)
+    assert next_change(Configuration((1, 2)), (2,), (2,), (), leader=1, hosted=(2,)) is None
 
 
 def test_rp2_rp3_changes_come_to_an_end_with_an_odd_number_of_voters() -> None:
@@ -90,7 +133,7 @@ def tolerance(configuration: Configuration, lost: set[int]) -> int:
 
 def settle(configuration: Configuration, lost: set[int]) -> Configuration:
     for _ in range(20):
-        change = next_change(configuration, lost, lost, configuration.learners)
+        change = next_change(configuration, lost, lost, configuration.learners, leader=1)
         if change is None:
             return configuration
         configuration = configuration.after(change)

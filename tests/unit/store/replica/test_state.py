@@ -9,6 +9,7 @@ from holdfast.ids import LeaseId, SessionId
 from holdfast.store.clients import ClientSession
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.ops import LeaseGrant, Set
+from holdfast.store.replica.places import MemberPlaces
 from holdfast.store.replica.state import StoreState, decode_state, encode_state
 
 
@@ -21,13 +22,14 @@ def some_state() -> StoreState:
     session.answers = {4: b"answer", 6: b""}
     session.answers_bytes = 6
     session.lingers = {LeaseId(1): 0.5}
-    return StoreState(77, 2.5, {1: "a:1", 2: "b:2"}, (session,), keyspace)
+    return StoreState(77, 2.5, MemberPlaces({1: "a:1", 2: "b:2"}, {2: 9}), (session,), keyspace)
 
 
 def test_a_state_comes_back_as_it_was() -> None:
     state = some_state()
     back = decode_state(encode_state(state))
-    assert (back.incarnation, back.time, back.members) == (77, 2.5, {1: "a:1", 2: "b:2"})
+    assert (back.incarnation, back.time) == (77, 2.5)
+    assert (back.places.addresses, back.places.owners) == ({1: "a:1", 2: "b:2"}, {2: 9})
     assert back.keyspace.dump() == state.keyspace.dump()
     (one,), (other,) = state.sessions, back.sessions
     for name in ("id", "floor", "resumable", "answers", "answers_bytes", "lingers", "connection"):
