@@ -124,6 +124,8 @@ class StoreMembership:
     def learn(self, reply: JoinReply) -> None:
         """Hear, as a process that asked to join, where the members are."""
         self._places.addresses.update(reply.members)
+        if self.member in dict(reply.members):
+            self._dismissed = False  # removed as lost while it joined, and added again
 
     def dismiss(self, sender: int, why: str) -> bool:
         """Hear that this process is no member; say whether that is news.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -161,6 +162,16 @@ def test_one_that_is_dismissed_is_gone(cluster: Cluster) -> None:
     assert not cluster.machines[2].is_gone  # another one leads
     assert cluster.machines[2].dismiss(1, "was silent")
     assert cluster.machines[2].is_gone
+
+
+def test_one_that_is_dismissed_while_it_joins_and_added_again_is_not_gone(cluster: Cluster) -> None:
+    """Else it would end without leaving, and the others would lack it."""
+    leader, machine = cluster.machines[1], cluster.machines[2]
+    assert machine.dismiss(1, "was silent")
+    machine.learn(replace(leader.admit(JoinRequest(9, "m9:1"), cluster.now), members=()))
+    assert machine.is_gone
+    machine.learn(leader.admit(JoinRequest(2, "m2:1"), cluster.now))
+    assert not machine.is_gone
 
 
 def test_it_is_no_news_to_a_member_that_leaves_that_it_is_none_any_more(cluster: Cluster) -> None:
