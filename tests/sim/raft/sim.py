@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import UsageError
@@ -41,7 +40,7 @@ from holdfast.testing.network import Simulation
 from tests.sim.lives import Lives
 from tests.sim.raft.judge import Judge
 from tests.sim.raft.member import Machine, Member, OurRaft, number_of
-from tests.sim.seeds import Report, Tally, command, run_many
+from tests.sim.seeds import Report, SeededRuns
 
 __all__ = ["RaftPlan", "RaftSim", "draw_plan", "main", "run_seed", "run_seeds"]
 
@@ -358,13 +357,5 @@ def run_plan(module: str, plan: RaftPlan, run: RaftSim) -> Report:
     return Report(module, sim.seed, plan, run.failures, sim.trace, run.faults, run.judge.counts)
 
 
-def run_seeds(
-    seeds: Iterable[int], *, processes: int = 1, show: Callable[[str], object] = lambda text: None
-) -> Tally:
-    """Run many seeds, untraced; `show` gets the first broken ones as they are found."""
-    return run_many(run_seed, _LEAST, seeds, processes, show)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run seeds from the command line; 0 if no promise was broken and the runs count."""
-    return command("simulation of Raft", _MODULE, run_seed, _LEAST, argv)
+_RUNS = SeededRuns("simulation of Raft", _MODULE, run_seed, _LEAST)
+run_seeds, main = _RUNS.run_seeds, _RUNS.main

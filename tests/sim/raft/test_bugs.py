@@ -24,26 +24,12 @@ from holdfast.store.raft.messages import (
 )
 from holdfast.store.raft.progress import FollowerProgress, Sending, quorum_value
 from holdfast.store.raft.reads import PendingReads
+from tests.sim.planted import PlantedBugs
 from tests.sim.raft.judge import Judge
 from tests.sim.raft.sim import RaftPlan, RaftSim, draw_plan, run_seed
 
-Plant = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, tuple[Plant, str, range, Callable[[RaftPlan], bool]]] = {}
-
-
-def bug(
-    promise: str,
-    seeds: int,
-    only: Callable[[RaftPlan], bool] = lambda plan: True,
-    first: int = 0,
-) -> Callable[[Plant], Plant]:
-    """Register a bug that must be found as a breach of this promise within so many seeds."""
-
-    def register(plant: Plant) -> Plant:
-        BUGS[plant.__name__] = (plant, promise, range(first, first + seeds), only)
-        return plant
-
-    return register
+BUGS = PlantedBugs(run_seed, draw_plan, may_raise=True)
+bug = BUGS.bug
 
 
 def is_turbulent(plan: RaftPlan) -> bool:
@@ -338,10 +324,4 @@ def a_lost_snapshot_is_never_sent_again(patch: pytest.MonkeyPatch) -> None:  # R
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, promise, seeds, only = BUGS[name]
-    plant(monkeypatch)
-    for seed in filter(lambda seed: only(draw_plan(seed)), seeds):
-        failures = run_seed(seed).failures
-        if any(f" {promise}" in text for text in failures):
-            return
-    pytest.fail(f"{name}: not found as a breach of {promise} in {seeds}")
+    BUGS.check(name, monkeypatch)

@@ -8,7 +8,7 @@ seeds, by the promise that it breaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,28 +27,20 @@ from holdfast.rendezvous.trouble import Trouble
 from holdfast.store.keyspace import Keyspace
 from holdfast.store.ops import Change, CompareSet, Guarded, ListPrefix
 from holdfast.testing.faultplan import FaultPlan, Partition
+from tests.sim.planted import PlantedBugs
 from tests.sim.rendezvous.nodes import Behaviour, NodePlan
 from tests.sim.rendezvous.sim import (
     Cluster,
     ClusterPlan,
     Ending,
     count_operations,
+    draw_plan,
     run_seed,
 )
 from tests.sim.store.actors import SERVER
 
-Plant = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, tuple[Plant, str, Iterable[int]]] = {}
-
-
-def bug(promise: str, seeds: int) -> Callable[[Plant], Plant]:
-    """Register a bug that must be found as a breach of this promise within so many seeds."""
-
-    def register(plant: Plant) -> Plant:
-        BUGS[plant.__name__] = (plant, promise, range(seeds))
-        return plant
-
-    return register
+BUGS = PlantedBugs(run_seed, draw_plan)
+bug = BUGS.bug
 
 
 def before(patch: pytest.MonkeyPatch, name: str, act: Callable[..., None]) -> None:
@@ -515,10 +507,4 @@ def a_quick_spare_takes_the_place_of_a_member(patch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, promise, seeds = BUGS[name]
-    plant(monkeypatch)
-    reports = map(run_seed, seeds)
-    found = next((one.failures for one in reports if promise in "".join(one.failures)), [])
-    assert found
-    # A bug that makes the machines raise would be a bug in its planting.
-    assert not any("Traceback" in text for text in found)
+    BUGS.check(name, monkeypatch)

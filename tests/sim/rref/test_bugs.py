@@ -16,20 +16,12 @@ from holdfast.rpc.rref import protocol, reply_references
 from holdfast.rpc.rref.protocol import ControlMessage, Fork, ForkState, Freed, Outcome, References
 from holdfast.rpc.wire.messages import Kind
 from holdfast.rpc.wire.tickets import Number, Ticket
+from tests.sim.planted import PlantedBugs
+from tests.sim.rref.plan import draw_plan
 from tests.sim.rref.sim import run_seed
 
-Plant = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, tuple[Plant, str, int]] = {}
-
-
-def bug(promise: str, seeds: int) -> Callable[[Plant], Plant]:
-    """Register a bug that must be found as a breach of this promise within so many seeds."""
-
-    def register(plant: Plant) -> Plant:
-        BUGS[plant.__name__] = (plant, promise, seeds)
-        return plant
-
-    return register
+BUGS = PlantedBugs(run_seed, draw_plan, may_raise=True)
+bug = BUGS.bug
 
 
 def instead(patch: pytest.MonkeyPatch, name: str, act: Callable[..., Any]) -> None:
@@ -327,9 +319,4 @@ def the_dead_are_counted_when_they_ask_late(patch: pytest.MonkeyPatch) -> None: 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, promise, seeds = BUGS[name]
-    plant(monkeypatch)
-    for seed in range(seeds):
-        if any(text.startswith(promise) for text in run_seed(seed).failures):
-            return
-    pytest.fail(f"not found in {seeds} seeds")
+    BUGS.check(name, monkeypatch)
