@@ -6,6 +6,8 @@ problem, where a document has lost touch with the source:
     links       a relative link or an image leads to a file, and #anchor to a heading, that exists
     titles      a document has one title, and it comes first
     commands    `make x` and `python path/x.py` in a console block name a target, a file, we have
+    names       a row `| what | link to a source file | names in it |` of a table names classes and
+                functions that the file defines
     guarantees  docs/guarantees.md says what the docstrings of the source promise by number
                 (KS-1, K4 ...), and which tests cite it; `--write` makes it say so. A test that
                 imports the module is among them, or the module's own unit test
@@ -36,6 +38,8 @@ KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
+# `| what | [a file](file.py) | `names` in it |`
+_PLACE = re.compile(r"^\|[^|\n]*\| *\[[^\]]*\]\(([^)\s]+\.py)\) *\|([^|\n]*)\|$", re.MULTILINE)
 _NUMBER = re.compile(r"\b([A-Z]{1,2}(?:-\d+|\d))\b")
 # `def test_ks1_the_rest_of_the_name`
 _NAMED = re.compile(r"^ *(?:async )?def test_([a-z]{2})(\d+)_", re.MULTILINE)
@@ -100,6 +104,30 @@ def unknown_commands(text: str, targets: set[str]) -> Iterator[str]:
                 yield from (
                     f"{line}: no such file" for file in files[:1] if not (ROOT / file).is_file()
                 )
+
+
+def unknown_names(path: Path, text: str) -> Iterator[str]:
+    """Yield a line for each class or function that a table finds in a file which has none such."""
+    for target, cell in _PLACE.findall(text):
+        file = (path.parent / target).resolve()
+        defined = definitions(file.read_text(encoding="utf-8")) if file.is_file() else set()
+        for name in re.findall(r"`([\w.]+)`", cell):
+            if name not in defined:
+                yield f"{target}: does not define {name}"
+
+
+def definitions(source: str) -> set[str]:
+    """Return the functions, classes and methods that a module defines; methods as `Class.name`."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    tops = [node for node in ast.parse(source).body if isinstance(node, kinds)]
+    inner = {
+        f"{top.name}.{node.name}"
+        for top in tops
+        if isinstance(top, ast.ClassDef)
+        for node in top.body
+        if isinstance(node, kinds)
+    }
+    return {top.name for top in tops} | inner
 
 
 def make_targets() -> set[str]:
@@ -216,6 +244,7 @@ def problems() -> Iterator[str]:
     for path in documents():
         text = path.read_text(encoding="utf-8")
         found = [*broken_links(path, text), *unknown_commands(text, targets)]
+        found += unknown_names(path, text)
         if path.parent.name != "changelog.d":
             found += wrong_titles(text)
         if path == GUARANTEES and text != render_guarantees():

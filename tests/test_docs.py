@@ -26,6 +26,15 @@ def test_links(tmp_path: Path, text: str, found: list[str]) -> None:
     assert list(check.broken_links(tmp_path / "here.md", text)) == found
 
 
+def test_names_in_a_table_of_places(tmp_path: Path) -> None:
+    (tmp_path / "there.py").write_text("class A:\n    def b(self): ...\n\ndef c(): ...\n")
+    row = "| where | [there](there.py) | `A.b`, `c`, {} |\n"
+    page = tmp_path / "here.md"
+    assert list(check.unknown_names(page, row.format("`A`"))) == []
+    assert list(check.unknown_names(page, row.format("`b`"))) == ["there.py: does not define b"]
+    assert len(list(check.unknown_names(page, row.replace("there.py", "gone.py")))) == 2
+
+
 def test_anchors_of_the_same_page(tmp_path: Path) -> None:
     page = tmp_path / "here.md"
     page.write_text("# One\n", encoding="utf-8")

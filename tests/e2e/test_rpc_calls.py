@@ -156,7 +156,7 @@ def test_a_remote_error_keeps_its_type_and_shows_where_it_was_raised(agent: Agen
         (GeneratorExit, ()),
     ],
 )
-def test_an_error_that_cannot_come_back_is_told_by_another(
+def test_an_error_that_cannot_be_pickled_arrives_as_another_one(
     agent: Agent, kind: type[BaseException], args: tuple[object, ...]
 ) -> None:
     for error in each_way(agent, jobs.fail, kind, *args):
@@ -193,7 +193,7 @@ def test_a_value_that_cannot_be_pickled_is_an_error_and_no_call_hangs(agent: Age
 # Time.
 
 
-def test_a_call_whose_time_is_up_says_so(agent: Agent) -> None:
+def test_a_call_that_times_out_fails(agent: Agent) -> None:
     for target in ("w1", "w0"):
         with pytest.raises(CallTimedOut, match=r"RPC ran for more than set timeout \(\d+ ms\)"):
             agent.call(target, jobs.wait_at, (f"time {target}",), timeout=0.05)
@@ -215,7 +215,7 @@ def test_a_limit_does_not_stay_with_the_connection(agent: Agent) -> None:
     with_more_time(outlast)
 
 
-def test_nested_calls_inherit_what_is_left_of_the_time(agent: Agent) -> None:
+def test_nested_calls_inherit_the_remaining_time(agent: Agent) -> None:
     assert 0 < agent.call("w1", jobs.left, timeout=5) <= 5
     assert 0 < agent.call("w1", jobs.left_there, ("w2", 100), timeout=5) <= 5
     assert 0 < agent.call("w1", jobs.left_there, ("w2", 0), timeout=5) <= 5
@@ -244,7 +244,7 @@ def test_a_limit_that_is_none_is_refused(agent: Agent, timeout: Any) -> None:
 
 
 @pytest.mark.parametrize("resets", [1, 3])
-def test_a_retried_call_runs_once_though_connections_break_while_it_runs(
+def test_a_retried_call_runs_once_even_if_connections_break_while_it_runs(
     agent: Agent, resets: int
 ) -> None:
     name = f"once {resets}"
@@ -262,7 +262,7 @@ def test_a_retried_call_runs_once_though_connections_break_while_it_runs(
     assert agent.call("w1", jobs.counted, (name,)) == 1
 
 
-def test_without_retries_a_broken_connection_is_told(agent: Agent) -> None:
+def test_without_retries_a_broken_connection_fails_the_call(agent: Agent) -> None:
     future = agent.call_async("w1", jobs.wait_at, ("broken",))
     until(lambda: bool(agent.call("w1", jobs.counted, ("broken",))))
     peer_of(agent, "w1").reset("Connection reset by peer (by the test)")

@@ -84,7 +84,7 @@ def is_gone(ref: weakref.ref[Agent]) -> bool:
     return ref() is None
 
 
-def test_waiting_callers_are_told_that_the_agent_is_gone(other: Agent) -> None:
+def test_waiting_callers_fail_when_the_agent_is_gone(other: Agent) -> None:
     agent = make(other)
     waiting = [other.call_async("x", wait, ("async",)), other.call_async("x", wait_awake, ("b",))]
     failed: list[PeerLost] = []

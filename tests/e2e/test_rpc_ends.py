@@ -81,7 +81,7 @@ def test_the_death_of_a_peer_fails_all_waiting_calls_and_a_new_one_is_found() ->
         assert agent.call("w1", jobs.counted, ("stale",)) == 0
 
 
-def test_a_worker_that_is_stopped_is_lost_after_its_lease_and_not_heard_again() -> None:
+def test_a_stopped_worker_is_lost_after_its_lease_and_ignored_from_then_on() -> None:
     with workers(3, lease_s=5.0) as (agent, others):
         current.set_agent(agent)
         try:
@@ -130,7 +130,7 @@ def test_a_worker_that_is_frozen_at_the_first_call_to_it_is_called_when_it_wakes
 SHUT_DOWN = r"Connection closed by peer \(this agent has been shut down\)"
 
 
-def test_shutting_down_ends_what_is_under_way() -> None:
+def test_shutting_down_ends_calls_under_way() -> None:
     with workers(2) as (agent, _):
         futures = [agent.call_async("w1", jobs.wait_at, (f"{n}",)) for n in range(5)]
         caller, caught = wait_beside(agent)

@@ -58,7 +58,7 @@ def test_cancelling_a_call_cancels_the_coroutine_over_there(agent: Agent) -> Non
     until(has_counted(agent, "forever cancelled"))
 
 
-def test_cancelling_what_is_made_of_calls_cancels_them(agent: Agent) -> None:
+def test_cancelling_a_future_made_from_calls_cancels_the_calls(agent: Agent) -> None:
     names = [f"of many {number}" for number in range(3)]
     futures = [agent.call_async("w1", jobs.coroutine_forever, (name,)) for name in names]
     together = collect_all([future.then(lambda done: done.value()) for future in futures])
@@ -126,7 +126,7 @@ async def wait_for_another(name: str) -> None:
     await current.current_agent().call_async("w1", jobs.coroutine_forever, (name,))
 
 
-def test_cancelling_goes_on_to_what_the_callee_has_called(agent: Agent) -> None:
+def test_cancelling_a_call_cancels_the_calls_that_it_has_made(agent: Agent) -> None:
     future = agent.call_async("w2", wait_for_another, ("another",))
     until(has_counted(agent, "another"))
     assert future.cancel()

@@ -129,7 +129,7 @@ def another_user(script: str, *args: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @needs_root
-def test_another_user_at_the_name_of_a_dead_worker_hears_nothing_and_runs_nothing(
+def test_another_user_at_the_address_of_a_dead_worker_gets_and_runs_no_call(
     world: World, tmp_path: Path
 ) -> None:
     """PE-5."""

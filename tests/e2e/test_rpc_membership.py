@@ -92,7 +92,7 @@ def test_a_new_worker_is_known_to_the_workers_that_it_calls() -> None:
             assert rpc_sync(f"n{number}", visit_from, args=("w0", f"n{number}")) == 1
 
 
-def test_a_worker_that_was_silent_too_long_is_lost_and_not_heard_again() -> None:
+def test_a_worker_that_was_silent_too_long_is_lost_and_ignored_from_then_on() -> None:
     """AN-4, by workers that knew it and by workers that came later."""
     with holdfast.serve_store() as server, workers() as started:
         where = server.endpoint
@@ -130,7 +130,7 @@ def test_a_worker_that_was_silent_too_long_is_lost_and_not_heard_again() -> None
 
 @pytest.mark.parametrize("serves", [False, True])
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 0)])
-def test_workers_that_disagree_on_the_size_of_the_world_hear_so_at_once(
+def test_workers_that_disagree_on_the_world_size_fail_at_once(
     serves: bool, ranks: tuple[int, int], tmp_path: Path
 ) -> None:
     """DI-7: both, long before a lease ends or their time is up, also if the store is one's own."""

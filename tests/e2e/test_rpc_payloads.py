@@ -259,7 +259,7 @@ def test_an_error_with_odd_arguments_comes_back_as_itself(agent: Agent) -> None:
         assert (error.code, error.why) == (7, "tired")
 
 
-def test_groups_keep_what_they_can(agent: Agent) -> None:
+def test_error_groups_keep_the_errors_that_can_be_sent(agent: Agent) -> None:
     for error in raised(agent, raise_plain_group):
         assert isinstance(error, ExceptionGroup)
         assert [repr(each) for each in error.exceptions] == ["ValueError(1)", "KeyError(3)"]
@@ -269,7 +269,7 @@ def test_groups_keep_what_they_can(agent: Agent) -> None:
             assert text in error.traceback_text
 
 
-def test_what_is_too_deep_is_an_error_and_no_end(agent: Agent) -> None:
+def test_a_value_nested_too_deeply_is_an_error_and_no_crash(agent: Agent) -> None:
     for error in raised(agent, recurse):
         assert isinstance(error, RecursionError)
         assert len("".join(error.__notes__)) < 10_000
@@ -280,7 +280,7 @@ def test_what_is_too_deep_is_an_error_and_no_end(agent: Agent) -> None:
         agent.call("w1", keep, (deep(),))
 
 
-def test_an_error_that_holds_what_cannot_be_pickled_is_told_by_another(agent: Agent) -> None:
+def test_an_error_with_contents_that_cannot_be_pickled_arrives_as_another_one(agent: Agent) -> None:
     for error in raised(agent, raise_with_value):
         assert isinstance(error, RemoteError)
         assert "it holds" in str(error)

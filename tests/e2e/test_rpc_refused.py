@@ -150,7 +150,7 @@ def in_threads(works: list[Callable[[], None]], meanwhile: Callable[[], None]) -
 # No secret, or another one (X3).
 
 
-def test_ten_thousand_guesses_open_nothing_and_fill_no_log(
+def test_ten_thousand_wrong_secrets_open_no_connection_and_fill_no_log(
     live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -242,7 +242,7 @@ def test_ten_thousand_clients_of_other_protocols_are_disconnected(
 # Recorded, mirrored and changed handshakes (X5).
 
 
-def test_a_recorded_session_opens_nothing(live: Live) -> None:
+def test_a_recorded_handshake_opens_no_connection(live: Live) -> None:
     """The handshake, the hello and a call, in one piece: none of them is obeyed."""
     ran: list[int] = []
     with live.dial() as sock:
@@ -272,7 +272,7 @@ def test_its_own_words_open_nothing(live: Live) -> None:
     live.nobody_came()
 
 
-def test_another_version_is_told_ours_and_refused(live: Live) -> None:
+def test_a_peer_of_another_version_is_refused_and_gets_our_version(live: Live) -> None:
     for number in range(2 * TRIES):
         hello = bytearray(hostile.greeting(KEY))
         hello[4] = (0, 2, 3, 255)[number % 4]
@@ -282,7 +282,7 @@ def test_another_version_is_told_ours_and_refused(live: Live) -> None:
     live.nobody_came()
 
 
-def test_a_server_that_does_not_hold_the_secret_is_told_nothing(live: Live) -> None:
+def test_a_server_without_the_secret_gets_no_message(live: Live) -> None:
     """Roles swapped: a server at a worker's address mirrors what it receives, or guesses."""
     heard: list[int] = []
     with contextlib.ExitStack() as stack:

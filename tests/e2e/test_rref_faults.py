@@ -16,7 +16,7 @@ from holdfast.faults.transport import FaultyTransport
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.rref import until_gone
-from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.rref.rref import RRef, make_rref
 from tests.unit.rpc.world import agents
 
 WITHIN_S = 120.0
@@ -48,7 +48,7 @@ def swap(number: int, given: list[RRef[Any]], fails: bool) -> list[RRef[Any]]:
     with lock:
         shelf = kept[number] = [*kept[number], *given][-20:]
         back = shelf[:2]
-    new = RRef._made(mine, mine.own("new"), mine.me, mine.incarnation, None)
+    new = make_rref(mine, mine.own("new"), mine.me, mine.incarnation, None)
     return [new, *back]
 
 

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from holdfast.errors import PeerLost, UsageError
 from holdfast.rpc.client.contact import Contact
-from holdfast.rpc.client.future import Carrier
+from holdfast.rpc.client.future import Carrier, Future
 from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.client.replies import Reply
 from holdfast.rpc.client.retry_policy import RetryPolicy
@@ -85,11 +85,12 @@ class RetryStory:
 
     def _call(self, within_s: float) -> None:
         message = Message(Kind.PYTHON_CALL, 0, b"f", budget_ms=int(1000 * within_s))
+        message.given = ("a reference",)  # so that `_hear` is called with the reply
         at = self._clock.monotonic() + within_s
         policy = RetryPolicy(max_retries=3, delay_s=1.0, backoff=2.0)
-        self._caller.post(LIFE, lambda: cast("Peer", self), message, self._hear, at, policy)
+        _ = self._caller.post(LIFE, lambda: cast("Peer", self), message, self._hear, at, policy)
 
-    def _hear(self, answer: Message | Exception) -> None:
+    def _hear(self, request: Message, future: Future[Any], answer: Message | Exception) -> None:
         if isinstance(answer, Message):
             self._say(f"the caller has the reply to call {answer.call}")
         else:

@@ -29,12 +29,12 @@ from holdfast.rpc.client.deadlines import NO_DEADLINE, check_limit, served_here
 from holdfast.rpc.client.future import Future
 from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.client.retry_policy import RetryPolicy
-from holdfast.rpc.client.retrying import RetriedFuture, RetryingCalls, note
+from holdfast.rpc.client.retrying import RetryingCalls, note
 from holdfast.rpc.client.scheduler import Scheduler
 from holdfast.rpc.client.transport import MessageTransport
 from holdfast.rpc.completion import HasReferences, ReplyFuture, complete, read
 from holdfast.rpc.metrics import AgentMetrics
-from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.rref.rref import RRef, make_rref
 from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.server.dispatcher import Dispatcher
 from holdfast.rpc.server.event_loop import EventLoop
@@ -213,7 +213,7 @@ class Agent:
         if retries is not None or self._repeats:
             return self.call_async(to, function, args, kwargs, timeout, retries).wait()
         peer = self._peer(to)
-        at, budget_ms, whose = self._deadline(timeout)
+        at, budget_ms, whose = self.deadline(timeout)
         value = (encode_function(function), args, kwargs)
         body = dump_plain(value)
         if body is not None:  # no reference is in it
@@ -291,7 +291,7 @@ class Agent:
         # Also if it fails: a request without a reply may still arrive, and the owner counts it.
         creation.add_done_callback(lambda _: self.rrefs.creation_ended(ticket.fork))
         info = peer.contact.info
-        return RRef._made(self.rrefs, ticket.reference, info, ticket.owner, ticket.fork, creation)
+        return make_rref(self.rrefs, ticket.reference, info, ticket.owner, ticket.fork, creation)
 
     def knows(self, incarnation: str) -> bool:
         """Return whether this incarnation of a worker is alive, or may be."""
@@ -336,7 +336,7 @@ class Agent:
     def _post_retried(
         self,
         to: str,
-        find: Callable[[], Peer],
+        find: Peer | Callable[[], Peer],
         kind: Kind,
         value: Any,
         timeout: float | None,
@@ -347,13 +347,10 @@ class Agent:
         """Send a request, and retry it by its policy; `holder` lives until it is completed."""
         if not hasattr(retries, "exhausted"):
             raise UsageError(f"retries {retries!r:.40}: must be a RetryPolicy, or None")
-        at, budget_ms, whose = self._deadline(timeout)
+        at, budget_ms, whose = self.deadline(timeout)
         message = self._request(to, kind, value, budget_ms, whose, head)
-        future = RetriedFuture()
-        reply = partial(complete, holder, to, message, future)
-        future._driver = request = self._retrying.post(to, find, message, reply, at, retries)
-        future._stop = request.stop
-        return future
+        finish = partial(complete, holder, to)
+        return self._retrying.post(to, find, message, finish, at, retries)
 
     def _post(
         self,
@@ -369,8 +366,8 @@ class Agent:
         if retries is None and self._repeats:
             retries = _ONE_TRY
         if retries is not None:
-            return self._post_retried(to, lambda: peer, kind, value, timeout, retries, self, head)
-        at, budget_ms, whose = self._deadline(timeout)
+            return self._post_retried(to, peer, kind, value, timeout, retries, self, head)
+        at, budget_ms, whose = self.deadline(timeout)
         body = None if head else dump_plain(value)
         if body is not None:  # nearly always: a fast path of `_request`
             message = Message(kind, next(self._numbers), body, (), budget_ms, False, (), whose)
@@ -378,9 +375,9 @@ class Agent:
             message = self._request(to, kind, value, budget_ms, whose, head)
             message.call = next(self._numbers)
         future = ReplyFuture()
-        future._asked = (self, peer, message)
+        future.asked = (self, peer, message)
         try:
-            future._driver = peer.post(message, future.receive, at)
+            future.driver = peer.post(message, future.receive, at)
         except (TimeoutError, PeerLost, Overloaded) as error:
             # The future keeps the error, and its traceback would keep this frame and its arguments.
             future.receive(error.with_traceback(None))
@@ -389,7 +386,7 @@ class Agent:
             raise
         return future
 
-    def _deadline(self, timeout: float | None) -> tuple[float, int, str]:
+    def deadline(self, timeout: float | None) -> tuple[float, int, str]:
         """Return a call's deadline, the milliseconds left, and the caller it is inherited from."""
         seconds = self.timeout_s if timeout is None else check_limit(timeout)
         now, (at, whose) = self._clock.monotonic(), served_here() if self._inherits else NO_DEADLINE

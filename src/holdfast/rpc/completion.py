@@ -45,16 +45,16 @@ class Requester(HasReferences, Protocol):
 class ReplyFuture(Future[Any]):
     """The future of the reply to a request. It keeps the requester alive until it is complete.
 
-    The code that creates it sets `_asked`: requester, peer and request. A constructor that does so
+    The code that creates it sets `asked`: requester, peer and request. A constructor that does so
     would double the cost.
     """
 
-    __slots__ = ("_asked",)
-    _asked: tuple[Requester, Peer, Message] | None
+    __slots__ = ("asked",)
+    asked: tuple[Requester, Peer, Message] | None
 
     def receive(self, answer: Message | Exception) -> None:
         """Complete it with the reply, or with the reason why none will come."""
-        asked, self._asked = self._asked, None
+        asked, self.asked = self.asked, None
         if asked is None:
             return
         requester, peer, request = asked
@@ -66,9 +66,9 @@ class ReplyFuture(Future[Any]):
             try:
                 value = load(answer.body, answer.buffers)
             except BaseException as error:
-                self._finish(None, error.with_traceback(None))
+                self.finish(None, error.with_traceback(None))
             else:
-                self._finish(value, None)
+                self.finish(value, None)
             return
         to = peer.contact.incarnation
         late = isinstance(answer, TimeoutError) and not isinstance(answer, HoldfastError)
@@ -78,7 +78,7 @@ class ReplyFuture(Future[Any]):
             requester.give_up(peer, request)
 
     def cancel(self) -> bool:
-        asked = self._asked
+        asked = self.asked
         cancelled = super().cancel()
         if cancelled and asked is not None:
             requester, peer, request = asked
@@ -87,7 +87,7 @@ class ReplyFuture(Future[Any]):
         return cancelled
 
     def _withdraw(self) -> None:
-        asked, carrier = self._asked, self._driver
+        asked, carrier = self.asked, self.driver
         if asked is not None and isinstance(carrier, Carrier):
             carrier.give_up(asked[2].call)
 
@@ -129,11 +129,11 @@ def complete(
             # A new error: many calls receive the same one, and the traceback that it collects in
             # one would stay as long as any of them, or the peer, keeps it.
             answer = PeerLost(str(answer), peer=answer.peer, incarnation=answer.incarnation)
-        return future._finish(None, answer)
+        return future.finish(None, answer)
     try:
         value = read(holder.rrefs, to, request, answer)
     except BaseException as error:
         # Without this frame: it refers to the future, and the future to the error. This cycle
         # would keep all frames of the traceback until a garbage collection.
-        return future._finish(None, error.with_traceback(None))
-    return future._finish(value, None)
+        return future.finish(None, error.with_traceback(None))
+    return future.finish(value, None)

@@ -7,7 +7,6 @@ number of seeds, by the promise that it breaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,20 +18,11 @@ from holdfast.rpc.server.dedup import DedupTable, DedupVerdict
 from holdfast.rpc.server.dispatcher import Dispatcher
 from holdfast.rpc.wire.acknowledgement import decode_acknowledgement, encode_acknowledgement
 from holdfast.rpc.wire.messages import Message
-from tests.sim.once.sim import run_seed
+from tests.sim.once.sim import draw_plan, run_seed
+from tests.sim.planted import PlantedBugs
 
-Plant = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, tuple[Plant, str, int]] = {}
-
-
-def bug(promise: str, seeds: int) -> Callable[[Plant], Plant]:
-    """Register a bug that must be found as a breach of this promise within so many seeds."""
-
-    def register(plant: Plant) -> Plant:
-        BUGS[plant.__name__] = (plant, promise, seeds)
-        return plant
-
-    return register
+BUGS = PlantedBugs(run_seed, draw_plan, may_raise=True)
+bug = BUGS.bug
 
 
 # What has run is known.
@@ -131,7 +121,7 @@ def who_waits_for_one_that_is_gone_is_not_told(patch: pytest.MonkeyPatch) -> Non
 
 @bug("O3", 50)
 def a_try_is_made_after_the_deadline(patch: pytest.MonkeyPatch) -> None:  # IS-3
-    for name in ("_failed", "_send"):
+    for name in ("_failed", "make"):
         real = getattr(RetriedCall, name)
 
         def late(self: RetriedCall, *args: Any, real: Any = real) -> Any:
@@ -149,9 +139,9 @@ def a_late_answer_completes_it_again(patch: pytest.MonkeyPatch) -> None:  # IS-1
     real = RetriedCall._try_ended
 
     def ended(self: RetriedCall, tried: int, answer: Any) -> None:
-        reply: Any = self.__dict__.setdefault("first", self._reply)
-        if self._reply is None and isinstance(answer, Message):
-            reply(answer)
+        complete: Any = self.__dict__.setdefault("first", self._complete_by)
+        if self._complete_by is None and isinstance(answer, Message):
+            complete(self.message, self, answer)
         else:
             real(self, tried, answer)
 
@@ -160,10 +150,4 @@ def a_late_answer_completes_it_again(patch: pytest.MonkeyPatch) -> None:  # IS-1
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, promise, seeds = BUGS[name]
-    plant(monkeypatch)
-    for seed in range(seeds):
-        failures = run_seed(seed).failures
-        if any(f"{promise}:" in text for text in failures):
-            return
-    pytest.fail(f"{name}: not found as a breach of {promise} in {seeds} seeds")
+    BUGS.check(name, monkeypatch)

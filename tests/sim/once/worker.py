@@ -18,7 +18,7 @@ from holdfast.rpc.client.future import ASYNC_MARK, Carrier, Future
 from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.client.pipe import Reply
 from holdfast.rpc.client.retry_policy import RetryPolicy
-from holdfast.rpc.client.retrying import RetriedCall, RetryingCalls
+from holdfast.rpc.client.retrying import Complete, RetriedCall, RetryingCalls
 from holdfast.rpc.client.scheduler import Scheduler
 from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.server.dispatcher import Dispatcher
@@ -201,12 +201,14 @@ class Worker:
         budget_ms = 0 if within_s == NEVER else int(within_s * 1000)
         message = Message(Kind.PYTHON_CALL, 0, str(call.number).encode(), budget_ms=budget_ms)
         message.has_references = True  # so that `unpack` reads it
-        call.request = self.desk.post(to, peer.find, message, call.heard, call.at, policy)
+        message.given = (call,)  # so that `heard` is called with the reply
+        hear: Complete = partial(_hear, call)
+        call.request = self.desk.post(to, peer.find, message, hear, call.at, policy)
         return call
 
     def _cancel(self, call: Call) -> None:
         if call.request is not None and call.is_open():
-            call.request.stop()
+            call.request.cancel()
 
     def died(self, life: str) -> None:
         """Note that a worker is gone."""
@@ -282,3 +284,7 @@ class Worker:
 
     def cancel(self, future: Future[Any]) -> None:
         """Let a coroutine go on: none of these can be cancelled."""
+
+
+def _hear(call: Call, request: Message, future: Future[Any], outcome: Message | Exception) -> None:
+    call.heard(outcome)

@@ -74,7 +74,7 @@ class Heard:
 
     def asked(self, pipe: Pipe) -> Message:
         """Wait as a thread that has the future."""
-        self.future._driver = pipe
+        self.future.driver = pipe
         return self.future.wait(SOON)
 
     def fails(self, pipe: Pipe) -> None:

@@ -170,7 +170,7 @@ def test_calls_by_name_and_number_and_to_oneself(world: World) -> None:
     assert world.one.transport is world.rough
 
 
-def test_a_worker_that_is_known_to_be_gone_is_told_by_the_future(
+def test_a_call_to_a_worker_that_is_gone_fails_by_its_future(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(target: object) -> NoReturn:
@@ -184,7 +184,7 @@ def test_a_worker_that_is_known_to_be_gone_is_told_by_the_future(
             call("three", add, (1, 2))
 
 
-def test_what_cannot_be_called_is_refused_and_leaves_no_reference(world: World) -> None:
+def test_a_value_that_is_not_callable_is_refused_and_leaves_no_reference(world: World) -> None:
     name: Any = "operator:add"
     for call in (world.one.call, world.one.call_async, world.one.remote):
         with pytest.raises(UsageError, match="func 'operator:add': must be something"):
@@ -342,7 +342,7 @@ def test_a_call_is_sent_again_when_the_connection_breaks(
     assert ran == [(1, 0)]
 
 
-def test_what_says_nothing_about_trying_again_is_refused(
+def test_a_retry_policy_of_another_type_is_refused(
     world: World, insist: Callable[..., Any]
 ) -> None:
     for odd in (0, 3, False, "often"):
@@ -353,7 +353,7 @@ def test_what_says_nothing_about_trying_again_is_refused(
     assert ran == []
 
 
-def test_what_was_run_before_the_connection_broke_is_not_run_again(
+def test_a_call_that_ran_before_the_connection_broke_does_not_run_again(
     world: World, insist: Callable[..., Any]
 ) -> None:
     world.rough.after = True
@@ -363,7 +363,7 @@ def test_what_was_run_before_the_connection_broke_is_not_run_again(
     until(lambda: world.two._dispatcher._dedup.kept() == 0)
 
 
-def test_what_still_runs_when_it_comes_again_is_answered_once_it_is_done(world: World) -> None:
+def test_a_retried_call_that_still_runs_gets_its_reply_when_it_ends(world: World) -> None:
     futures = [world.one.call_async("two", wait, (str(n),), retries=FAST) for n in range(3)]
     until(lambda: len(ran) == 3)
     world.one._peer("two").reset("on purpose")
@@ -387,9 +387,9 @@ def test_retries_never_outlive_the_deadline(world: World, insist: Callable[..., 
         insist(add, 1, timeout=SOON, retries=slow)  # it is not waited for
 
 
-def test_a_timeout_is_told_as_it_was_given(world: World) -> None:
+def test_the_error_of_a_timeout_names_the_given_timeout(world: World) -> None:
     for number in range(1, 2000):  # not all of them are what they seem, as fractions of two
-        assert world.one._deadline(number / 1000)[1] == number
+        assert world.one.deadline(number / 1000)[1] == number
 
 
 def test_a_try_may_be_given_up_before_the_call_is(world: World) -> None:
@@ -401,7 +401,7 @@ def test_a_try_may_be_given_up_before_the_call_is(world: World) -> None:
     assert ran == ["x"]
 
 
-def test_another_incarnation_never_runs_what_the_old_one_may_have_run(
+def test_another_incarnation_never_runs_a_call_that_the_old_one_may_have_run(
     world: World, insist: Callable[..., Any]
 ) -> None:
     contact = world.table.known["two"]
@@ -412,7 +412,7 @@ def test_another_incarnation_never_runs_what_the_old_one_may_have_run(
     assert ran == []
 
 
-def test_a_caller_that_waits_for_a_retry_is_told_that_the_worker_is_gone(world: World) -> None:
+def test_a_call_between_two_tries_fails_when_the_worker_is_gone(world: World) -> None:
     world.rough.breaks = [PeerLost("broken")]
     slow = RetryPolicy(delay_s=1000.0)
     future = world.one.call_async("two", add, (1,), timeout=0, retries=slow)
@@ -422,7 +422,7 @@ def test_a_caller_that_waits_for_a_retry_is_told_that_the_worker_is_gone(world: 
         future.wait(SOON)
 
 
-def test_closing_ends_what_waits_for_its_next_try(world: World) -> None:
+def test_closing_ends_calls_that_wait_for_their_next_try(world: World) -> None:
     world.rough.breaks = [PeerLost("broken")] * 2
     slow = RetryPolicy(delay_s=1000.0)
     heard: list[str] = []
@@ -568,7 +568,7 @@ def test_a_worker_of_unknown_state_is_not_taken_for_dead(
     assert world.two.knows("somebody")
 
 
-def test_closing_ends_what_is_under_way(world: World) -> None:
+def test_closing_ends_calls_that_are_under_way(world: World) -> None:
     futures = [world.one.call_async("two", wait, (str(n),)) for n in range(3)]
     heard: list[Future[str]] = []
     futures[0].add_done_callback(heard.append)

@@ -15,7 +15,7 @@ from holdfast.rpc import current
 from holdfast.rpc.agent import Agent
 from holdfast.rpc.client.transport import Link
 from holdfast.rpc.completion import ReplyFuture
-from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.rref.rref import RRef, make_rref
 from holdfast.rpc.wire.messages import Kind, Message
 from tests.unit.rpc.world import Unchanged, agents
 
@@ -87,7 +87,7 @@ def closed() -> Iterator[None]:
 
 
 def make(agent: Agent) -> RRef[str]:
-    return RRef._made(
+    return make_rref(
         agent.rrefs, agent.rrefs.own("theirs"), agent.info, agent.rrefs.incarnation, None
     )
 
@@ -170,7 +170,7 @@ def test_a_reference_that_goes_to_its_owner_costs_no_other_message(world: World,
 @pytest.mark.parametrize(
     "error", [PeerLost, Overloaded, UsageError], ids=lambda error: error.__name__
 )
-def test_what_was_given_and_not_sent_comes_back(
+def test_references_of_a_message_that_was_not_sent_are_taken_back(
     world: World, how: str, error: type[Exception]
 ) -> None:
     world.transport.before = error
@@ -189,7 +189,7 @@ def test_references_sent_to_a_callee_that_refuses_come_back(world: World, how: s
 
 
 @HOW
-def test_what_an_answer_gave_that_was_lost_comes_to_nothing(world: World, how: str) -> None:
+def test_references_in_a_lost_reply_are_released(world: World, how: str) -> None:
     world.transport.after = PeerLost
     for function in (give, pass_on):
         with pytest.raises(PeerLost, match="planted"):
@@ -200,9 +200,7 @@ def test_what_an_answer_gave_that_was_lost_comes_to_nothing(world: World, how: s
 @HOW
 @pytest.mark.parametrize("asked_first", [True, False])
 @pytest.mark.usefixtures("closed")
-def test_what_an_answer_gives_that_comes_too_late_comes_to_nothing(
-    world: World, how: str, asked_first: bool
-) -> None:
+def test_references_in_a_late_reply_are_released(world: World, how: str, asked_first: bool) -> None:
     with pytest.raises(CallTimedOut):
         call(world, how, give_late, (RRef("mine"),), timeout=0.05)
     if asked_first:  # before there is anything to be given
@@ -212,13 +210,13 @@ def test_what_an_answer_gives_that_comes_too_late_comes_to_nothing(
 
 
 @HOW
-def test_what_an_answer_gives_that_cannot_be_read_comes_to_nothing(world: World, how: str) -> None:
+def test_references_in_a_reply_that_cannot_be_read_are_released(world: World, how: str) -> None:
     with pytest.raises(KeyError):
         call(world, how, give_odd)
     world.nothing_left()
 
 
-def test_a_creation_that_cannot_be_asked_for_leaves_nothing(world: World) -> None:
+def test_a_creation_that_cannot_be_requested_leaves_no_reference(world: World) -> None:
     with pytest.raises(UsageError, match="cannot be pickled"):
         world.one.remote("w1", nothing, (threading.Lock(),))
     world.nothing_left()
@@ -242,8 +240,8 @@ def test_rd2_a_call_is_given_up_before_its_cancellation_is_seen(world: World) ->
     for chained in (False, True):
         future = ReplyFuture()
         peer = world.one._peer("w1")
-        future._asked = (world.one, peer, Message(Kind.PYTHON_CALL, 7))
-        future._driver = Carries(told)
+        future.asked = (world.one, peer, Message(Kind.PYTHON_CALL, 7))
+        future.driver = Carries(told)
         waited = future.then(lambda done: done.value()) if chained else future
         waited.add_done_callback(lambda done: told.append(done.cancelled()))
         assert waited.cancel()

@@ -49,7 +49,7 @@ def test_one_at_a_time(two: list[Agent]) -> None:
     assert current_agent() is two[0]
 
 
-def test_what_is_not_set_cannot_be_reset(two: list[Agent]) -> None:
+def test_an_agent_that_is_not_set_cannot_be_reset(two: list[Agent]) -> None:
     with pytest.raises(UsageError, match=r"^Current RPC agent is not set!$"):
         reset_agent()
     set_agent(two[1])

@@ -114,7 +114,7 @@ def test_ig2_looking_changes_nothing(two: list[Agent]) -> None:
     assert one.debug_info().keys() == one.debug_info().keys()
 
 
-def test_what_was_handled_counts_when_its_connection_is_over(two: list[Agent]) -> None:
+def test_handled_messages_count_after_their_connection_has_ended(two: list[Agent]) -> None:
     one, other = two
     one.call("w1", add, (1, 2))
     one.call_async("w1", add, (1, 2)).wait(SOON)
@@ -127,7 +127,7 @@ def test_what_was_handled_counts_when_its_connection_is_over(two: list[Agent]) -
     shows(other, "server_calls", 3)
 
 
-def test_what_is_under_way_is_seen_at_both_ends(two: list[Agent]) -> None:
+def test_a_call_under_way_is_counted_at_both_ends(two: list[Agent]) -> None:
     one, other = two
     caller = threading.Thread(target=one.call, args=("w1", wait, ("sync",)))
     caller.start()
@@ -225,7 +225,7 @@ def test_debug_info_has_the_metrics_and_the_connected_workers(two: list[Agent]) 
     until(lambda: other.debug_info()["agent.caller.w0"] == mode)
 
 
-def test_connections_of_several_kinds_are_told_apart(
+def test_connections_of_several_kinds_are_described_apart(
     two: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _ = two

@@ -244,8 +244,10 @@ class Request:
         self.at = at
         self.policy = policy
         self.tried = 0
-        self.due: float | None = 0.0
-        """The time of the next try; None during a try."""
+        self.trying = 0
+        """The number of the try that is under way, so that its failure counts; 0 if none is."""
+        self.due = 0.0
+        """The time of the next try, if none is under way."""
         self.is_open = True
         self.stopped = False
 
@@ -253,6 +255,7 @@ class Request:
 class Try(NamedTuple):
     """Send this message, after the note if there is one; the try has failed at the time `until`."""
 
+    number: int
     message: Message
     until: float
     note: Message | None
@@ -282,25 +285,20 @@ class RetryTable(Generic[R]):
         self._open.setdefault(request.to, {})[call] = request
 
     def begin(self, request: R, tried: int, now: float) -> Try | None:
-        """Begin the next try after `tried` tries, unless it has begun or the request has ended."""
-        if not request.is_open or request.tried != tried:
+        """Begin the next try after `tried` tries, unless it has begun or the request is over."""
+        if not request.is_open or request.stopped or request.tried != tried:
             return None
-        request.due, request.tried = None, tried + 1
+        request.tried = request.trying = tried + 1
         message, at, try_s = request.message, request.at, request.policy.try_s
         if tried and at != NEVER:
             message = replace(message, budget_ms=max(1, int((at - now) * 1000)))
         urgent = self._replies and self._replies.get(request.to, (0, 0))[1] >= ACK_BYTES
         note = self.acknowledge(request.to) if urgent else None
-        return Try(message, at if try_s is None else min(at, now + try_s), note)
-
-    def is_current(self, request: R, tried: int) -> bool:
-        """Return whether this try is under way, so that its failure counts."""
-        return request.is_open and request.due is None and request.tried == tried
+        return Try(tried + 1, message, at if try_s is None else min(at, now + try_s), note)
 
     def put_off(self, request: R, due: float) -> bool:
         """Wait for the next try; False if the request was stopped."""
-        if not request.stopped:
-            request.due = due
+        request.trying, request.due = 0, due
         return not request.stopped
 
     def end(self, request: R, reply_bytes: int | None) -> bool:
@@ -309,7 +307,7 @@ class RetryTable(Generic[R]):
         `reply_bytes`: how much the receiver keeps of the reply; None if it need not know.
         """
         to, message = request.to, request.message
-        request.is_open = False
+        request.is_open, request.trying = False, 0
         # A scheduled task may still refer to this object: drop the large message.
         request.message = Message(message.kind, message.call, once=message.once)
         requests = self._open[to]

@@ -83,11 +83,11 @@ class Future(Generic[T]):
         "__weakref__",
         "_callbacks",
         "_complete",
-        "_driver",
         "_error",
         "_gates",
         "_stop",
         "_value",
+        "driver",
     )
 
     def __init__(self, driver: Driver | None = None) -> None:
@@ -96,7 +96,7 @@ class Future(Generic[T]):
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Future[T]], object]] | None = None
         self._gates: list[threading.Lock] | None = None  # one per waiting thread, released once
-        self._driver = driver
+        self.driver = driver
         # A function that stops the work; or the future from which it was made, to be cancelled too.
         self._stop: Callable[[], object] | Future[Any] | None = None
 
@@ -104,14 +104,14 @@ class Future(Generic[T]):
 
     def set_result(self, value: T) -> None:
         """Complete it with a value."""
-        if not self._finish(value, None):
+        if not self.finish(value, None):
             raise UsageError("the future is complete already")
 
     def set_exception(self, error: BaseException) -> None:
         """Complete it with an error."""
         if not isinstance(error, BaseException):
             raise UsageError(f"error {error!r:.80}: must be an exception")
-        if not self._finish(None, error):
+        if not self.finish(None, error):
             raise UsageError("the future is complete already")
 
     def cancel(self) -> bool:
@@ -127,7 +127,7 @@ class Future(Generic[T]):
             chain.append(stop)
         *made_of, first = chain
         first._withdraw()  # before any waiting thread or callback is notified
-        cancelled = [one._finish(None, CallCancelled(_CANCELLED)) for one in made_of or [first]]
+        cancelled = [one.finish(None, CallCancelled(_CANCELLED)) for one in made_of or [first]]
         if made_of:
             first.cancel()
         elif cancelled[0] and callable(stop):
@@ -137,7 +137,7 @@ class Future(Generic[T]):
     def _withdraw(self) -> None:
         """Send nothing more of the call that it belongs to."""
 
-    def _finish(self, value: T | None, error: BaseException | None) -> bool:
+    def finish(self, value: T | None, error: BaseException | None) -> bool:
         """Complete it, if it is open; return whether it was."""
         with _lock:
             if self._complete:
@@ -145,7 +145,7 @@ class Future(Generic[T]):
             self._value, self._error = value, error
             self._complete = True
             callbacks, self._callbacks = self._callbacks, None
-            gates, self._driver, self._stop = self._gates, None, None
+            gates, self.driver, self._stop = self._gates, None, None
         if gates is not None:
             for gate in gates:
                 gate.release()
@@ -167,7 +167,7 @@ class Future(Generic[T]):
         """Wait for it; return the value or raise the error. TimeoutExpired after `timeout`."""
         if not self._complete:
             limited = timeout is not None
-            self._wait(Deadline.after(check_timeout(timeout)) if limited else _NO_LIMIT)
+            self.wait_until(Deadline.after(check_timeout(timeout)) if limited else _NO_LIMIT)
             if not self._complete:
                 raise TimeoutExpired(f"the future was not complete within {timeout} s")
         if self._error is None:
@@ -223,16 +223,16 @@ class Future(Generic[T]):
 
     def then(self, callback: Callable[[Future[T]], S]) -> Future[S]:
         """Return a future of the callback's result; it is called when this future is complete."""
-        following: Future[S] = Future(self._driver)
+        following: Future[S] = Future(self.driver)
         following._stop = self
 
         def follow(done: Future[T]) -> None:
             try:
                 value = callback(done)
             except BaseException as error:
-                following._finish(None, error)
+                following.finish(None, error)
             else:
-                following._finish(value, None)
+                following.finish(value, None)
 
         self.add_done_callback(follow)
         return following
@@ -301,13 +301,14 @@ class Future(Generic[T]):
         except BaseException:  # the thread does not belong to the callback
             _log.exception("a callback of a future failed")
 
-    def _wait(self, deadline: Deadline) -> None:
+    def wait_until(self, deadline: Deadline) -> None:
         before_block()
-        driver = self._driver
-        if driver is not None:
+        driver, last = None if is_deep() else self.driver, None
+        while driver is not None and driver is not last:
             driver.drive(partial(_is_complete, self), deadline)
-        if self._complete or deadline.passed():
-            return
+            if self._complete or deadline.passed():
+                return
+            last, driver = driver, self.driver
         # It has no driver, or the driver left it to another thread.
         gate = threading.Lock()  # not an Event, which an interrupting signal handler could not set
         gate.acquire()
@@ -329,7 +330,7 @@ class Future(Generic[T]):
 def _completed(value: T, error: BaseException | None) -> Future[T]:
     """Return a complete future, as it was before it was sent."""
     future: Future[T] = Future()
-    future._finish(value, error)
+    future.finish(value, error)
     return future
 
 
@@ -355,7 +356,7 @@ def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
 
     def count(_: Future[Any]) -> None:
         if next(counted) == len(waited):
-            together._finish(waited, None)
+            together.finish(waited, None)
 
     for future in waited:
         future._add(count)
@@ -385,7 +386,7 @@ class _Drivers:
             if done() or deadline.passed() or is_deep():  # other threads complete them, too
                 return
             if not future.done():
-                future._wait(deadline)
+                future.wait_until(deadline)
 
 
 @in_every_child

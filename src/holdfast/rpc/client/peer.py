@@ -117,7 +117,7 @@ class Peer:
         future: Future[Message] = Future()
         carrier: Carrier | None = None
         try:
-            carrier = future._driver = self.post(message, partial(_complete, future), at)
+            carrier = future.driver = self.post(message, partial(_complete, future), at)
             return future.wait()
         finally:
             with self._lock:

@@ -38,14 +38,12 @@ Guarantees
 from __future__ import annotations
 
 import logging
-import select
 import threading
 from collections.abc import Callable
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import PeerViolation, UsageError
 from holdfast.forks import in_child
-from holdfast.net.spin import SPINS, AdaptiveSpin
 from holdfast.rpc.client.background_reader import (
     ATTENDED_ROUNDS,
     PUT_OFF_S,
@@ -54,7 +52,6 @@ from holdfast.rpc.client.background_reader import (
 )
 from holdfast.rpc.client.blocking import (
     WITHIN_MAX,
-    is_deep,
     leave_callbacks,
     pop_release,
     push_release,
@@ -65,7 +62,7 @@ from holdfast.rpc.client.calls import BYTES_MAX, CALLS_MAX, OpenCalls
 from holdfast.rpc.client.replies import NOT_DELIVERED, Reply
 from holdfast.rpc.client.unsent import exposed, take_back, take_back_views
 from holdfast.rpc.wire.codec import encode_small, views_of
-from holdfast.rpc.wire.connection import CORES, Connection
+from holdfast.rpc.wire.connection import Connection
 from holdfast.rpc.wire.messages import NEVER, Buffer, Message
 
 __all__ = ["Pipe", "Reply"]
@@ -96,14 +93,13 @@ class Pipe:
         self._background = background
         self._lost_error = lost
         self._clock = clock
-        self._poll = select.poll()
-        self._spin = AdaptiveSpin(CORES)
         # Guards what follows; never held while reading, sending or completing.
         self._lock = threading.RLock()
         self._calls = OpenCalls[Reply]("are under way to this worker", calls_max, bytes_max)
         self._exposed: dict[int, list[list[Buffer]]] = {}  # parts of the calls with buffers
         self._out: list[Buffer] = []
         self._out_bytes = 0
+        self._large = False  # whether a message of several parts is in the batch
         self._burst = False  # whether the last batch was large
         self._sender = 0  # the thread that sends
         self._unsent: list[memoryview] = []  # belongs to it
@@ -115,7 +111,6 @@ class Pipe:
         self._reader = 0
         # Whether a reading thread delivers replies, or has left some of them undelivered.
         self._unread = False
-        self._polled = 0
         # State for the background reader: has it registered this pipe; does it poll it; for how
         # many more rounds it holds back, because a thread has waited recently.
         self.known = self.armed = False
@@ -156,13 +151,13 @@ class Pipe:
             except BaseException:  # it is refused
                 calls.remove(call)
                 raise
-        gathered = len(self._out) >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES
-        if gathered or (first and (not self._burst or self._background.slow)):
-            self.flush()
         if first:
             self._leave()
         elif self._background.slow:  # the thread that read the call before may have stopped
             self._background.wake()
+        gathered = len(self._out) >= _GATHER_MESSAGES or self._out_bytes >= _GATHER_BYTES
+        if gathered or (first and (not self._burst or self._background.slow)):
+            self.flush()
 
     def _put(self, message: Message) -> None:
         """Batch a message that is large or has buffers. With the lock held."""
@@ -176,6 +171,7 @@ class Pipe:
             several = self._exposed.get(message.call, ())
             self._exposed[message.call] = [*several, exposed(parts)]
         self._out += parts
+        self._large = True
 
     def transmit(self, message: Message) -> None:
         """Send a message now that is not added to the table: it has no reply, or is in it."""
@@ -253,11 +249,12 @@ class Pipe:
                     return
                 self._sender = here
                 out, self._out = self._out, []
+                large, self._large = self._large, False
                 self._out_bytes = 0
                 self._burst = 2 * len(out) > _GATHER_MESSAGES
             blocked = False
             try:
-                self._unsent += views_of(out)
+                self._unsent += views_of(out) if large else [memoryview(b"".join(out))]
                 blocked = not self._connection.send_some(self._unsent)
             except OSError as error:
                 self._break(error)
@@ -274,7 +271,7 @@ class Pipe:
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Read until `done()` or the deadline, and complete the calls of all threads."""
         here = threading.get_ident()
-        before, full = within.get(here, 0), is_deep()
+        before = within.get(here, 0)
         last = NEVER if deadline.at is None else deadline.at
         while not done():
             if self.lost is not None:
@@ -284,7 +281,7 @@ class Pipe:
                 raise UsageError(_INTERRUPTED)
             if self._out or self._unsent:
                 self.flush()
-            deep = full or within.get(here, 0) >= WITHIN_MAX
+            deep = within.get(here, 0) >= WITHIN_MAX
             if not deep and self._reading.acquire(blocking=False):
                 self._reader = here
                 reading[here] = self
@@ -374,46 +371,26 @@ class Pipe:
     def _read(self, now: float, last: float) -> None:
         """Wait briefly for replies, not beyond the time `last`, and complete their calls."""
         until = min(now + TICK_S, self._calls.soonest, last)
-        if not self._unread:
-            # Also poll for writing if the peer was blocked: other threads leave sending to us.
-            events = _IN_OR_OUT if self._blocked else _IN
-            if events != self._polled:
-                fd = self._connection.fileno()
-                if fd < 0:
-                    return
-                self._polled = events
-                self._poll.register(fd, events)
-            came = self._await(until - now)
-            if self._clock.monotonic() >= self._calls.soonest:
-                self.expire(self._clock.monotonic())
-            if not came:
-                return
-            if self._blocked:
-                self.flush()
-        self._receive()
+        self._receive(None if self._unread else until - now)
+        if self._blocked:
+            self.flush()
+        if self._clock.monotonic() >= self._calls.soonest:
+            self.expire(self._clock.monotonic())
 
-    def _await(self, seconds: float) -> list[tuple[int, int]]:
-        """Wait for a while until the connection can be read or written to; return the events."""
-        eager, poll = self._spin, self._poll.poll
-        if eager.now:
-            came = next(filter(None, map(poll, [0] * SPINS)), [])
-            eager.record_spin(bool(came))
-            if came:
-                return came
-        begun = self._clock.monotonic()
-        came = poll(max(0.0, seconds) * 1000)
-        eager.record_sleep(self._clock.monotonic() - begun)
-        return came
+    def _receive(self, wait_s: float | None = None) -> None:
+        """Read the replies that have arrived and complete their calls, while this thread reads.
 
-    def _receive(self) -> None:
-        """Read the replies that have arrived and complete their calls, while this thread reads."""
+        With `wait_s`, first wait so long for a reply; or for the peer to read, if it must do so
+        before more can be sent: other threads leave that to us.
+        """
         connection, here = self._connection, threading.get_ident()
         receive_by, memory = self._receive_by, connection.peer_memory
-        if self._reader != here:  # the callback of an expired call has blocked: we have stopped
-            return
         self._unread = False
         come = connection.come
-        message = self._next(connection.advance)
+        if wait_s is None:
+            message = self._next(connection.advance)
+        else:
+            message = self._next(connection.advance_within, wait_s, self._blocked)
         while message is not None:
             self._unread = True
             if memory.due:
@@ -431,11 +408,13 @@ class Pipe:
             if self._reader != here:
                 return
             self._unread = False
+            if connection.start == connection.end:
+                return  # nearly always: all that was read has been decoded
             message = self._next(connection.here)
 
-    def _next(self, read: Callable[[], Message | None]) -> Message | None:
+    def _next(self, read: Callable[..., Message | None], *args: float) -> Message | None:
         try:
-            return read()
+            return read(*args)
         except OSError as error:
             self._break(error)
         except PeerViolation as error:
@@ -494,4 +473,3 @@ class Pipe:
 _INTERRUPTED = (
     "a signal handler, or a __del__, that has interrupted a call to this worker cannot wait for one"
 )
-_IN, _IN_OR_OUT = select.POLLIN, select.POLLIN | select.POLLOUT

@@ -32,7 +32,6 @@ from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import CallCancelled, HoldfastError, PeerLost
-from holdfast.rpc.client.background_reader import TICK_S
 from holdfast.rpc.client.calls import (
     Again,
     Backoff,
@@ -44,19 +43,23 @@ from holdfast.rpc.client.calls import (
     after_failure,
     is_failure,
 )
-from holdfast.rpc.client.future import Carrier, Driver, Future
+from holdfast.rpc.client.future import Carrier, Future
 from holdfast.rpc.client.peer import Peer
-from holdfast.rpc.client.pipe import Reply
 from holdfast.rpc.client.scheduler import Scheduler
+from holdfast.rpc.values.pickling import load
 from holdfast.rpc.wire.messages import Kind, Message
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
-__all__ = ["ACK_DELAY_S", "RetriedCall", "RetriedFuture", "RetryingCalls", "note"]
+__all__ = ["ACK_DELAY_S", "Complete", "RetriedCall", "RetryingCalls", "note"]
 
 ACK_DELAY_S = 0.01
 """How long an acknowledgement is delayed, so that one note can acknowledge many replies."""
 
+Complete = Callable[[Message, Future[Any], Message | Exception], object]
+"""Completes the future of a request with its reply, or with the reason why none came."""
+
 _REPLY = Kind.REPLY
+_NOT_AGAIN = "it is not sent again"
 _log = logging.getLogger("holdfast.rpc")
 
 
@@ -83,25 +86,26 @@ class RetryingCalls:
     def post(
         self,
         to: str,
-        find: Callable[[], Peer],
+        receiver: Peer | Callable[[], Peer],
         message: Message,
-        reply: Reply,
+        complete: Complete,
         at: float,
         policy: Backoff,
     ) -> RetriedCall:
-        """Send a request to an incarnation under a new number; call `reply` with the outcome.
+        """Send a request to an incarnation under a new number; `complete` completes its future.
 
-        `find` returns the receiver, or raises PeerLost while the receiver is not known.
+        A function as `receiver` returns it, or raises PeerLost while it is not known.
         """
-        request = RetriedCall(self, to, find, message, reply, at, policy)
+        request = RetriedCall(self, to, receiver, message, complete, at, policy)
+        now = self.clock.monotonic()
         with self.changed:
             # With the lock: a number that is not in the table may be acknowledged.
             self.table.add(request, next(self._numbers))
-            closed = self.closed
-        if closed:
+            first = None if self.closed else self.table.begin(request, 0, now)
+        if first is None:
             request.end(self._stopped())
         else:
-            request.again(0)
+            request.make(first, now)
         return request
 
     def lost(self, to: str, error: PeerLost) -> None:
@@ -145,50 +149,42 @@ def note(peer: Peer, message: Message) -> None:
         _log.debug("a note to %s was not sent: %s", peer.contact.info, error)
 
 
-class RetriedFuture(Future[Any]):
-    """The future of the reply to a retried request; the request is its driver."""
+class RetriedCall(Request, Future[Any]):
+    """One request, from its first try to its end: the future of its reply.
 
-    __slots__ = ()
-
-    def _withdraw(self) -> None:
-        request = self._driver
-        if isinstance(request, RetriedCall):
-            request.withdraw()
-
-
-class RetriedCall(Request):
-    """One request, from its first try to its end; a thread that waits for its future drives it."""
+    Its driver is what carries the try that is under way; between two tries, it is its own driver.
+    """
 
     def __init__(
         self,
         calls: RetryingCalls,
         to: str,
-        find: Callable[[], Peer],
+        receiver: Peer | Callable[[], Peer],
         message: Message,
-        reply: Reply,
+        complete: Complete,
         at: float,
         policy: Backoff,
     ) -> None:
-        super().__init__(to, message, at, policy)
+        Future.__init__(self, self)
+        Request.__init__(self, to, message, at, policy)
         self._calls = calls
-        self._find = find
-        # The lock of `calls` guards the fields below.
-        self._reply: Reply | None = reply
+        # The lock of `calls` guards the fields below, and `driver` while the request is open.
+        self._complete_by: Complete | None = complete
+        self._receiver = receiver
         self._peer: Peer | None = None
-        self._driver: Driver | None = None
 
-    def stop(self) -> None:
-        """Retry no more: the caller does not want the reply."""
-        self.withdraw()
-        if self.is_open:
-            self._cancel()
-        self.end(CallCancelled("it is not sent again"))
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if cancelled:
+            if self.is_open:
+                self._cancel_at_receiver()
+            self.end(CallCancelled(_NOT_AGAIN))
+        return cancelled
 
-    def withdraw(self) -> None:
-        """Send nothing more of it: its arguments may change. The caller must also call `stop`."""
+    def _withdraw(self) -> None:
         with self._calls.changed:
             self.stopped = True
-            carrier, call = self._driver, self.message.call
+            carrier, call = self.driver, self.message.call
         if isinstance(carrier, Carrier):
             carrier.give_up(call)
 
@@ -200,11 +196,20 @@ class RetriedCall(Request):
         now = calls.clock.monotonic()
         with calls.changed:
             attempt = calls.table.begin(self, tried, now)
-        if attempt is None:
-            return
-        tried += 1
+        if attempt is not None:
+            self.make(attempt, now)
+
+    def make(self, attempt: Try, now: float) -> None:
+        """Make a try that has begun at the time `now`."""
+        calls, tried, carrier = self._calls, attempt.number, None
         try:
-            driver = self._send(attempt, tried, now)
+            if now >= self.at:  # the thread that makes the try was delayed
+                raise TimeoutError
+            receiver = self._receiver
+            self._peer = peer = receiver() if callable(receiver) else receiver
+            if attempt.note is not None:
+                note(peer, attempt.note)
+            carrier = peer.post(attempt.message, partial(self._try_ended, tried), attempt.until)
         except Exception as error:
             self._try_ended(tried, error)
         except BaseException:  # such as an interrupt: how much was sent is unknown
@@ -212,29 +217,20 @@ class RetriedCall(Request):
             raise
         else:
             with calls.changed:
-                if calls.table.is_current(self, tried):
-                    self._driver = driver
+                if self.trying == tried:
+                    self.driver = carrier
                     calls.changed.notify_all()
-
-    def _send(self, attempt: Try, tried: int, now: float) -> Driver | None:
-        if now >= self.at:  # the thread that makes the try was delayed
-            raise TimeoutError
-        self._peer = peer = self._find()
-        if attempt.note is not None:
-            note(peer, attempt.note)
-        return peer.post(attempt.message, partial(self._try_ended, tried), attempt.until)
+                stopped = self.stopped
+            if stopped and carrier is not None:  # it was cancelled while this thread sent it
+                carrier.give_up(attempt.message.call)
 
     def _try_ended(self, tried: int, answer: Message | Exception) -> None:
         """Handle the outcome of a try; a reply counts even if its try was given up."""
         if answer.__class__ is Message and answer.kind is _REPLY:
-            self.end(answer)  # nearly always
-            return
-        if not is_failure(self.message, answer):
+            self.end(answer)  # nearly always: a fast path of what follows
+        elif not is_failure(self.message, answer):
             self.end(answer)
-            return
-        with self._calls.changed:
-            current = self._calls.table.is_current(self, tried)
-        if current:
+        elif self.trying == tried:
             self._failed(tried, answer)
 
     def _failed(self, tried: int, failure: Message | Exception) -> None:
@@ -251,65 +247,69 @@ class RetriedCall(Request):
         match after_failure(self.message, tried, failure, self.policy, to, now, self.at):
             case End(outcome, cancel):
                 if cancel:
-                    self._cancel()
+                    self._cancel_at_receiver()
                 self.end(outcome)
             case Again(delay):
                 with calls.changed:
+                    if self.trying != tried:
+                        return  # it was completed meanwhile
                     waits = calls.table.put_off(self, now + delay)
-                    self._driver = None
+                    self.driver = self
                     calls.changed.notify_all()
                 if waits:
                     calls.scheduler.submit(partial(self.again, tried), delay)
                 else:
-                    self.end(CallCancelled("it is not sent again"))
+                    self.end(CallCancelled(_NOT_AGAIN))
+
+    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        """Make the next tries when they are due, until one is under way or the deadline."""
+        changed, clock = self._calls.changed, self._calls.clock
+        while not done() and not deadline.passed():
+            with changed:
+                if self.driver is not self or not self.is_open:
+                    return
+                tried, until = self.tried, deadline
+                if not self.trying:
+                    until = deadline.sooner(self.due - clock.monotonic())
+                if self.trying or self.due > clock.monotonic():
+                    changed.wait(until.remaining())
+                    continue
+            self.again(tried)
 
     # The end.
 
-    def _cancel(self) -> None:
+    def _cancel_at_receiver(self) -> None:
         if self._peer is not None:
             cancel = Message(Kind.CANCEL, self.message.call)
             self._calls.scheduler.submit(partial(note, self._peer, cancel))
 
     def end(self, answer: Message | Exception) -> None:
         """Complete the request, if it is open."""
-        calls, peer = self._calls, self._peer
+        calls, peer, request = self._calls, self._peer, self.message
         keeps: int | None = None  # the bytes that the callee keeps until they are acknowledged
         if peer is not None and peer.lost is None and not calls.closed:
             keeps = 0
             if isinstance(answer, Message):
                 keeps = answer.size() if answer.buffers else len(answer.body)
         with calls.changed:
-            reply, self._reply = self._reply, None
-            if reply is None:
+            complete, self._complete_by = self._complete_by, None
+            if complete is None:
                 return
-            self._driver = None
+            self.driver = None
             first = calls.table.end(self, keeps)
             calls.changed.notify_all()
         if first and peer is not None:
             calls.scheduler.submit(partial(calls.acknowledge, peer), ACK_DELAY_S)
-        reply(answer)
-
-    # For threads that wait.
-
-    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
-        """Read the reply and make the next tries, until `done()` or the deadline."""
-        changed, clock = self._calls.changed, self._calls.clock
-        while not done():
-            if deadline.at is not None and deadline.passed():
-                return
-            with changed:
-                driver, due, tried = self._driver, self.due, self.tried
-                if not self.is_open:
-                    return
-                if driver is None and (due is None or due > clock.monotonic()):
-                    until = deadline if due is None else deadline.sooner(due - clock.monotonic())
-                    changed.wait(until.remaining())
-                    continue
-            if driver is None:
-                self.again(tried)
-                continue
-            driver.drive(done, deadline)
-            if not done():
-                with changed:  # another thread may be about to handle the end of this try
-                    if self._driver is driver:
-                        changed.wait(deadline.sooner(TICK_S).remaining())
+        if (
+            isinstance(answer, Message)
+            and answer.kind is _REPLY
+            and not (answer.has_references or request.given)
+        ):  # nearly always: a fast path of `complete`
+            try:
+                value = load(answer.body, answer.buffers)
+            except BaseException as error:
+                self.finish(None, error.with_traceback(None))
+            else:
+                self.finish(value, None)
+        else:
+            complete(request, self, answer)

@@ -7,8 +7,8 @@ and kept for any length of time: the value lives as long as any worker holds a r
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 from holdfast.errors import CallTimedOut, ReferenceFailed, UsageError
 from holdfast.rpc.client.future import ASYNC_MARK, Future, expected
@@ -20,13 +20,64 @@ from holdfast.rpc.wire.tickets import Number, Ticket
 from holdfast.rpc.wire.worker_info import WorkerInfo
 
 if TYPE_CHECKING:
+    from holdfast.rpc.client.calls import Backoff
     from holdfast.rpc.client.retry_policy import RetryPolicy
     from holdfast.rpc.rref.table import RRefTable
 
-__all__ = ["RRef", "call_method", "short"]
+__all__ = ["CallingAgent", "Calls", "RRef", "call_method", "make_rref", "short"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Calls(Protocol[R_co]):
+    """Makes calls to other workers, as methods of an agent do."""
+
+    def __call__(
+        self,
+        to: WorkerInfo,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: None,
+        timeout: float | None,
+        retries: RetryPolicy | None,
+        /,
+    ) -> R_co: ...
+
+
+class CallingAgent(Protocol):
+    """The agent whose references a table counts."""
+
+    @property
+    def call(self) -> Calls[Any]: ...
+    @property
+    def call_async(self) -> Calls[Future[Any]]: ...
+    @property
+    def remote(self) -> Calls[RRef[Any]]: ...
+
+    def request(
+        self,
+        to: str,
+        kind: Kind,
+        value: Any,
+        timeout: float | None,
+        retries: Backoff | None = None,
+    ) -> Future[Any]:
+        """Send a request of a kind to an incarnation; return the future of its reply."""
+        ...
+
+    def deadline(self, timeout: float | None) -> tuple[float, int, str]:
+        """Return a call's deadline, the milliseconds left, and the caller it is inherited from."""
+        ...
+
+    def knows(self, incarnation: str) -> bool:
+        """Return whether this incarnation of a worker is alive, or may be."""
+        ...
+
+    def worker_name(self, incarnation: str) -> str:
+        """Return the worker of this incarnation; the incarnation itself if that is not known."""
+        ...
 
 
 class RRef(Generic[T]):
@@ -40,20 +91,6 @@ class RRef(Generic[T]):
         rrefs = current_table()
         number = rrefs.own(value)
         self._set_fields(rrefs, number, rrefs.me, rrefs.incarnation, None)
-
-    @classmethod
-    def _made(
-        cls,
-        rrefs: RRefTable,
-        reference: Number,
-        owner: WorkerInfo,
-        incarnation: str,
-        fork: Number | None,
-        creation: Future[Any] | None = None,
-    ) -> RRef[Any]:
-        made = cls.__new__(cls)
-        made._set_fields(rrefs, reference, owner, incarnation, fork, creation)
-        return made
 
     def _set_fields(
         self,
@@ -126,19 +163,19 @@ class RRef(Generic[T]):
 
         A type checker takes the proxy for the value. Only methods can be called on it.
         """
-        return cast("T", _Proxy[Any](self, "call", timeout, retries))
+        return cast("T", _Proxy[Any](self, self._rrefs.agent.call, timeout, retries))
 
     def rpc_async(
         self, timeout: float | None = None, retries: RetryPolicy | None = None
     ) -> _Proxy[Future[Any]]:
         """Call methods of the value where it lives, and get futures."""
-        return _Proxy(self, "call_async", timeout, retries)
+        return _Proxy(self, self._rrefs.agent.call_async, timeout, retries)
 
     def remote(
         self, timeout: float | None = None, retries: RetryPolicy | None = None
     ) -> _Proxy[RRef[Any]]:
         """Call methods of the value where it lives, and get references to what they return."""
-        return _Proxy(self, "remote", timeout, retries)
+        return _Proxy(self, self._rrefs.agent.remote, timeout, retries)
 
     def _get_future(self) -> Future[Any]:
         """Return the future of the creation."""
@@ -183,6 +220,20 @@ class RRef(Generic[T]):
         return f"<RRef at {self._owner.name} {short(self._reference)}>"
 
 
+def make_rref(
+    rrefs: RRefTable,
+    reference: Number,
+    owner: WorkerInfo,
+    incarnation: str,
+    fork: Number | None,
+    creation: Future[Any] | None = None,
+) -> RRef[Any]:
+    """Make a reference that a table counts already."""
+    made: RRef[Any] = RRef.__new__(RRef)
+    made._set_fields(rrefs, reference, owner, incarnation, fork, creation)
+    return made
+
+
 def short(reference: Number) -> str:
     """Return a reference's number in short, for messages."""
     return f"{reference.maker[:6]}.{reference.serial}"
@@ -201,10 +252,14 @@ class _Proxy(Generic[R]):
     """Calls methods of the value of a reference."""
 
     def __init__(
-        self, rref: RRef[Any], how: str, timeout: float | None, retries: RetryPolicy | None
+        self,
+        rref: RRef[Any],
+        make: Calls[R],
+        timeout: float | None,
+        retries: RetryPolicy | None,
     ) -> None:
         self._rref = rref
-        self._how = how
+        self._make = make
         self._timeout = timeout
         self._retries = retries
 
@@ -214,10 +269,8 @@ class _Proxy(Generic[R]):
 
         def call(*args: Any, **kwargs: Any) -> R:
             rref = self._rref
-            make = getattr(rref._rrefs.agent, self._how)
             value = (rref, name, args, kwargs)
-            result: R = make(rref.owner(), call_method, value, None, self._timeout, self._retries)
-            return result
+            return self._make(rref.owner(), call_method, value, None, self._timeout, self._retries)
 
         return call
 

@@ -24,7 +24,7 @@ from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.client.scheduler import Scheduler
 from holdfast.rpc.rref.dropped import Dropped, DroppedReferences
 from holdfast.rpc.rref.protocol import ControlMessage, ForkState, Outcome, References
-from holdfast.rpc.rref.rref import RRef, short
+from holdfast.rpc.rref.rref import CallingAgent, RRef, make_rref, short
 from holdfast.rpc.rref.until_gone import UntilGone
 from holdfast.rpc.values.errors import anew
 from holdfast.rpc.values.pickling import dump, load
@@ -47,7 +47,7 @@ class RRefTable:
 
     def __init__(
         self,
-        agent: Any,
+        agent: CallingAgent,
         me: WorkerInfo,
         incarnation: str,
         scheduler: Scheduler,
@@ -68,7 +68,7 @@ class RRefTable:
         self._dropped = DroppedReferences(scheduler, self._drop, self.send)
 
     @property
-    def agent(self) -> Any:
+    def agent(self) -> CallingAgent:
         """The agent; PeerLost if it is gone, since serving threads do not keep it alive."""
         agent = self._agent()
         if agent is None:
@@ -155,8 +155,8 @@ class RRefTable:
     def _wait_for(self, room: Future[Any], timeout: float | None) -> Any:
         """Wait for a value of this worker, at most as long as a call from here would."""
         if not room.done():
-            _, budget_ms, whose = self.agent._deadline(timeout)
-            room._wait(Deadline.after(budget_ms / 1000 or None))
+            _, budget_ms, whose = self.agent.deadline(timeout)
+            room.wait_until(Deadline.after(budget_ms / 1000 or None))
             if not room.done():
                 raise timed_out(budget_ms, whose)
         error = room.exception()
@@ -224,7 +224,7 @@ class RRefTable:
         """Make the reference of a ticket that has arrived in a request, or in an answer."""
         self._step(lambda references: references.take(ticket, not is_answer))
         fork = None if ticket.owner == self.incarnation else ticket.fork
-        return RRef._made(self, ticket.reference, owner, ticket.owner, fork)
+        return make_rref(self, ticket.reference, owner, ticket.owner, fork)
 
     def taken_by(self, callee: str, request: Message) -> None:
         """Record that a request has been answered: its callee has what it owns of that."""

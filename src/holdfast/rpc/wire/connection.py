@@ -55,7 +55,7 @@ _SMALL_BYTES = _READ_BYTES // 2  # smaller parts are read together with what fol
 _VECTOR_MAX = 512  # Linux takes 1,024 pieces in one call
 _TIMEVAL, _TIMEVAL_MAX_S = struct.Struct("@ll"), 1e9
 _CLOSE_ENOUGH_S = 0.002
-_DONTWAIT = socket.MSG_DONTWAIT
+_DONTWAIT, _IN_OR_OUT = socket.MSG_DONTWAIT, select.POLLIN | select.POLLOUT
 _REPLY, _FAILURE, _OFFER, _TAKEN = Kind.REPLY, Kind.FAILURE, Kind.OFFER, Kind.TAKEN
 
 
@@ -82,11 +82,11 @@ class Connection:
         self._limit_s = 0.0
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
-        # Bytes that were read but not decoded yet.
         self._buffer = bytearray(max(_READ_BYTES, len(beginning)))
         self._buffer[: len(beginning)] = beginning
         self._view = memoryview(self._buffer)
-        self._start, self._end = 0, len(beginning)
+        self.start, self.end = 0, len(beginning)
+        """Where the bytes are that were read and are not decoded yet."""
         self.come: deque[Message] = deque()
         """Small messages, read and decoded; the receiving thread takes these first."""
         # A message that has arrived only in part: the sizes of the missing parts, the last one
@@ -139,9 +139,7 @@ class Connection:
 
     def due(self) -> list[Message]:
         """Return the messages to be sent about the peer's buffers, once. For the receiver."""
-        due = self.peer_memory.due
-        if due:
-            self.peer_memory.due = []
+        due, self.peer_memory.due = self.peer_memory.due, []
         return due
 
     @property
@@ -205,7 +203,7 @@ class Connection:
         """Send what the system accepts at once, and remove it; say whether all was sent."""
         try:
             while views:
-                sent = self._sock.sendmsg(views[:_VECTOR_MAX], (), socket.MSG_DONTWAIT)
+                sent = self._sock.sendmsg(views[:_VECTOR_MAX], (), _DONTWAIT)
                 if sent == views[0].nbytes:
                     del views[0]  # nearly always: a fast path of `take_off`
                 else:
@@ -220,16 +218,16 @@ class Connection:
         """Send the parts that `put` gathered, or that `send_some` left. Blocks."""
         views = views_of(parts)
         while not self.send_some(views):
-            self._wait_for_room()
+            self._wait(self._poll_for(select.POLLOUT))
 
-    def _wait_for_room(self) -> None:
-        """Wait until the system accepts more; TimeoutError at the limit."""
+    def _poll_for(self, events: int) -> select.poll:
+        """Return what polls the socket; ConnectionEnded if it has been closed here."""
         poll = select.poll()
         try:
-            poll.register(self._sock, select.POLLOUT)
-        except ValueError:  # it has been closed here
+            poll.register(self._sock, events)
+        except ValueError:
             raise ConnectionEnded("Connection closed by peer") from None
-        self._wait(poll)
+        return poll
 
     def _wait(self, poll: select.poll) -> None:
         """Wait for the socket; TimeoutError at the limit, if that is days away at most."""
@@ -246,12 +244,12 @@ class Connection:
         requests are ever received here.
         """
         come = self.come
-        if self._start == self._end and not come:
+        if self.start == self.end and not come:
             if self._head is None:
-                self._start = self._end = 0  # also if nothing arrives
-                self._end = self._await()
+                self.start = self.end = 0  # also if nothing arrives
+                self.end = self._await()
                 if not self.peer_memory.held:  # else `here` releases what is held
-                    self._start = decode_small(self._buffer, 0, self._end, come)
+                    self.start = decode_small(self._buffer, 0, self.end, come)
                     if come and not self.peer_memory.due:
                         return come.popleft()  # nearly always: a fast path of what follows
             elif self._part is not None:
@@ -270,14 +268,39 @@ class Connection:
 
     def advance(self) -> Message | None:
         """Read what has arrived; return the next message if it is whole. Never blocks."""
-        while True:
-            message = self.here()
-            if message is not None:
+        return self.here() or self._read_on()
+
+    def advance_within(self, seconds: float, with_room: bool) -> Message | None:
+        """Wait at most so long until something arrives; return the next message if it is whole.
+
+        With `with_room`, wait no longer than until the system accepts more to send. For a thread
+        that has taken all messages which were read before.
+        """
+        spin = self._spin
+        poll = (self._poll_for(_IN_OR_OUT) if with_room else self._readable).poll
+        if spin.now:
+            came = next(filter(None, map(poll, [0] * SPINS)), None)
+            message = self._read_on() if came else None
+            spin.record_spin(came is not None)
+            if came:
                 return message
+        begun = self._clock.monotonic()
+        came = poll(max(0.0, seconds) * 1000)
+        slept_s = self._clock.monotonic() - begun
+        message = self._read_on() if came else None
+        spin.record_sleep(slept_s)
+        return message
+
+    def _read_on(self) -> Message | None:
+        """Read what has arrived; return the next message if it is whole. Never blocks."""
+        message = None
+        while message is None:
             try:
-                self._fetch(socket.MSG_DONTWAIT)
+                self._fetch(_DONTWAIT)
             except TimeoutError:
                 return None
+            message = self.here()
+        return message
 
     def ready(self) -> bool:
         """Say whether the next message is small and was read already: `receive` will not block."""
@@ -305,10 +328,10 @@ class Connection:
 
     def _decode(self) -> bool:
         """Decode the small messages that were read, if one is next; say whether one is."""
-        if self._head is not None or self._start == self._end:
+        if self._head is not None or self.start == self.end:
             return False
         come = self.come
-        self._start = decode_small(self._buffer, self._start, self._end, come)
+        self.start = decode_small(self._buffer, self.start, self.end, come)
         if self.peer_memory.held:
             for message in come:
                 if message.kind is _REPLY or message.kind is _FAILURE:
@@ -319,10 +342,10 @@ class Connection:
         """Return the next message, one of several parts, if all its parts were read."""
         head = self._head
         if head is None:
-            if self._end - self._start < HEADER_BYTES:
+            if self.end - self.start < HEADER_BYTES:
                 return None
-            head = decode_head(self._buffer, self._start)
-            self._start += HEADER_BYTES
+            head = decode_head(self._buffer, self.start)
+            self.start += HEADER_BYTES
             self._head = head
             self._sizes = [8 * head.buffers if head.buffers else head.body_bytes]
         if not self._gather(head):
@@ -369,12 +392,12 @@ class Connection:
     def _take(self) -> Buffer | None:
         """Return the next part in memory of its own; None if it has not arrived yet."""
         if self._part is None:
-            length, start = self._sizes[-1], self._start
+            length, start = self._sizes[-1], self.start
             size = PLACE_BYTES if length & ELSEWHERE else length & SIZE
-            here = self._end - start
+            here = self.end - start
             if size <= here:
                 self._sizes.pop()
-                self._start = start + size
+                self.start = start + size
                 part = self._view[start : start + size]
                 return bytes(part) if length & AS_BYTES else bytearray(part)
             if size <= _SMALL_BYTES:
@@ -383,9 +406,9 @@ class Connection:
                 self._landing, self._part = landing(length & ~SIZE, size)
             except (OSError, MemoryError) as error:  # less is available than was announced
                 raise _closed(error) from None
-            self._part[:here] = self._view[start : self._end]
+            self._part[:here] = self._view[start : self.end]
             self._filled = here
-            self._start = self._end = 0
+            self.start = self.end = 0
             return None
         if self._filled < self._part.nbytes:
             return None
@@ -399,20 +422,20 @@ class Connection:
         if part is not None and part.nbytes - self._filled >= _SMALL_BYTES:
             self._filled += self._receive_into(part[self._filled :], flags)
             return
-        if self._start == self._end:
-            self._start = self._end = 0  # also if nothing arrives
-            self._end = self._receive_into(self._view, flags)
+        if self.start == self.end:
+            self.start = self.end = 0  # also if nothing arrives
+            self.end = self._receive_into(self._view, flags)
         else:
-            here = self._end - self._start
-            if self._start:
-                self._view[:here] = bytes(self._view[self._start : self._end])
-                self._start, self._end = 0, here
-            self._end += self._receive_into(self._view[here:], flags)
+            here = self.end - self.start
+            if self.start:
+                self._view[:here] = bytes(self._view[self.start : self.end])
+                self.start, self.end = 0, here
+            self.end += self._receive_into(self._view[here:], flags)
         if part is not None:
-            more = min(part.nbytes - self._filled, self._end)
+            more = min(part.nbytes - self._filled, self.end)
             part[self._filled : self._filled + more] = self._view[:more]
             self._filled += more
-            self._start = more
+            self.start = more
 
     def _await(self) -> int:
         """Wait for bytes and read them; return how many."""

@@ -167,7 +167,7 @@ class Pass:
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Read the answers of the workers that gradients went to, for a thread that waits."""
         while self._sent and not done():
-            driver = self._sent.pop()._driver
+            driver = self._sent.pop().driver
             if driver is not None:
                 driver.drive(done, deadline)
 

@@ -74,7 +74,7 @@ class CallFuture(OurFuture):
     def wait(self) -> Any:
         call = self._call
         if call is not None and not call.done():
-            call._wait(_FOREVER)
+            call.wait_until(_FOREVER)
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:

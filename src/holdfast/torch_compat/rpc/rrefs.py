@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from holdfast.errors import HoldfastError
-from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.rref.rref import RRef, make_rref
 from holdfast.rpc.wire.messages import Kind
 from holdfast.rpc.wire.tickets import Number
 from holdfast.torch_compat.autograd.contexts import CONTEXTS
@@ -42,7 +42,7 @@ class PyRRef:
             )
         rrefs = current().core.rrefs
         number = rrefs.own(value)
-        made = RRef._made(rrefs, number, rrefs.me, rrefs.incarnation, None)
+        made = make_rref(rrefs, number, rrefs.me, rrefs.incarnation, None)
         self._set_fields(made, False)
 
     @classmethod

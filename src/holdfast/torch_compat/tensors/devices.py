@@ -151,7 +151,7 @@ def _reduce(tensor: Any) -> Any:
     if packing is None or tensor.layout is not torch.strided:
         return reduce_tensor(tensor)  # what is not strided is made of tensors that are
     table, to, _, is_answer = packing
-    agent = cast("RRefTable", table).agent
+    agent = cast("Agent", cast("RRefTable", table).agent)
     devices = Devices._of.get(agent)
     if devices is None:
         return reduce_tensor(tensor)

@@ -165,14 +165,14 @@ def test_a_callback_that_waits_does_not_keep_it_from_others() -> None:
         background.close()
 
 
-def test_a_callback_may_wait_though_there_is_no_other_thread_to_be_had(
+def test_a_callback_may_wait_even_if_no_other_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     background, heard = BackgroundReader("test-read"), Heard()
     one, other = socket.socketpair()
     with one, other:
         pipe, inner = Pipe(Connection(one), background, lost), Future[object]()
-        inner._driver = pipe
+        inner.driver = pipe
 
         def wait(answer: Message | Exception) -> None:
             pipe.post(request(2), inner.set_result)
@@ -192,7 +192,7 @@ def test_a_callback_may_wait_though_there_is_no_other_thread_to_be_had(
         background.close()
 
 
-def test_the_end_of_a_pipe_that_another_thread_reads_is_told_once(
+def test_calls_fail_once_when_a_pipe_ends_that_another_thread_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     background, told = BackgroundReader("test-read"), Hours()
@@ -213,7 +213,7 @@ def test_the_end_of_a_pipe_that_another_thread_reads_is_told_once(
     background.close()
 
 
-def test_what_is_given_again_while_it_says_that_it_is_over_is_asked_again() -> None:
+def test_an_object_that_is_timed_again_while_it_ends_is_called_again() -> None:
     background, asked = BackgroundReader("test-read"), threading.Semaphore(0)
 
     class Timed:

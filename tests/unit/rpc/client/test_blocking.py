@@ -7,7 +7,7 @@ import threading
 from holdfast.rpc.client.blocking import before_block, is_deep, pop_release, push_release
 
 
-def test_a_thread_gives_up_what_it_has_when_it_is_about_to_block() -> None:
+def test_a_thread_releases_its_work_before_it_blocks() -> None:
     given: list[str] = []
     before_block()
     before = push_release(lambda: given.append("mine"))
@@ -36,7 +36,7 @@ def test_it_gives_up_all_that_it_has_the_last_first() -> None:
     assert given == ["second", "first"]
 
 
-def test_what_it_takes_on_while_it_waits_is_given_up_alone() -> None:
+def test_work_taken_on_during_a_wait_is_released_alone() -> None:
     given: list[str] = []
     outer = push_release(lambda: given.append("outer"))
     before_block()

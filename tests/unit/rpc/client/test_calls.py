@@ -184,7 +184,7 @@ def test_ry1_without_a_reply_it_is_tried_again_after_the_delay_of_its_policy(
     assert after(failure, 2) == Again(2.0)
 
 
-def test_ry1_an_error_of_this_worker_ends_what_runs_once_and_not_what_may_run_twice() -> None:
+def test_ry1_an_error_of_this_worker_ends_only_requests_that_must_run_once() -> None:
     refusal = UsageError("cannot be sent")
     assert after(refusal) == End(refusal)
     assert after(refusal, request=CONTROL) == Again(1.0)
@@ -272,16 +272,15 @@ def test_a_request_has_its_number_and_says_whether_it_must_run_once() -> None:
 
 def test_ry5_a_try_is_begun_once_and_only_while_the_request_is_open() -> None:
     table, (request,) = table_with(7)
-    assert table.begin(request, 0, 0.0) == Try(request.message, NEVER, None)
+    assert table.begin(request, 0, 0.0) == Try(1, request.message, NEVER, None)
     assert table.begin(request, 0, 0.0) is None
-    assert table.is_current(request, 1)
-    assert not table.is_current(request, 0)
+    assert request.trying == 1
     assert table.put_off(request, 5.0)
-    assert not table.is_current(request, 1)  # the next one is waited for
+    assert request.trying == 0  # the next one is waited for
     assert table.begin(request, 1, 5.0) is not None
     assert not table.end(request, None)
     assert table.begin(request, 2, 9.0) is None
-    assert not table.is_current(request, 2)
+    assert request.trying == 0
     assert len(table) == 0
 
 
@@ -290,7 +289,7 @@ def test_ry2_a_request_that_was_stopped_is_not_put_off() -> None:
     table.begin(request, 0, 0.0)
     request.stopped = True
     assert not table.put_off(request, 5.0)
-    assert request.due is None
+    assert table.begin(request, 1, 5.0) is None
 
 
 def test_a_try_has_the_limit_of_its_policy_and_later_ones_the_time_that_is_left() -> None:
@@ -331,7 +330,7 @@ def test_one_note_acknowledges_many_replies() -> None:
     assert told(table.acknowledge("b")) == (10, [])
 
 
-def test_what_may_run_twice_and_what_the_callee_does_not_keep_is_not_acknowledged() -> None:
+def test_only_kept_replies_are_acknowledged() -> None:
     table, (request,) = table_with(7)
     control = Request("life", replace(CONTROL), NEVER, POLICY)
     table.add(control, 8)
@@ -372,7 +371,7 @@ def test_ry4_open_calls_are_named(
 
 
 @pytest.mark.parametrize("more", [0, 2])
-def test_ry4_what_is_older_than_the_first_that_cannot_be_named_is_acknowledged(more: int) -> None:
+def test_ry4_calls_older_than_the_first_that_cannot_be_named_are_acknowledged(more: int) -> None:
     open_calls = list(range(1, 2 * OPEN_CALLS_MAX + 1 + more, 2))
     table, requests = table_with(*open_calls, 1000)
     table.end(requests[-1], 1)

@@ -113,7 +113,7 @@ def test_notes_are_sent_when_the_pipe_is_there(
     assert not world.pending.note(Message(Kind.CANCEL, 10))
 
 
-def test_op2_all_are_told_why_there_is_no_pipe(world: World) -> None:
+def test_op2_all_calls_fail_with_the_reason_why_there_is_no_pipe(world: World) -> None:
     heard = [Heard() for _ in range(3)]
     for number, each in enumerate(heard):
         world.pending.post(ask(number), each, NEVER)
@@ -139,7 +139,7 @@ def test_an_unexpected_error_fails_all_waiting_calls(
     assert "IndexError: planted" in caplog.text
 
 
-def test_op1_a_call_whose_time_is_up_is_told_though_nothing_else_happens(world: World) -> None:
+def test_op1_a_call_expires_even_if_nothing_else_happens(world: World) -> None:
     late, other = Heard(), Heard()
     world.pending.post(ask(1), late, SYSTEM_CLOCK.monotonic() + 0.01)
     world.pending.post(ask(2), other, NEVER)
@@ -151,7 +151,9 @@ def test_op1_a_call_whose_time_is_up_is_told_though_nothing_else_happens(world: 
     assert world.there.receive().call == 2  # and the first one is not sent any more
 
 
-def test_op2_closing_tells_all_and_what_is_opened_later_is_not_used(world: World) -> None:
+def test_op2_closing_fails_all_calls_and_a_pipe_that_is_opened_later_is_not_used(
+    world: World,
+) -> None:
     heard, lost = Heard(), PeerLost("given up")
     world.pending.post(ask(1), heard, NEVER)
     world.pending.close(lost)
@@ -188,7 +190,7 @@ def test_op2_a_later_try_of_a_call_replaces_the_first(world: World) -> None:
     assert first.answer is None
 
 
-def test_what_the_pipe_refuses_is_told(world: World) -> None:
+def test_a_call_that_the_pipe_refuses_fails(world: World) -> None:
     tight = Pipe(
         world.pipe._connection, world.background, lambda error: PeerLost(str(error)), calls_max=1
     )

@@ -126,7 +126,7 @@ def test_waiting_ends_at_its_limit() -> None:
 
 def test_a_waiting_thread_drives_the_call() -> None:
     future: Future[int] = Future()
-    future._driver = Drive(lambda: None, lambda: future.set_result(3))
+    future.driver = Drive(lambda: None, lambda: future.set_result(3))
     assert future.wait(SOON) == 3
 
 
@@ -176,9 +176,9 @@ def test_then_gives_the_future_of_what_the_callback_returns() -> None:
     assert isinstance(following.exception(), KeyError)
 
 
-def test_what_follows_is_driven_as_the_first_is() -> None:
+def test_a_following_future_is_driven_like_the_first() -> None:
     future: Future[int] = Future()
-    future._driver = Drive(lambda: future.set_result(1))
+    future.driver = Drive(lambda: future.set_result(1))
     assert future.then(lambda done: done.value() + 1).wait(SOON) == 2
 
 
@@ -196,7 +196,7 @@ def test_a_future_can_be_awaited() -> None:
         asyncio.run(use(failed))
 
 
-def test_cancelling_completes_it_and_tells_its_driver() -> None:
+def test_cancelling_completes_a_future_and_stops_its_work() -> None:
     future: Future[int] = Future()
     told: list[str] = []
     future._stop = lambda: told.append("stop")
@@ -226,7 +226,7 @@ def test_fu3_cancelling_wakes_the_waiter() -> None:
     timer.join()
 
 
-def test_what_a_future_was_made_of_is_cancelled_with_it() -> None:
+def test_cancelling_a_future_cancels_the_futures_it_was_made_from() -> None:
     futures: list[Future[int]] = [Future() for _ in range(3)]
     heard: list[bool] = []
     following = futures[0].then(lambda done: heard.append(done.cancelled()))
@@ -240,7 +240,7 @@ def test_what_a_future_was_made_of_is_cancelled_with_it() -> None:
         together.value()
 
 
-def test_cancelling_what_a_future_was_made_of_is_an_error_like_others() -> None:
+def test_a_future_made_from_a_cancelled_one_gets_its_error() -> None:
     future: Future[int] = Future()
     following = future.then(lambda done: done.value())
     caught = future.then(lambda done: done.cancelled())
@@ -281,7 +281,7 @@ def test_a_task_that_is_cancelled_cancels_what_it_awaits() -> None:
     assert kept.value() == 1
 
 
-def test_a_task_hears_of_a_future_that_another_cancels() -> None:
+def test_a_task_gets_the_error_of_a_future_that_another_task_cancels() -> None:
     async def use(future: Future[int]) -> None:
         asyncio.get_running_loop().call_soon(future.cancel)
         with pytest.raises(CallCancelled):  # and goes on: it has not been cancelled itself
@@ -304,7 +304,7 @@ def test_errors_go_through_a_chain_until_they_are_caught() -> None:
     assert isinstance(left.exception(), SystemExit)
 
 
-def test_an_interrupt_within_a_callback_is_raised_when_all_have_heard() -> None:
+def test_an_interrupt_within_a_callback_is_raised_after_all_callbacks_ran() -> None:
     future: Future[int] = Future()
     heard: list[object] = []
 
@@ -447,7 +447,7 @@ def test_collecting_is_complete_with_the_last_of_them() -> None:
 def test_collecting_drives_all_of_them() -> None:
     futures: list[Future[int]] = [Future() for _ in range(3)]
     for number, future in enumerate(futures):
-        future._driver = Drive(lambda f=future, n=number: f.set_result(n))  # type: ignore[misc]
+        future.driver = Drive(lambda f=future, n=number: f.set_result(n))  # type: ignore[misc]
     assert [each.value() for each in collect_all(futures).wait(SOON)] == [0, 1, 2]
 
 
@@ -489,7 +489,7 @@ def always_collected() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("always_collected")
-def test_what_the_garbage_collector_drops_may_complete_a_future() -> None:
+def test_a_finalizer_may_complete_a_future() -> None:
     """As a signal handler may, which comes in the midst of anything as well.
 
     Before Python 3.12 the collector comes while something is made, since then between two

@@ -37,7 +37,7 @@ def world() -> Iterator[World]:
 
 
 @pytest.mark.parametrize("machine", ["machine", "another machine"])
-def test_calls_one_after_the_other_use_one_link_and_others_one_pipe(
+def test_successive_calls_use_one_connection_and_asynchronous_ones_one_pipe(
     world: World, machine: str
 ) -> None:
     peer = world.make(machine=machine)
@@ -140,7 +140,7 @@ def test_a_shared_call_whose_wait_is_interrupted_is_given_up(
     assert world.peer.exchange(ask(2), soon()).call == 2
 
 
-def test_pe2_a_call_whose_time_is_up_gives_its_link_up(world: World) -> None:
+def test_pe2_a_call_that_times_out_closes_its_connection(world: World) -> None:
     with pytest.raises(TimeoutError):
         world.peer.exchange(ask(1, b"wait"), SYSTEM_CLOCK.monotonic() + 0.03)
     assert not world.peer._idle
@@ -149,7 +149,7 @@ def test_pe2_a_call_whose_time_is_up_gives_its_link_up(world: World) -> None:
     assert world.peer.exchange(ask(2), soon()).call == 2
 
 
-def test_pe2_links_that_ended_while_idle_are_replaced(world: World) -> None:
+def test_pe2_connections_that_ended_while_idle_are_replaced(world: World) -> None:
     callers = [beside(lambda n=n: world.peer.exchange(ask(n, b"wait"))) for n in range(3)]  # type: ignore[misc]
     for _ in callers:
         world.desk.entered.acquire()
@@ -226,7 +226,7 @@ def test_pe1_giving_a_peer_up_fails_all_waiting_calls(world: World) -> None:
 
 
 @pytest.mark.parametrize("machine", ["machine", "another machine"])
-def test_pe1_a_connecting_thread_is_told_that_the_peer_is_given_up(
+def test_pe1_a_connecting_thread_fails_when_the_peer_is_given_up(
     world: World, machine: str
 ) -> None:
     with silent(machine) as (listener, unix, tcp):
@@ -247,7 +247,7 @@ def test_pe1_a_connecting_thread_is_told_that_the_peer_is_given_up(
     assert ends == [str(lost)]
 
 
-def test_pe1_a_thread_that_waits_to_connect_is_told_that_the_peer_is_given_up(world: World) -> None:
+def test_pe1_a_thread_that_waits_to_connect_fails_when_the_peer_is_given_up(world: World) -> None:
     with silent("machine", backlog=0) as (listener, unix, tcp), contextlib.ExitStack() as others:
         while True:  # until no more get to the end of the queue
             other = others.enter_context(socket.socket(socket.AF_UNIX))
@@ -293,7 +293,7 @@ def test_fk1_a_child_forked_while_a_connection_is_opened_has_no_part_in_it(
         caller.join(SOON)
 
 
-def test_giving_up_while_links_are_opened_leaves_none_open(world: World) -> None:
+def test_giving_up_while_connections_are_opened_leaves_none_open(world: World) -> None:
     for _ in range(30):
         peer = world.make()
         barrier = threading.Barrier(3)
@@ -355,7 +355,7 @@ def test_a_callback_of_a_failed_connection_may_call_again(
     peer.lost = None  # so that all of it ends
 
 
-def test_resetting_breaks_what_is_under_way_and_nothing_else(world: World) -> None:
+def test_resetting_fails_the_calls_under_way_and_the_next_one_connects_again(world: World) -> None:
     heard = Heard()
     world.peer.post(ask(1, b"wait"), heard)
     world.desk.entered.acquire()

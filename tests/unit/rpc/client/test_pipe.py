@@ -171,7 +171,7 @@ def test_a_spinning_thread_reads_its_answer_and_leaves_at_its_deadline(
     world: World,
 ) -> None:
     heard, never = Heard(), Heard()
-    eager = world.pipe._spin
+    eager = world.raw._spin
     eager.now = True
     world.pipe.post(request(1), heard)
     world.there.receive()
@@ -186,7 +186,7 @@ def test_a_spinning_thread_reads_its_answer_and_leaves_at_its_deadline(
     never.driven(world.pipe)
 
 
-def test_a_waiter_notices_what_is_completed_elsewhere(world: World) -> None:
+def test_a_waiting_thread_notices_that_another_thread_completed_its_call(world: World) -> None:
     done = threading.Event()
     world.pipe.post(request(1), Heard())
     waiter = beside(lambda: world.pipe.drive(done.is_set, Deadline.after(SOON)))
@@ -194,7 +194,7 @@ def test_a_waiter_notices_what_is_completed_elsewhere(world: World) -> None:
     waiter.join()
 
 
-def test_pi1_the_end_of_the_connection_is_told_to_all_and_the_link_is_left_to_its_owner(
+def test_pi1_the_end_of_the_connection_fails_all_calls_and_its_owner_closes_it(
     world: World,
 ) -> None:
     heard = [Heard() for _ in range(3)]
@@ -351,7 +351,7 @@ def test_pi4_too_many_calls_are_refused_and_counted_exactly(world: World) -> Non
     assert pipe.under_way == (0, 0)
 
 
-def test_what_cannot_be_sent_is_refused_when_it_is_posted(world: World) -> None:
+def test_a_message_that_cannot_be_sent_is_refused_when_it_is_posted(world: World) -> None:
     with pytest.raises(UsageError, match="buffers"):
         world.pipe.post(request(1, b"", *[b""] * (BUFFERS_MAX + 1)), Heard())
     assert not world.pipe.busy
@@ -373,13 +373,13 @@ def test_the_reply_completes_the_later_try_of_a_call(world: World) -> None:
     assert world.pipe.under_way == (0, 0)
 
 
-def test_pi3_what_is_put_off_is_sent_though_nothing_moves(world: World) -> None:
+def test_pi3_a_batched_message_is_sent_even_if_nothing_else_happens(world: World) -> None:
     for number in range(50):  # the first one is never answered
         world.pipe.post(request(number), Heard())
         assert world.there.receive().call == number
 
 
-def test_pi3_a_call_that_follows_many_is_sent_though_no_thread_waits(
+def test_pi3_a_call_that_follows_many_is_sent_even_if_no_thread_waits(
     world: World,
 ) -> None:
     many = [Heard() for _ in range(64)]
@@ -398,7 +398,7 @@ def test_pi3_a_call_that_follows_many_is_sent_though_no_thread_waits(
         assert heard.wait().call == number
 
 
-def test_an_answer_to_a_large_request_is_read_though_no_thread_waits(world: World) -> None:
+def test_the_reply_to_a_large_request_is_read_even_if_no_thread_waits(world: World) -> None:
     heard = Heard()
     server = beside(lambda: world.there.send(reply(world.there.receive().call)))
     world.pipe.post(request(1, bytes(300_000)), heard)
@@ -438,12 +438,13 @@ def test_an_interrupt_within_reading_ends_the_pipe(
     heard, other = Heard(), Heard()
     world.pipe.post(request(1), heard)
 
-    def interrupt() -> Message | None:
+    def interrupt(*args: float) -> Message | None:
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
         return None  # to the background reader, which no signal interrupts
 
     monkeypatch.setattr(world.raw, "advance", interrupt)
+    monkeypatch.setattr(world.raw, "advance_within", interrupt)
     world.there.send(reply(1))
     with pytest.raises(KeyboardInterrupt):
         heard.driven(world.pipe)
@@ -507,7 +508,7 @@ def test_callbacks_of_two_workers_may_wait_for_each_others_workers(world: World)
 
 @pytest.mark.parametrize("buffers", [[], [b"apart"]])
 @pytest.mark.parametrize("driven", [False, True])
-def test_what_came_with_an_answer_is_told_though_its_callback_waits(
+def test_replies_that_came_together_are_delivered_even_if_the_first_callback_waits(
     world: World, driven: bool, buffers: list[Buffer]
 ) -> None:
     """PI-5: for something that only the next answer brings."""
@@ -555,17 +556,16 @@ def test_calls_that_are_lost_together_may_wait_for_each_other(world: World, driv
     assert first.times == second.times == 1
 
 
-@pytest.mark.parametrize("busy", ["advance", "send_some"])
+@pytest.mark.parametrize("busy", [("advance", "advance_within"), ("send_some",)])
 def test_a_signal_handler_that_interrupts_a_call_cannot_wait(
-    world: World, monkeypatch: pytest.MonkeyPatch, busy: str
+    world: World, monkeypatch: pytest.MonkeyPatch, busy: tuple[str, ...]
 ) -> None:
     """PI-6: as a signal handler does; and the interrupted thread goes on."""
     heard, other = Heard(), Heard()
-    real = getattr(world.raw, busy)
     refused: list[str] = []
     told = threading.Event()
 
-    def interrupted(*args: object) -> object:
+    def interrupted(real: Callable[..., object], *args: object) -> object:
         if not refused:
             refused.append("")
             with pytest.raises(UsageError, match="cannot wait") as caught:
@@ -575,7 +575,9 @@ def test_a_signal_handler_that_interrupts_a_call_cannot_wait(
         return real(*args)
 
     world.pipe.post(request(2), other)
-    monkeypatch.setattr(world.raw, busy, interrupted)
+    for name in busy:
+        real = getattr(world.raw, name)
+        monkeypatch.setattr(world.raw, name, partial(interrupted, real))
     world.pipe.post(request(1), heard)
     world.pipe.flush()
     world.there.send(reply(1))
@@ -629,7 +631,7 @@ class Garbage:
         self.act()
 
 
-def test_what_the_garbage_collector_drops_may_post_calls(world: World) -> None:
+def test_a_finalizer_may_post_calls(world: World) -> None:
     heard = {number: Heard() for number in range(80)}
 
     def post() -> None:
@@ -654,7 +656,7 @@ def test_what_the_garbage_collector_drops_may_post_calls(world: World) -> None:
     server.join()
 
 
-def test_a_forked_child_that_waits_hears_that_it_has_no_connection(world: World) -> None:
+def test_a_wait_in_a_forked_child_fails(world: World) -> None:
     heard = Heard()
     world.pipe.post(request(1), heard)
     forked: list[int] = []

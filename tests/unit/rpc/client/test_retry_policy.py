@@ -44,7 +44,7 @@ def test_no_delay_is_endless() -> None:
         ({"try_s": float("nan")}, "try_s nan: must be more than 0 seconds, or None"),
     ],
 )
-def test_what_makes_no_sense_is_refused(values: dict[str, Any], text: str) -> None:
+def test_values_out_of_range_are_refused(values: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         RetryPolicy(**values)
     assert str(caught.value) == text
@@ -55,7 +55,7 @@ def test_a_try_may_have_a_limit() -> None:
     assert RetryPolicy(try_s=0.5).try_s == 0.5
 
 
-def test_what_it_says_in_the_end() -> None:
+def test_the_error_text_after_the_last_try() -> None:
     assert RetryPolicy(max_retries=3).exhausted() == (
         "The RPC has not succeeded after the specified number of max retries (3)."
     )

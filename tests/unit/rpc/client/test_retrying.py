@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -17,17 +19,17 @@ from holdfast.errors import (
     Overloaded,
     PeerLost,
     PeerViolation,
+    TimeoutExpired,
     UsageError,
 )
 from holdfast.rpc.client.calls import ACK_BYTES, Backoff
 from holdfast.rpc.client.contact import Contact
-from holdfast.rpc.client.future import Driver
+from holdfast.rpc.client.future import Driver, Future
 from holdfast.rpc.client.peer import Peer
 from holdfast.rpc.client.pipe import Reply
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.client.retrying import (
     RetriedCall,
-    RetriedFuture,
     RetryingCalls,
     note,
 )
@@ -106,6 +108,7 @@ class World:
         self.later = Later(self.clock)
         self.two = Somebody(self.sends)
         self.heard: list[Message | Exception] = []
+        self.asked: list[RetriedCall] = []
         self.desk = RetryingCalls(
             WorkerInfo("one", 1),
             itertools.count(1),
@@ -113,19 +116,26 @@ class World:
             self.clock,
         )
 
-    def post(
+    def post(self, *args: Any, **options: Any) -> None:
+        """Send a request; nothing waits for it."""
+        self.asked.append(self.ask(*args, **options))
+
+    def ask(
         self,
         patience: Backoff = POLICY,
         *,
         kind: Kind = Kind.PYTHON_CALL,
         after_s: float | None = None,
         find: Callable[[], Peer] | None = None,
-        reply: Reply | None = None,
     ) -> RetriedCall:
         at = NEVER if after_s is None else self.clock.monotonic() + after_s
         message = Message(kind, 0, b"body", budget_ms=0 if after_s is None else int(after_s * 1000))
-        hear = reply or self.heard.append
-        return self.desk.post(LIFE, find or self.two.find, message, hear, at, patience)
+        message.given = ("a reference",)  # so that `_complete` reads the reply
+        return self.desk.post(LIFE, find or self.two.find, message, self._complete, at, patience)
+
+    def _complete(self, request: Message, future: Future[Any], answer: Message | Exception) -> None:
+        self.heard.append(answer)
+        future.finish(None, None)
 
     def acknowledged(self) -> list[Message]:
         self.later.pass_time(1.0)
@@ -210,14 +220,14 @@ def test_the_limit_of_a_try_is_never_beyond_the_deadline(world: World) -> None:
     assert [at for _, _, at in world.sends.sent] == [now + 10, now + 10, NEVER]
 
 
-def test_a_late_try_tells_how_much_time_is_left(world: World) -> None:
+def test_a_later_try_carries_the_time_that_is_left(world: World) -> None:
     world.post(after_s=10)
     world.sends.fail()
     world.later.pass_time(1.0)
     assert [message.budget_ms for message, _, _ in world.sends.sent] == [10_000, 9_000]
 
 
-def test_what_cannot_be_sent_at_all_is_told_at_once(world: World) -> None:
+def test_a_request_that_cannot_be_sent_fails_at_once(world: World) -> None:
     def refuse(_: Reply) -> None:
         raise UsageError("too large")
 
@@ -254,7 +264,7 @@ def test_a_try_that_is_interrupted_has_failed_and_the_interrupt_goes_on(world: W
     assert world.heard == [answer()]
 
 
-def test_too_much_under_way_is_told_unless_something_was_sent_before(world: World) -> None:
+def test_overloaded_ends_a_request_unless_an_earlier_try_was_sent(world: World) -> None:
     world.post()
     world.sends.fail(Overloaded("too much"))
     assert [text(outcome, Overloaded) for outcome in world.heard] == ["too much"]
@@ -273,7 +283,7 @@ def test_an_answer_is_final_whatever_it_says(world: World) -> None:
     assert world.heard == [answer(kind=Kind.FAILURE)]
 
 
-def test_what_may_run_twice_is_sent_again_whatever_went_wrong(world: World) -> None:
+def test_a_request_that_may_run_twice_is_retried_after_any_failure(world: World) -> None:
     world.post(kind=Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ)
     world.sends.fail(Overloaded("too much"))
     world.later.pass_time(1.0)
@@ -286,7 +296,7 @@ def test_what_may_run_twice_is_sent_again_whatever_went_wrong(world: World) -> N
     assert world.acknowledged() == world.two.notes == []
 
 
-def test_the_last_refusal_of_what_may_run_twice_is_told(world: World) -> None:
+def test_the_last_refusal_of_a_request_that_may_run_twice_is_its_outcome(world: World) -> None:
     world.post(RetryPolicy(max_retries=0), kind=Kind.CLEANUP_AUTOGRAD_CONTEXT_REQ)
     world.sends.sent[-1][1](answer(kind=Kind.FAILURE))
     assert world.heard == [answer(kind=Kind.FAILURE)]
@@ -391,7 +401,7 @@ def test_a_receiver_may_become_known_later(world: World) -> None:
     assert world.heard == [answer()]
 
 
-def test_an_unknown_receiver_is_not_told_that_time_is_up(world: World) -> None:
+def test_an_unknown_receiver_gets_no_cancellation(world: World) -> None:
     def find() -> Peer:
         raise PeerLost("nobody knows it")
 
@@ -434,7 +444,7 @@ def test_large_answers_are_acknowledged_before_more_is_asked_for(world: World) -
     assert [note.call for note in world.acknowledged()] == [3, 4]
 
 
-def test_what_is_open_is_never_acknowledged(world: World) -> None:
+def test_an_open_request_is_never_acknowledged(world: World) -> None:
     table = DedupTable()
     for _ in range(3):
         world.post()
@@ -470,7 +480,7 @@ def test_a_note_that_cannot_be_sent_is_no_error(world: World) -> None:
 # The end.
 
 
-def test_closing_fails_what_is_open_and_sends_nothing_any_more(world: World) -> None:
+def test_closing_fails_open_requests_and_sends_nothing_more(world: World) -> None:
     """IS-4."""
     world.post()  # it waits for its next try
     world.sends.fail()
@@ -489,33 +499,33 @@ def test_closing_fails_what_is_open_and_sends_nothing_any_more(world: World) -> 
     assert world.desk.closed
 
 
-def test_what_is_stopped_is_not_sent_again(world: World) -> None:
-    request = world.post()
+def test_a_cancelled_request_is_not_sent_again(world: World) -> None:
+    request = world.ask()
     world.sends.fail()
-    request.stop()
+    request.cancel()
     assert [type(outcome) for outcome in world.heard] == [CallCancelled]
     world.later.pass_time(100.0)
     assert len(world.sends.sent) == 1
     assert [note.kind for note in world.two.notes] == [Kind.CANCEL, Kind.ACKNOWLEDGE]
-    request.stop()
+    request.cancel()
     world.later.pass_time()
     assert len(world.two.notes) == 2
 
 
-def test_what_is_stopped_while_a_try_fails_is_not_sent_again(world: World) -> None:
+def test_a_request_cancelled_while_a_try_fails_is_not_sent_again(world: World) -> None:
     class Stops(RetryPolicy):
         def delay(self, tried: int) -> float | None:
-            request.stop()
+            request.cancel()
             return RetryPolicy.delay(self, tried)
 
-    request = world.post(Stops())
+    request = world.ask(Stops())
     world.sends.fail()
     assert [type(outcome) for outcome in world.heard] == [CallCancelled]
     world.later.pass_time(100.0)
     assert len(world.sends.sent) == 1
 
 
-def test_what_is_stopped_while_a_try_is_under_way_ends_and_is_given_up(world: World) -> None:
+def test_a_request_cancelled_while_a_try_is_under_way_ends_and_is_given_up(world: World) -> None:
     given_up: list[int] = []
 
     class Carries:
@@ -526,9 +536,9 @@ def test_what_is_stopped_while_a_try_is_under_way_ends_and_is_given_up(world: Wo
             assert world.heard == []
             given_up.append(call)
 
-    request = world.post()
-    request._driver = Carries()
-    request.stop()
+    request = world.ask()
+    request.driver = Carries()
+    request.cancel()
     assert given_up == [request.message.call]
     assert [type(outcome) for outcome in world.heard] == [CallCancelled]
     world.sends.sent[-1][1](answer())  # too late
@@ -536,9 +546,21 @@ def test_what_is_stopped_while_a_try_is_under_way_ends_and_is_given_up(world: Wo
     assert len(world.desk) == 0
 
 
-def test_a_future_that_is_cancelled_lets_its_request_be_given_up_first() -> None:
-    future = RetriedFuture()
-    assert future.cancel()  # of what was never sent
+def test_a_request_cancelled_while_another_thread_sends_it_is_given_up(world: World) -> None:
+    given_up: list[int] = []
+
+    class Carries(Reads):
+        def give_up(self, call: int) -> None:
+            given_up.append(call)
+
+    world.sends.driver = Carries()
+    world.post(RetryPolicy(delay_s=1.0))
+    world.sends.fail()
+    world.sends.acts = [lambda reply: world.asked[0].cancel()]
+    world.later.pass_time(1.0)
+    assert len(world.sends.sent) == 2
+    assert given_up == [1]
+    assert [type(outcome) for outcome in world.heard] == [CallCancelled]
 
 
 # Waiting.
@@ -561,8 +583,8 @@ def test_a_waiting_thread_reads_the_answer_and_makes_the_retries(world: World) -
         sends.fail,
         lambda: sends.sent[-1][1](answer()),
     )
-    request = world.post(RetryPolicy(delay_s=0.0))
-    request.drive(lambda: bool(world.heard), Deadline.after(WITHIN_S))
+    request = world.ask(RetryPolicy(delay_s=0.0))
+    request.wait(WITHIN_S)
     assert world.heard == [answer()]
     assert len(sends.sent) == 2
     world.later.pass_time(100.0)  # the task comes too late
@@ -570,7 +592,7 @@ def test_a_waiting_thread_reads_the_answer_and_makes_the_retries(world: World) -
 
 
 def test_a_task_that_was_overtaken_does_not_bring_the_next_try_forward(world: World) -> None:
-    request = world.post()
+    request = world.ask()
     world.sends.fail()
     world.clock.advance(1.0)
     request.drive(lambda: len(world.sends.sent) == 2, Deadline.after(WITHIN_S))
@@ -582,7 +604,7 @@ def test_a_task_that_was_overtaken_does_not_bring_the_next_try_forward(world: Wo
 
 
 def test_a_thread_that_waits_between_two_tries_is_woken_by_the_end(world: World) -> None:
-    request = world.post(RetryPolicy(delay_s=1000.0))
+    request = world.ask(RetryPolicy(delay_s=1000.0))
     world.sends.fail()
     entered = threading.Event()
 
@@ -600,24 +622,58 @@ def test_a_thread_that_waits_between_two_tries_is_woken_by_the_end(world: World)
 
 
 def test_a_waiting_thread_leaves_at_its_deadline(world: World) -> None:
-    request = world.post()
-    request.drive(lambda: False, Deadline.after(0.01))  # no thread reads
+    def wait() -> None:
+        with pytest.raises(TimeoutExpired):
+            request.wait(0.01)
+
+    request = world.ask()
+    wait()  # no thread reads
     world.sends.fail()
-    request.drive(lambda: False, Deadline.after(0.01))  # between two tries
+    wait()  # between two tries
     world.sends.driver = Reads()
     world.later.pass_time(1.0)
-    request.drive(lambda: False, Deadline.after(0.01))  # the reader leaves it to others
+    wait()  # the reader leaves it to others
     assert world.heard == []
     world.sends.sent[-1][1](answer())
-    deadline = Deadline.after(WITHIN_S)
-    request.drive(lambda: False, deadline)  # there is nothing to be done any more
-    assert not deadline.passed()
+    request.wait(WITHIN_S)
     assert world.heard == [answer()]
+
+
+def test_a_waiting_thread_makes_no_try_while_another_thread_sends_it(
+    world: World,
+) -> None:
+    seen: list[int] = []
+
+    def wait(reply: Reply) -> None:
+        with pytest.raises(TimeoutExpired):
+            world.asked[0].wait(0.01)
+        seen.append(len(world.sends.sent))
+
+    world.post()
+    world.sends.fail()
+    world.sends.acts = [wait]
+    world.later.pass_time(1.0)
+    assert seen == [2]
+
+
+def test_a_reply_that_cannot_be_read_fails_the_call(world: World) -> None:
+    message = Message(Kind.PYTHON_CALL, 0, b"body")
+    request = world.desk.post(LIFE, world.two.find(), message, _never, NEVER, POLICY)
+    world.sends.sent[-1][1](answer())
+    with pytest.raises(pickle.UnpicklingError):
+        request.wait(WITHIN_S)
+    plain = world.desk.post(LIFE, world.two.find(), replace(message), _never, NEVER, POLICY)
+    world.sends.sent[-1][1](Message(Kind.REPLY, 2, pickle.dumps(7)))
+    assert plain.wait(WITHIN_S) == 7
+
+
+def _never(request: Message, future: Future[Any], outcome: Message | Exception) -> None:
+    raise AssertionError("a plain reply needs no table of references")
 
 
 def test_a_driver_that_comes_after_the_answer_is_not_kept(world: World) -> None:
     world.sends.driver = Reads()
     world.sends.acts = [lambda reply: reply(answer())]
-    request = world.post()
-    assert request._driver is None
+    request = world.ask()
+    assert request.driver is None
     assert world.heard == [answer()]

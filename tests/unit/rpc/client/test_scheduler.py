@@ -33,7 +33,7 @@ def test_tasks_run_in_order_on_a_thread_of_their_own(scheduler: Scheduler) -> No
     assert threading.active_count() == before + 1
 
 
-def test_what_is_put_off_does_not_hold_up_what_is_not(scheduler: Scheduler) -> None:
+def test_a_delayed_task_does_not_delay_others(scheduler: Scheduler) -> None:
     done: list[str] = []
     soon, late = threading.Event(), threading.Event()
     scheduler.submit(lambda: done.append("never"), 1000.0)
@@ -102,7 +102,7 @@ def test_without_a_thread_to_be_had_they_wait_for_the_next_one(
     assert done == [1]
 
 
-def test_what_is_done_is_not_kept_until_the_next_one(scheduler: Scheduler) -> None:
+def test_a_task_that_ran_is_not_kept_until_the_next_one(scheduler: Scheduler) -> None:
     class Task:
         def __call__(self) -> None:
             pass

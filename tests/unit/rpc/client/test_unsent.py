@@ -70,7 +70,7 @@ def test_of_a_message_that_has_begun_the_rest_is_as_it_was(sent: int) -> None:
     assert b"".join(views) == whole[sent:]
 
 
-def test_what_has_been_sent_leaves_the_others_alone() -> None:
+def test_taking_back_a_sent_message_changes_no_other() -> None:
     (one, _), (other, _) = message(1, 10), message(2, 10)
     views = views_of(other)
     take_back_views(one, views)
@@ -96,7 +96,9 @@ def arguments(call: int, size: int) -> tuple[Message, bytearray]:
 
 
 @pytest.mark.parametrize("expires", [True, False])
-def test_pi7_a_call_that_is_given_up_is_not_sent_or_as_it_was(world: World, expires: bool) -> None:
+def test_pi7_a_call_that_is_given_up_is_not_sent_or_sent_unchanged(
+    world: World, expires: bool
+) -> None:
     pipe, there, _ = world.make(bytes_max=1 << 24)
     now = SYSTEM_CLOCK.monotonic()
     begun, waits, stays = (arguments(call, 1_000_000) for call in (1, 2, 3))

@@ -183,7 +183,7 @@ class TestMeeting:
         second = world.join("b", 1, life="second")
         second.meet(contact("b", 1, "second"), 2, Deadline.after(SOON_S))
 
-    def test_what_an_earlier_life_said_does_not_count(self, world: World) -> None:
+    def test_notes_of_an_earlier_incarnation_do_not_count(self, world: World) -> None:
         a, b = world.join("a", 0), world.join("b", 1)
         meeting = Bootstrap()
         meeting.begin(a, contact("a", 0))
@@ -195,7 +195,7 @@ class TestMeeting:
             a.meet(contact("a", 0), 2, Deadline.after(0.05))
 
     @pytest.mark.parametrize("size", [1, 3])
-    def test_di7_a_worker_with_another_world_size_is_told(
+    def test_di7_a_worker_with_another_world_size_gets_an_error(
         self, world: World, size: int, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Both at once, though the first has gone by the time that the second looks."""
@@ -213,7 +213,9 @@ class TestMeeting:
         with pytest.raises(UsageError, match=re.escape(to_second)):
             second.meet(contact("b", 1, size=size), size, Deadline.after(SOON_S))
 
-    def test_di7_one_that_never_saw_the_other_is_told_all_the_same(self, world: World) -> None:
+    def test_di7_a_worker_that_never_saw_the_other_one_gets_the_error_too(
+        self, world: World
+    ) -> None:
         """They came at once, and the other one saw this one first, and left."""
         second = world.join("b", 1, size=3)
         refusal = encode_entry(contact("a", 0, size=2))
@@ -235,7 +237,7 @@ class TestMeeting:
         with pytest.raises(UsageError, match=re.escape(MISMATCH.format(3, silent.info, 2))):
             third.meet(contact("c", 2, size=3), 3, Deadline.after(SOON_S))
 
-    def test_a_store_that_is_closed_is_told(self, world: World) -> None:
+    def test_a_closed_store_is_an_error(self, world: World) -> None:
         directory = world.join("a", 0)
         directory.wait_for(1, Deadline.after(SOON_S))
         world.store.close()
@@ -458,7 +460,7 @@ def test_a_callback_of_a_loss_may_wait_for_other_workers(world: World) -> None:
     assert not stays._beside
 
 
-def test_without_a_thread_to_be_had_a_loss_is_told_all_the_same(
+def test_a_loss_is_reported_even_if_no_thread_can_be_started(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Contact] = []
@@ -555,7 +557,7 @@ class TestTheEnd:
         directory.wait_for(2, Deadline.after(SOON_S))
         assert directory.finish(contact("a", 0), Deadline.after(left)) == ("b",)
 
-    def test_a_worker_that_is_done_is_not_named_though_no_time_is_left(self, world: World) -> None:
+    def test_a_finished_worker_is_not_named_even_if_no_time_is_left(self, world: World) -> None:
         directory, other = world.join("a", 0), world.join("b", 1)
         directory.wait_for(2, Deadline.after(SOON_S))
         other.say_done(contact("b", 1), Deadline.after(SOON_S))

@@ -28,6 +28,6 @@ def test_an_entry_is_read_as_it_was_written() -> None:
         b"\xff",
     ],
 )
-def test_what_is_no_entry_is_refused(junk: bytes) -> None:
+def test_a_malformed_entry_is_refused(junk: bytes) -> None:
     with pytest.raises(PeerViolation, match="entry of a worker: .* is malformed"):
         decode_entry(junk)

@@ -15,7 +15,7 @@ def contact(name: str, size: int) -> Contact:
 ME, OTHER = contact("me", 2), contact("other", 3)
 
 
-def test_a_refused_worker_is_told_by_which_worker() -> None:
+def test_a_refused_worker_learns_which_worker_refused_it() -> None:
     with MemoryStore() as store:
         refusals = Refusals(store)
         assert refusals.refused_by(ME) is None

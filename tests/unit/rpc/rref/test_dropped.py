@@ -50,7 +50,7 @@ class Heard:
         self.more.release()
 
 
-def test_dr1_what_is_dropped_while_the_thread_is_busy_is_reported_together(
+def test_dr1_references_dropped_while_the_thread_is_busy_are_reported_together(
     scheduler: Scheduler,
 ) -> None:
     heard, gate = Heard(), threading.Event()
@@ -86,7 +86,7 @@ def test_dr1_a_message_deletes_so_many_at_most(
     assert [len(messages) for messages in heard.sent] == [2, 2, 1]
 
 
-def test_dr1_what_is_dropped_while_others_are_reported_is_reported_next(
+def test_dr1_references_dropped_during_a_report_are_in_the_next_one(
     scheduler: Scheduler,
 ) -> None:
     heard = Heard()

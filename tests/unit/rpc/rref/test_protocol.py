@@ -77,7 +77,7 @@ def test_a_value_lives_until_its_only_user_drops_it() -> None:  # RR-1, RR-2
     gone(owner, a)
 
 
-def test_what_is_dropped_before_it_is_confirmed_is_deleted_then() -> None:  # RR-2
+def test_a_fork_dropped_before_it_is_confirmed_is_deleted_on_confirmation() -> None:  # RR-2
     a = References(A)
     ticket = a.ask(B)
     assert a.counts() == NOTHING | {"held": 1, "pending_users": 1}
@@ -108,7 +108,7 @@ def test_every_message_may_come_again() -> None:  # RR-3, RR-6
     gone(owner, a, c)
 
 
-def test_what_was_deleted_before_it_was_created_stays_deleted() -> None:  # RR-3
+def test_a_value_deleted_before_its_creation_stays_deleted() -> None:  # RR-3
     owner, a = References(B), References(A)
     ticket = a.ask(B)
     a.confirmed(ticket.fork)  # no answer came in time
@@ -157,7 +157,7 @@ def test_an_owner_holds_its_value_as_often_as_it_likes() -> None:  # RR-1
     gone(owner)
 
 
-def test_what_the_owner_gives_is_counted_before_it_is_sent() -> None:  # RR-1
+def test_a_reference_that_the_owner_gives_is_counted_before_it_is_sent() -> None:  # RR-1
     owner, a = References(B), References(A)
     number = owner.own()
     ticket = owner.give_own(number, A)
@@ -170,7 +170,7 @@ def test_what_the_owner_gives_is_counted_before_it_is_sent() -> None:  # RR-1
     gone(owner)
 
 
-def test_what_the_owner_gives_itself_is_a_hold() -> None:  # RR-2
+def test_a_reference_that_the_owner_gives_itself_is_a_hold() -> None:  # RR-2
     owner = References(B)
     number = owner.own()
     ticket = owner.give_own(number, B)
@@ -183,7 +183,7 @@ def test_what_the_owner_gives_itself_is_a_hold() -> None:  # RR-2
     gone(owner)
 
 
-def test_what_is_given_back_twice_is_held_twice() -> None:  # RR-3
+def test_a_reference_given_back_twice_is_held_twice() -> None:  # RR-3
     owner, a, ticket = made()
     back = a.give(ticket.fork, B)
     assert back is not None
@@ -197,7 +197,7 @@ def test_what_is_given_back_twice_is_held_twice() -> None:  # RR-3
     gone(owner)
 
 
-def test_what_is_given_back_in_a_request_is_accepted_by_the_answer() -> None:  # RR-1, RR-2
+def test_a_reference_given_back_in_a_request_is_accepted_by_the_reply() -> None:  # RR-1, RR-2
     owner, a, ticket = made()
     back, onward = a.give(ticket.fork, B), a.give(ticket.fork, C)
     assert back is not None
@@ -210,7 +210,7 @@ def test_what_is_given_back_in_a_request_is_accepted_by_the_answer() -> None:  #
     assert a.child_accepted(onward.fork) == [delete(ticket)]
 
 
-def test_what_is_given_back_in_a_request_without_an_answer_is_accepted_all_the_same() -> None:
+def test_a_reference_given_back_in_a_request_without_a_reply_is_accepted_too() -> None:
     owner, a, ticket = made()  # RR-2
     back = a.give(ticket.fork, B)
     assert back is not None
@@ -279,7 +279,7 @@ def test_a_parent_stays_until_its_child_is_counted() -> None:  # RR-1
     assert a.lost(ticket.fork) == DROPPED
 
 
-def test_what_was_not_sent_is_taken_back() -> None:  # RR-2
+def test_a_ticket_that_was_not_sent_is_taken_back() -> None:  # RR-2
     owner, a, ticket = made()
     gift = a.give(ticket.fork, C)
     assert gift is not None
@@ -384,14 +384,14 @@ def test_a_reference_is_lost_with_its_owner() -> None:  # RR-5
     assert late.lost(gift.fork) == OWNER_GONE
 
 
-def test_what_is_dropped_already_ends_with_its_owner() -> None:  # RR-2
+def test_a_fork_that_is_being_deleted_ends_with_its_owner() -> None:  # RR-2
     _, a, ticket = made()
     a.drop(ticket.fork)
     a.died(B)
     gone(a)
 
 
-def test_a_parent_is_told_when_the_owner_dies_before_it_counts_the_child() -> None:  # RR-2
+def test_a_parent_is_notified_if_the_owner_dies_before_it_counts_the_child() -> None:  # RR-2
     """The parent may have come after the owner was gone, and then it never hears of its end."""
     _, a, ticket = made()
     c, gift = passed(a, ticket)
@@ -404,7 +404,7 @@ def test_a_parent_is_told_when_the_owner_dies_before_it_counts_the_child() -> No
     gone(a, c)
 
 
-def test_an_owner_that_outlives_its_lease_refuses_what_is_lost_with_it() -> None:  # RR-5
+def test_an_owner_that_outlives_its_lease_refuses_lost_references() -> None:  # RR-5
     """C hears of the owner's end before A and D do, while the owner still answers."""
     owner, a, ticket = made()
     c, gift = passed(a, ticket)
@@ -427,14 +427,14 @@ def test_an_owner_that_outlives_its_lease_refuses_what_is_lost_with_it() -> None
     gone(owner, a, c, d)
 
 
-def test_a_parent_hears_once_that_its_child_is_counted() -> None:
+def test_a_parent_is_notified_once_that_its_child_is_counted() -> None:
     _, a, ticket = made()
     c, gift = passed(a, ticket)
     assert c.confirmed(gift.fork) == [accept(gift)]
     assert c.died(B) == []
 
 
-def test_a_dead_parent_is_told_nothing() -> None:
+def test_a_dead_parent_gets_no_message() -> None:
     owner, a, ticket = made()
     c, gift = passed(a, ticket)
     c.died(A)
@@ -500,7 +500,7 @@ def test_references_of_an_answer_that_was_not_read_are_dropped() -> None:
     gone(owner, a, c)
 
 
-def test_what_is_given_too_late_is_refused() -> None:
+def test_a_reference_given_too_late_is_refused() -> None:
     owner, _, ticket = made()
     assert owner.unread(C, 1) == []
     given = owner.give_own(ticket.reference, C)
@@ -510,7 +510,7 @@ def test_what_is_given_too_late_is_refused() -> None:
     assert owner.counts()["forks"] == 1
 
 
-def test_what_comes_after_it_has_come_to_nothing_is_lost() -> None:
+def test_a_reference_that_arrives_after_its_release_is_lost() -> None:
     owner, a, ticket = made()
     gift = a.give(ticket.fork, C)
     assert gift is not None
@@ -525,7 +525,7 @@ def test_what_comes_after_it_has_come_to_nothing_is_lost() -> None:
     gone(c)
 
 
-def test_what_the_owner_gets_back_for_nothing_is_accepted() -> None:
+def test_a_reference_that_comes_back_to_its_owner_unneeded_is_accepted() -> None:
     owner, a, ticket = made()
     gift = a.give(ticket.fork, B)
     assert gift is not None

@@ -57,7 +57,7 @@ def test_an_answer_that_was_asked_for_gives_nothing(answers: Given) -> None:
     assert not answers.add("a", 2, ticket(2))
 
 
-def test_what_is_settled_is_forgotten(answers: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settled_calls_are_forgotten(answers: Given, monkeypatch: pytest.MonkeyPatch) -> None:
     """RA-3"""
     monkeypatch.setattr(reply_references, "SWEEP_LEAST", 4)
     answers.answers._sweep_at = 4

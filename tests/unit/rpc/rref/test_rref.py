@@ -9,7 +9,7 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -91,7 +91,8 @@ def pass_on(rref: RRef[Any], more: int) -> Any:
     """Pass a reference round between w1, w2 and w0, and fetch it at last."""
     if not more:
         return rref.to_here()
-    return rref._rrefs.agent.call(more % 3, pass_on, (rref, more - 1))
+    agent = cast("Agent", rref._rrefs.agent)
+    return agent.call(more % 3, pass_on, (rref, more - 1))
 
 
 def note(value: int) -> None:
@@ -127,7 +128,7 @@ def fail() -> None:
     raise KeyError("planted")
 
 
-def test_where_it_is_and_what_it_is(three: list[Agent]) -> None:
+def test_a_reference_knows_its_owner_and_its_value(three: list[Agent]) -> None:
     rref = three[0].remote("w1", operator.add, (1, 2))
     assert rref.to_here() == 3
     assert (rref.owner(), rref.owner_name()) == (three[1].info, "w1")
@@ -227,7 +228,7 @@ def test_a_value_whose_creation_failed_is_not_kept_after_use(three: list[Agent],
         gc.enable()
 
 
-def test_what_its_creation_raised(three: list[Agent]) -> None:
+def test_fetching_raises_the_error_of_the_creation(three: list[Agent]) -> None:
     rref = three[0].remote("w1", fail)
     for _ in range(2):
         with pytest.raises(KeyError, match="planted"):
@@ -260,7 +261,7 @@ def test_a_creation_that_could_not_be_sent_is_refused_everywhere(slow: Slow) -> 
     nothing_left(slow.agents)
 
 
-def test_a_creation_that_takes_too_long_is_refused_everywhere_and_made_all_the_same(
+def test_a_creation_that_takes_too_long_fails_for_all_users_and_still_ends(
     three: list[Agent], may_end: threading.Event
 ) -> None:
     three[0].call_async("w1", operator.add, (1, 2)).wait(WITHIN_S)  # so that it is sent at once

@@ -6,7 +6,7 @@ import itertools
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +16,7 @@ from holdfast.rpc.client.future import Future
 from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.client.scheduler import Scheduler
 from holdfast.rpc.rref import table as module
-from holdfast.rpc.rref.rref import RRef
+from holdfast.rpc.rref.rref import CallingAgent, RRef, make_rref
 from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.values.references import here
 from holdfast.rpc.wire.messages import Kind, Message
@@ -58,7 +58,7 @@ class Agent:
                 break
         return future
 
-    def _deadline(self, timeout: float | None) -> tuple[float, int, str]:
+    def deadline(self, timeout: float | None) -> tuple[float, int, str]:
         return 0.0, int((self.timeout_s if timeout is None else timeout) * 1000), ""
 
     def knows(self, incarnation: str) -> bool:
@@ -82,7 +82,7 @@ def scheduler() -> Iterator[Scheduler]:
 
 @pytest.fixture
 def mine(agent: Agent, scheduler: Scheduler) -> RRefTable:
-    return RRefTable(agent, WorkerInfo("me", 0), ME, scheduler, FAST)
+    return RRefTable(cast("CallingAgent", agent), WorkerInfo("me", 0), ME, scheduler, FAST)
 
 
 def soon() -> Callable[[], float | None]:
@@ -286,7 +286,7 @@ def call(number: int, *given: Ticket) -> Message:
     return Message(Kind.PYTHON_CALL, number, given=given)
 
 
-def test_what_a_call_gave_is_told_to_its_callee_and_what_its_answer_gave_is_dropped(
+def test_references_of_an_unread_call_are_reported_and_those_of_its_reply_dropped(
     mine: RRefTable, agent: Agent
 ) -> None:
     agent.answer = [tuple(gift(parent=""))]
@@ -297,7 +297,7 @@ def test_what_a_call_gave_is_told_to_its_callee_and_what_its_answer_gave_is_drop
     assert mine.wait_empty(soon())
 
 
-def test_calls_that_end_together_are_told_together(
+def test_unread_calls_that_end_together_are_reported_together(
     mine: RRefTable, agent: Agent, scheduler: Scheduler
 ) -> None:
     begin = threading.Event()
@@ -323,7 +323,7 @@ def test_messages_about_references_give_nothing_themselves(mine: RRefTable, agen
     assert agent.sent == []
 
 
-def test_a_worker_that_is_gone_need_not_be_told(mine: RRefTable, agent: Agent) -> None:
+def test_a_worker_that_is_gone_gets_no_message(mine: RRefTable, agent: Agent) -> None:
     agent.failures, agent.known = 1000, False
     mine.unread(OTHER, call(1))
     assert mine.wait_answered(soon())
@@ -438,10 +438,10 @@ class Caller:
 
 
 def of_mine(mine: RRefTable) -> RRef[str]:
-    return RRef._made(mine, mine.own("value"), mine.me, ME, None)
+    return make_rref(mine, mine.own("value"), mine.me, ME, None)
 
 
-def test_what_could_not_be_packed_is_not_given(mine: RRefTable) -> None:
+def test_references_of_a_value_that_cannot_be_packed_are_not_given(mine: RRefTable) -> None:
     rref = of_mine(mine)
     with pytest.raises(ZeroDivisionError):
         mine.pack(OTHER, (rref, Unwilling()))
@@ -449,7 +449,7 @@ def test_what_could_not_be_packed_is_not_given(mine: RRefTable) -> None:
     assert here.packing is None
 
 
-def test_what_is_packed_anew_is_given_once(mine: RRefTable) -> None:
+def test_a_reference_that_is_packed_anew_is_given_once(mine: RRefTable) -> None:
     rref = of_mine(mine)
     body, buffers, tickets = mine.pack(OTHER, (rref, lambda: 1))  # plain pickle cannot do the rest
     assert len(tickets) == mine.counts()["forks"] == 1
@@ -462,7 +462,7 @@ def test_what_is_packed_anew_is_given_once(mine: RRefTable) -> None:
         pickle.loads(body)
 
 
-def test_what_is_packed_may_make_calls_of_its_own(mine: RRefTable) -> None:
+def test_a_value_that_is_packed_may_make_calls_of_its_own(mine: RRefTable) -> None:
     rref, other = of_mine(mine), of_mine(mine)
     body, buffers, tickets = mine.pack(OTHER, (Caller(mine, other), rref))
     assert [ticket.reference for ticket in tickets] == [rref._reference]
@@ -473,6 +473,6 @@ def test_what_is_packed_may_make_calls_of_its_own(mine: RRefTable) -> None:
 def test_a_reference_of_another_agent_is_refused(
     mine: RRefTable, agent: Agent, scheduler: Scheduler
 ) -> None:
-    theirs = of_mine(RRefTable(agent, OWNER_INFO, OWNER, scheduler, FAST))
+    theirs = of_mine(RRefTable(cast("CallingAgent", agent), OWNER_INFO, OWNER, scheduler, FAST))
     with pytest.raises(UsageError, match="belongs to another agent"):
         mine.pack(OTHER, theirs)

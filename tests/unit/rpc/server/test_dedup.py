@@ -31,13 +31,13 @@ def test_a_call_runs_once_however_often_it_comes() -> None:  # RC-1, RC-2
     assert table.kept() == 1
 
 
-def test_callers_are_told_apart() -> None:  # RC-1
+def test_each_caller_has_numbers_of_its_own() -> None:  # RC-1
     table = DedupTable()
     assert table.arrived(ME, 1, waiter())[0] is DedupVerdict.RUN
     assert table.arrived(OTHER, 1, waiter())[0] is DedupVerdict.RUN
 
 
-def test_what_the_caller_has_is_forgotten_and_not_run_again() -> None:  # RC-1
+def test_an_acknowledged_call_is_forgotten_and_not_run_again() -> None:  # RC-1
     table = DedupTable()
     for call in (1, 2):
         table.arrived(ME, call, waiter())
@@ -116,7 +116,7 @@ def test_calls_that_are_still_open_hold_up_no_others() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_what_one_note_calls_over_stays_so_in_whatever_order_they_come(
+def test_an_acknowledged_call_stays_so_in_whatever_order_the_notes_arrive(
     order: tuple[int, ...],
 ) -> None:  # RC-1
     notes = [

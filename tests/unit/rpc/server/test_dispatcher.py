@@ -22,6 +22,7 @@ from holdfast.rpc.client.blocking import pop_release, push_release
 from holdfast.rpc.client.deadlines import deadline_here
 from holdfast.rpc.client.future import ASYNC_MARK, Future
 from holdfast.rpc.client.scheduler import Scheduler
+from holdfast.rpc.rref.rref import CallingAgent
 from holdfast.rpc.rref.table import RRefTable
 from holdfast.rpc.server.dedup import DedupTable
 from holdfast.rpc.server.dispatcher import Dispatcher
@@ -54,7 +55,7 @@ def answerer() -> Iterator[Dispatcher]:
     gate.clear()
     scheduler, loop = Scheduler("test-scheduler"), EventLoop("test-loop")
     try:
-        rrefs = RRefTable(loop, ME, "my life", scheduler)
+        rrefs = RRefTable(cast("CallingAgent", loop), ME, "my life", scheduler)
         known = {"your life", "a new life"}
         yield Dispatcher(ME, "my life", rrefs, loop, SYSTEM_CLOCK, known.__contains__)
     finally:
@@ -188,7 +189,7 @@ def test_more_kinds_can_be_served(answerer: Dispatcher) -> None:
     assert read(answerer.handle(CALLER, message, Later())) == ("you", 5)
 
 
-def test_the_deadline_of_the_call_is_known_to_what_it_runs(answerer: Dispatcher) -> None:
+def test_the_function_of_a_call_has_the_deadline_of_the_call(answerer: Dispatcher) -> None:
     before = SYSTEM_CLOCK.monotonic()
     assert before < read(answerer.handle(CALLER, call(1, left, budget_ms=5000), Later())) - 5 + 1e-3
     assert deadline_here() == NEVER
@@ -235,7 +236,7 @@ def test_a_coroutine_whose_caller_gave_up_is_cancelled(answerer: Dispatcher) -> 
     assert ran == ["began", "ended"]
 
 
-def test_a_coroutine_is_cancelled_though_that_was_heard_before_it_began(
+def test_a_coroutine_is_cancelled_even_if_the_cancellation_came_before_it_began(
     answerer: Dispatcher,
 ) -> None:
     """AN-3: a thread that reads what follows may overtake the one that begins it."""
@@ -248,7 +249,7 @@ def test_a_coroutine_is_cancelled_though_that_was_heard_before_it_began(
         later.wait()
 
 
-def test_what_was_cancelled_does_not_pile_up(
+def test_cancelled_calls_do_not_pile_up(
     answerer: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.rpc.server.dispatcher.CANCELLED_MAX", 2)
@@ -332,7 +333,7 @@ def run_named(name: str) -> str:
     return name
 
 
-def test_functions_that_are_run_by_another_one_are_told_apart(
+def test_functions_that_another_one_runs_are_measured_apart(
     answerer: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Ticking()
@@ -360,7 +361,7 @@ def test_a_slow_function_is_refused_if_there_is_no_thread_for_the_calls_behind_i
     assert not ran
 
 
-def test_a_note_that_nothing_handles_is_no_request(answerer: Dispatcher) -> None:
+def test_a_note_without_a_handler_gets_no_reply(answerer: Dispatcher) -> None:
     assert answerer.handle(CALLER, Message(Kind.REPLY, 1), Later()) is None
 
 
@@ -554,7 +555,7 @@ def test_a_caller_that_was_given_up_is_not_served_again(answerer: Dispatcher) ->
     assert read(answerer.handle(new, call(1, add, 1, 2), later)) == 3
 
 
-def test_an2_a_caller_that_is_being_given_up_has_nothing_run_again(answerer: Dispatcher) -> None:
+def test_an2_no_call_of_a_caller_that_is_being_given_up_runs_again(answerer: Dispatcher) -> None:
     answerer.handle(CALLER, call(1, add, 1, 2, once=True), Later())
     lock = answerer._lock
 

@@ -48,7 +48,7 @@ def test_the_thread_begins_with_the_first_coroutine(loop: EventLoop) -> None:
 @pytest.mark.parametrize(
     "error", [ValueError("x"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
 )
-def test_an_error_of_any_kind_is_told_and_does_not_end_the_loop(
+def test_an_error_of_any_kind_is_the_outcome_and_does_not_end_the_loop(
     loop: EventLoop, error: BaseException
 ) -> None:
     assert type(loop.run(fail(error)).exception(SOON)) is type(error)
@@ -84,7 +84,7 @@ def test_a_coroutine_runs_in_the_context_of_the_thread_that_submits_it(loop: Eve
     assert loop.run(look()).wait(SOON) == 5
 
 
-def test_closing_cancels_what_runs(loop: EventLoop) -> None:
+def test_closing_cancels_running_coroutines(loop: EventLoop) -> None:
     future = loop.run(forever())
     loop.close()
     assert isinstance(future.exception(SOON), asyncio.CancelledError)
@@ -119,7 +119,7 @@ def test_a_coroutine_that_stops_the_loop_stops_no_other_coroutine(loop: EventLoo
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_what_a_callback_or_a_task_raises_does_not_end_the_loop(
+def test_an_error_in_a_callback_or_a_task_does_not_end_the_loop(
     loop: EventLoop, kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     def raise_() -> None:

@@ -79,7 +79,7 @@ def test_a_caller_that_is_refused_is_not_kept(world: World) -> None:
     until(lambda: heard == ["life"])  # SR-5: it may have been its last pipe
 
 
-def test_a_caller_that_has_no_pipe_any_more_is_told_of(world: World) -> None:
+def test_the_owner_is_notified_when_a_caller_has_no_pipe_left(world: World) -> None:
     """Proves SR-5."""
     heard: list[str] = []
     world.server.left = lambda caller: heard.append(caller.incarnation)
@@ -144,7 +144,7 @@ PROBES = [
 ]
 
 
-def test_sr1_what_is_no_handshake_is_hung_up_on(world: World) -> None:
+def test_sr1_a_connection_without_a_handshake_is_closed(world: World) -> None:
     world.server._handshake_within_s = 0.2
     rng = random.Random(4)
     for probe in [*PROBES, *(rng.randbytes(rng.randrange(1, 4096)) for _ in range(200))]:
@@ -198,7 +198,7 @@ def test_authenticated_connections_do_not_count_as_unauthenticated(world: World)
     until(lambda: not world.server._strangers)
 
 
-def test_a_greeting_that_is_refused_is_told_why(world: World) -> None:
+def test_a_refused_hello_gets_the_reason(world: World) -> None:
     world.desk.refusal = PeerLost("another one has its name now")
     connection = world.shake()
     connection.send(WorkerHello("w0", 0, "life", "me", Purpose.DIRECT).encode())

@@ -104,7 +104,7 @@ def test_a_connection_for_which_there_is_no_thread_waits_for_one(
     assert resumed.wait(SOON)
 
 
-def test_closing_resumes_what_is_parked_and_parks_nothing_more(world: World) -> None:
+def test_closing_resumes_parked_connections_and_parks_no_more(world: World) -> None:
     connection, _ = world.pair()
     resumed = threading.Event()
     assert world.parking.park(connection, resumed.set)
@@ -122,7 +122,7 @@ def test_a_connection_that_is_closed_or_known_is_not_parked(world: World) -> Non
     assert not world.parking.park(closed, lambda: None)
 
 
-def test_without_a_thread_to_be_had_nothing_is_parked(
+def test_no_connection_is_parked_if_no_thread_can_be_started(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(*args: object, **kwargs: object) -> threading.Thread:

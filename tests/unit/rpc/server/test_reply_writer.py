@@ -58,7 +58,7 @@ def senders() -> int:
     return sum(thread.name == "holdfast-rpc-send" for thread in threading.enumerate())
 
 
-def test_what_has_gathered_goes_out_in_order(ends: Ends) -> None:
+def test_gathered_replies_are_sent_in_order(ends: Ends) -> None:
     assert [ends.outlet.gather(answer(call)) for call in (1, 2, 3)] == [1, 2, 3]
     ends.outlet.flush()
     ends.outlet.flush()
@@ -74,7 +74,7 @@ def test_ou2_an_offer_does_not_wait_for_a_peer_that_does_not_read(ends: Ends) ->
     assert calls(ends, 3) == [1, 2, 3]
 
 
-def test_a_flush_waits_and_sends_what_other_threads_offer(ends: Ends) -> None:
+def test_a_flush_waits_and_sends_the_replies_of_other_threads(ends: Ends) -> None:
     ends.outlet.gather(answer(1, MORE_THAN_FITS))
     flusher = threading.Thread(target=ends.outlet.flush)
     flusher.start()

@@ -278,7 +278,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("purpose", list(Purpose))
-def test_sr6_idle_connections_have_no_thread_and_are_served_all_the_same(
+def test_sr6_idle_connections_have_no_thread_and_are_still_served(
     world: World, purpose: Purpose
 ) -> None:
     connections = [world.open(purpose, f"life {number}") for number in range(20)]

@@ -71,7 +71,7 @@ def test_wp3_an_idle_thread_keeps_nothing_and_ends() -> None:
     pool.close()
 
 
-def test_wp1_a_job_that_is_given_as_a_thread_ends_runs_all_the_same() -> None:
+def test_wp1_a_job_that_is_submitted_while_a_thread_ends_still_runs() -> None:
     pool = WorkerPool("test", idle_s=0.0)
     for _ in range(500):
         ran = threading.Event()
@@ -81,7 +81,7 @@ def test_wp1_a_job_that_is_given_as_a_thread_ends_runs_all_the_same() -> None:
     until(lambda: len(pool) == 0)
 
 
-def test_what_a_job_raises_is_logged_and_ends_nothing(
+def test_an_error_in_a_job_is_logged_and_ends_no_thread(
     pool: WorkerPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     ran = threading.Event()

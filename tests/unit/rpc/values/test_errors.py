@@ -124,7 +124,9 @@ class TestErrors:
         assert (error.peer, error.incarnation) == ("w3", "abc")
 
     @ODD_ERRORS
-    def test_as_itself_though_pickle_cannot_make_it(self, error: Exception) -> None:
+    def test_an_error_arrives_as_itself_even_if_pickle_cannot_rebuild_it(
+        self, error: Exception
+    ) -> None:
         came = told(error)
         assert type(came) is type(error)
         assert came.args == error.args
@@ -134,7 +136,7 @@ class TestErrors:
         assert len(told(came).__notes__) == 2
 
     @BASE_ERRORS
-    def test_what_loading_it_raises_is_not_raised_here(
+    def test_an_error_while_loading_is_not_raised_here(
         self, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         body, buffers = dump_error(Interrupting(kind), "w1")
@@ -145,7 +147,7 @@ class TestErrors:
         assert came.type_name.endswith("Interrupting")
 
     @BASE_ERRORS
-    def test_what_copying_it_raises_is_not_raised_here(
+    def test_an_error_while_copying_is_not_raised_here(
         self, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         error = Interrupting(kind)
@@ -160,9 +162,7 @@ class TestErrors:
         assert note == "noted"
 
     @ODD_ERRORS
-    def test_another_one_says_the_same_and_keeps_nothing_that_this_one_passes(
-        self, error: Exception
-    ) -> None:
+    def test_a_copy_of_an_error_says_the_same_and_keeps_no_frame(self, error: Exception) -> None:
         vars(error)["__notes__"] = ["noted"]
         try:
             raise error from KeyError("cause")
@@ -180,7 +180,7 @@ class TestErrors:
         assert made.__traceback__ is not error.__traceback__
 
     @pytest.mark.parametrize("error", [Choosy(reason="odd"), Same(reason="odd")])
-    def test_what_cannot_be_made_again_is_told_by_a_remote_error(self, error: Exception) -> None:
+    def test_an_error_that_cannot_be_rebuilt_becomes_a_remote_error(self, error: Exception) -> None:
         made = anew(error, "w1")
         assert isinstance(made, RemoteError)
         assert made.type_name.endswith(type(error).__qualname__)
@@ -231,7 +231,7 @@ class TestErrors:
         assert gap.startswith(f"({2 * NOTES_MAX + 1} notes of workers that it passed are left out")
         assert "left out" not in "".join([*notes[: NOTES_MAX // 2], *notes[NOTES_MAX // 2 + 1 :]])
 
-    def test_a_cause_is_told_with_its_notes_and_a_chain_of_them_is_bounded(self) -> None:
+    def test_a_cause_is_shown_with_its_notes_and_a_chain_of_causes_is_bounded(self) -> None:
         came: BaseException = told(ValueError("the first"))
         for number in range(100):
             try:

@@ -458,7 +458,7 @@ class TestWhatPickleCannotDo:
         while value:  # or freeing it would be too deep as well
             value = value[0]
 
-    def test_what_a_value_raises_is_raised(self) -> None:
+    def test_an_error_while_pickling_is_raised(self) -> None:
         with pytest.raises(ValueError, match="leave me alone"):
             dump(Sulky())
 
@@ -591,7 +591,7 @@ print("alive")
 """
 
 
-def test_the_collector_may_come_while_what_reducers_made_is_freed() -> None:
+def test_the_garbage_collector_may_run_while_reduced_values_are_freed() -> None:
     """A pickler that is used again shows the collector what it is about to forget."""
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", COLLECTING],  # with memory that is wiped when freed

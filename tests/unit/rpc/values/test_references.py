@@ -55,7 +55,7 @@ def test_each_thread_packs_for_itself() -> None:
     assert found == [None]
 
 
-def test_starting_over_takes_back_what_was_packed(packing: Any) -> None:
+def test_starting_over_takes_back_the_packed_references(packing: Any) -> None:
     references.start_over()
     rrefs, _, tickets, _ = packing
     assert (rrefs.taken_back, tickets) == (["ticket"], [])

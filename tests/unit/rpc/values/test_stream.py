@@ -77,7 +77,7 @@ def test_more_than_a_message_may_have_stays_inside(monkeypatch: pytest.MonkeyPat
     assert all(np.array_equal(one, other) for one, other in zip(came, value, strict=True))
 
 
-def test_pz1_what_is_not_announced_as_expected_stays_inside() -> None:
+def test_pz1_bytes_that_were_not_announced_stay_inside_the_pickle() -> None:
     befores: list[list[bytes]] = [[], [b"no length"], [pickle.BINBYTES + b"1234"]]
     for before in befores:
         stream = PickleStream()

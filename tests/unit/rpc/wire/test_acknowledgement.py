@@ -6,7 +6,7 @@ from holdfast.rpc.wire.acknowledgement import decode_acknowledgement, encode_ack
 from holdfast.rpc.wire.messages import Kind, Message
 
 
-def test_a_note_names_only_what_is_below_its_number() -> None:
+def test_a_note_names_only_calls_below_its_number() -> None:
     assert encode_acknowledgement(3, [1, 2, 3, 9]) == Message(
         Kind.ACKNOWLEDGE, 3, (1).to_bytes(8) + (2).to_bytes(8)
     )

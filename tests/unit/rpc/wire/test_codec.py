@@ -88,12 +88,14 @@ def test_small_messages_are_read_at_once_as_far_as_they_are_whole(once: bool) ->
 @pytest.mark.parametrize(
     "head", [(1, 0, 1, 0, 0, 0), (1, 2, 0, 0, 0, 0), (255, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 2**63)]
 )
-def test_what_is_not_small_or_makes_no_sense_is_not_read_at_once(head: tuple[int, ...]) -> None:
+def test_large_and_malformed_messages_are_not_decoded_by_the_fast_path(
+    head: tuple[int, ...],
+) -> None:
     data = HEADER.pack(*head) + bytes(16)
     assert small(data, 0, len(data)) == ([], 0)
 
 
-def test_a_message_between_links_is_not_read_at_once() -> None:
+def test_a_note_between_connections_is_not_decoded_by_the_fast_path() -> None:
     for kind in (Kind.OFFER, Kind.TAKEN):
         data = encode_head(Message(kind, 1))
         assert small(data, 0, len(data)) == ([], 0)
@@ -173,7 +175,7 @@ def test_a_buffer_of_two_kinds_is_refused() -> None:
         decode_lengths(struct.pack("<2Q", AS_BYTES, AS_BYTES | AS_BYTEARRAY), head)
 
 
-def test_random_bytes_are_read_or_refused_and_nothing_else() -> None:
+def test_random_bytes_are_read_or_refused() -> None:
     rng = random.Random(20)
     valid = encode_head(Message(Kind.PYTHON_CALL, 9, b"abc", [b"12", b""], budget_ms=5, once=True))
     read = refused = 0
@@ -245,7 +247,7 @@ def test_small_parts_become_one_view_and_empty_ones_none() -> None:
 
 
 @pytest.mark.parametrize("sent", range(8))
-def test_what_has_been_sent_is_taken_off(sent: int) -> None:
+def test_sent_bytes_are_removed(sent: int) -> None:
     views = [memoryview(part) for part in (b"abc", b"d", b"efg")]
     take_off(views, sent)
     assert b"".join(views) == b"abcdefg"[sent:]

@@ -118,7 +118,7 @@ def test_a_large_message_in_random_pieces_is_put_together(ends: Ends) -> None:
     assert all(same(*pair) for pair in zip(got, messages, strict=True))
 
 
-def test_what_never_blocks_goes_on_where_it_stopped(ends: Ends) -> None:
+def test_calls_that_never_block_continue_where_they_stopped(ends: Ends) -> None:
     here, there, _, _ = ends
     message = Message(Kind.REPLY, 1, b"b" * 100, [bytes(range(256)) * 20_000, b"end"])
     parts: list[Buffer] = []
@@ -135,7 +135,7 @@ def test_what_never_blocks_goes_on_where_it_stopped(ends: Ends) -> None:
     assert here.send_some([])
 
 
-def test_what_is_received_belongs_to_the_receiver(ends: Ends) -> None:
+def test_a_received_buffer_belongs_to_the_receiver(ends: Ends) -> None:
     here, there, _, _ = ends
     mine = bytearray(b"x" * 20_000)
     here.send(Message(Kind.REPLY, 1, b"", [mine]))
@@ -245,14 +245,14 @@ def test_a_limit_ends_sending_to_a_peer_that_reads_slowly(ends: Ends) -> None:
     reader.join()
 
 
-def test_a_sending_thread_is_told_that_the_link_is_closed_here(ends: Ends) -> None:
+def test_a_sending_thread_fails_when_the_connection_is_closed_here(ends: Ends) -> None:
     here, _, one, _ = ends
     message = Message(Kind.REPLY, 1, b"", [bytes(5_000_000)])
     views = views_of(message.buffers)
     assert not here.send_some(views)
     one.close()
     with pytest.raises(ConnectionEnded):
-        here._wait_for_room()
+        here.advance_within(1.0, True)
     with pytest.raises(ConnectionEnded):
         here.send_parts(views)
 
@@ -278,7 +278,7 @@ def test_lk1_signals_do_not_stretch_the_limit(ends: Ends, sends: bool) -> None:
     assert came
 
 
-def test_the_end_of_the_connection_is_told(ends: Ends) -> None:
+def test_the_end_of_the_connection_is_an_error(ends: Ends) -> None:
     here, there, raw, _ = ends
     raw.sendall(flat(Message(Kind.REPLY, 1, b"abc"))[:-1])
     here.close()
@@ -296,7 +296,7 @@ def test_the_end_of_the_connection_is_told(ends: Ends) -> None:
         here.send(Message(Kind.REPLY, 1, b"", [b"x"]))
 
 
-def test_a_reset_is_told() -> None:
+def test_a_reset_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         other, _ = server.accept()
@@ -308,7 +308,7 @@ def test_a_reset_is_told() -> None:
             connection.receive()
 
 
-def test_a_receiving_thread_is_told_that_the_link_is_closed_here(ends: Ends) -> None:
+def test_a_receiving_thread_fails_when_the_connection_is_closed_here(ends: Ends) -> None:
     here, _, _, _ = ends
     heard: list[str] = []
 
@@ -344,7 +344,9 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def test_what_cannot_be_sent_is_refused_and_the_link_stays_good(ends: Ends) -> None:
+def test_a_message_that_cannot_be_sent_is_refused_and_the_connection_stays_usable(
+    ends: Ends,
+) -> None:
     here, there, _, _ = ends
     with pytest.raises(UsageError):
         here.send(Message(Kind.REPLY, 1, b"", [b""] * (BUFFERS_MAX + 1)))

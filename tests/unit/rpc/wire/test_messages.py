@@ -38,7 +38,7 @@ def test_kinds_that_are_sent_again_by_themselves() -> None:
     ]
 
 
-def test_a_message_is_nothing_but_a_kind_and_a_number_unless_it_is_said() -> None:
+def test_a_message_has_only_a_kind_and_a_number_by_default() -> None:
     message = Message(Kind.PYTHON_CALL, 2)
     assert (message.budget_ms, message.once, message.body) == (NO_BUDGET, False, b"")
     assert not message.buffers

@@ -96,7 +96,7 @@ def found(place: bytes, size: int) -> bytes | None:
 
 
 @pytest.mark.parametrize("size", [BIG_BYTES, BIG_BYTES + 1, 17_000_001])
-def test_bi1_what_is_fetched_is_equal_and_the_readers_own(ends: Ends, size: int) -> None:
+def test_bi1_a_fetched_buffer_is_equal_and_belongs_to_the_reader(ends: Ends, size: int) -> None:
     here, there = ends
     sent = bytearray(random_bytes(size))
     before = bytes(sent)
@@ -239,7 +239,7 @@ def test_bi3_an_answer_is_held_until_it_has_been_taken(ends: Ends) -> None:
     assert ended() is None
 
 
-def test_bi3_waiting_buffers_are_released_when_the_link_ends(ends: Ends) -> None:
+def test_bi3_waiting_buffers_are_released_when_the_connection_ends(ends: Ends) -> None:
     here, _ = ends
     sent = Watched(LARGE)
     ended = weakref.ref(sent)
@@ -250,7 +250,7 @@ def test_bi3_waiting_buffers_are_released_when_the_link_ends(ends: Ends) -> None
     assert ended() is None
 
 
-def test_bi3_what_is_too_much_to_hold_goes_through_the_socket(
+def test_bi3_buffers_beyond_the_limit_go_through_the_socket(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = ends
@@ -287,7 +287,7 @@ def is_missing() -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("system", [refuses(errno.EPERM), refuses(errno.ESRCH), is_missing])
-def test_what_may_not_be_fetched_goes_through_the_socket(
+def test_buffers_that_cannot_be_fetched_go_through_the_socket(
     strangers: Ends,
     monkeypatch: pytest.MonkeyPatch,
     system: Callable[[], Callable[..., int]],
@@ -332,7 +332,7 @@ def test_an_offer_that_makes_no_sense_is_not_taken(strangers: Ends, body: bytes)
     assert there.due() == []
 
 
-def test_a_peer_that_offered_nothing_is_told_nothing(strangers: Ends) -> None:
+def test_a_peer_that_offered_no_memory_gets_no_note(strangers: Ends) -> None:
     here, there = strangers
     there.send(Message(Kind.TAKEN, 0))
     assert here.advance() is None
@@ -372,7 +372,7 @@ def test_bi2_buffers_released_while_they_are_read_are_not_delivered(
     sent.clear()  # it is held no longer
 
 
-def test_what_is_nowhere_is_not_read() -> None:
+def test_memory_that_does_not_exist_is_not_read() -> None:
     held = BufferLease([bytes(BIG_BYTES), b""])
     large, empty = held.places()
     assert held.bytes == BIG_BYTES

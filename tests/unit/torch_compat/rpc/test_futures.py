@@ -67,7 +67,7 @@ def test_a_waiting_thread_drives_the_call_and_needs_no_other_thread() -> None:
         def drive(self, done: Callable[[], bool], deadline: object) -> None:
             call.set_result("here")
 
-    call._driver = Driver()
+    call.driver = Driver()
     assert future.wait() == "here"
     assert not later.kept
 
