@@ -44,7 +44,7 @@ def agent(shared: tuple[Agent, Workers]) -> Agent:
 
 
 def peer_of(agent: Agent, name: str) -> Peer:
-    return agent._peer(name)
+    return agent.peer(name)
 
 
 # Depth and width.

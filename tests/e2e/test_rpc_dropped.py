@@ -130,7 +130,7 @@ def test_all_that_it_has_begun_ends(other: Agent) -> None:
     del agent
     until(is_over)
     until(lambda: is_gone(ended))
-    until(lambda: not other._server.connections)
+    until(lambda: not other.server.connections)
     for reference in (kept, owned):
         with pytest.raises(PeerLost, match=r"\(this agent has been shut down\)"):
             reference.rpc_sync().append(1)

@@ -57,7 +57,7 @@ def test_the_death_of_a_peer_fails_all_waiting_calls_and_a_new_one_is_found() ->
         waiting = [agent.call_async("w1", jobs.wait_at, (f"{n}",)) for n in range(3)]
         caller, caught = wait_beside(agent)
         before = agent.find("w1")
-        peer = agent._peer("w1")
+        peer = agent.peer("w1")
         others.signal("w1", signal.SIGKILL)
         for future in waiting:
             with pytest.raises(PeerLost, match="Connection (closed|reset) by peer") as lost:

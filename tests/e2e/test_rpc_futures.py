@@ -76,7 +76,7 @@ def test_a_function_that_runs_goes_on_and_its_result_is_dropped(agent: Agent) ->
     assert future.cancel()
     assert isinstance(future.exception(SOON), CallCancelled)
     agent.call("w1", jobs.open_gate, ("running",))
-    pipe = agent._peer("w1")._pipe
+    pipe = agent.peer("w1")._pipe
     assert pipe is not None
     until(lambda: pipe.under_way == (0, 0))
     assert agent.call_async("w1", jobs.add, (1, 2)).wait(SOON) == 3

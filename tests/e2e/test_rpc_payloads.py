@@ -144,9 +144,9 @@ def test_the_way_is_the_one_that_is_meant(agent: Agent, request: pytest.FixtureR
     way = request.node.callspec.params["agent"]
     agent.call("w1", keep, (bytearray(1 << 20),))
     assert agent.contact is not None
-    links = agent._peer("w1")._connections
+    links = agent.peer("w1").connections
     assert {link.fetched for link in links} == {way is Way.FETCHED}
-    same_machine = agent._peer("w1").contact.machine == agent.contact.machine
+    same_machine = agent.peer("w1").contact.machine == agent.contact.machine
     assert same_machine == (way is not Way.TCP)
 
 

@@ -449,7 +449,7 @@ def test_what_is_announced_and_does_not_come_takes_no_memory(live: Live) -> None
 
 
 def test_a_greeting_of_any_length_is_not_waited_for(live: Live) -> None:
-    live.victim._server._handshake_within_s = 0.5
+    live.victim._server.handshake_within_s = 0.5
     before = hostile.resident_bytes()
     for size in (2**20, 2**31, 2**39, 2**40):
         # A slow machine is disconnected before that.
@@ -466,7 +466,7 @@ def test_a_greeting_of_any_length_is_not_waited_for(live: Live) -> None:
 
 def test_slow_clients_keep_no_other_out_and_are_dropped_in_time(live: Live) -> None:
     server = live.victim._server
-    server._handshake_within_s = 5.0
+    server.handshake_within_s = 5.0
     with hostile.many_descriptors(), contextlib.ExitStack() as stack:
         live.check_served()
         slow = [stack.enter_context(live.dial()) for _ in range(SLOW)]

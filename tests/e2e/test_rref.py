@@ -147,7 +147,7 @@ def test_references_of_an_answer_that_is_not_read_are_freed(workers: Workers, wh
     else:
         call = api.rpc_async("w1", there.make_late, args=given, timeout=0.3)
         if why == "broken":
-            current_agent()._peer("w1").reset("on purpose")
+            current_agent().peer("w1").reset("on purpose")
         with pytest.raises(PeerLost if why == "broken" else CallTimedOut):
             call.wait()
     api.rpc_sync("w1", there.let_go_on)

@@ -212,7 +212,7 @@ class Agent:
         """
         if retries is not None or self._repeats:
             return self.call_async(to, function, args, kwargs, timeout, retries).wait()
-        peer = self._peer(to)
+        peer = self.peer(to)
         at, budget_ms, whose = self.deadline(timeout)
         value = (encode_function(function), args, kwargs)
         body = dump_plain(value)
@@ -261,7 +261,7 @@ class Agent:
         """Call a function at a worker; return the future of its result."""
         value = (encode_function(function), args, kwargs)
         try:
-            peer = self._peer(to)
+            peer = self.peer(to)
         except PeerLost as error:  # as if the worker was lost just after the call was sent
             lost: Future[Any] = Future()
             lost.set_exception(error.with_traceback(None))
@@ -279,7 +279,7 @@ class Agent:
         kind: Kind = Kind.PYTHON_REMOTE_CALL,
     ) -> RRef[Any]:
         """Call a function at a worker and leave the result there; return a reference to it."""
-        called, peer = encode_function(function), self._peer(to)
+        called, peer = encode_function(function), self.peer(to)
         ticket = self.rrefs.ask(peer.contact.incarnation)
         value, head = (called, args, kwargs), encode_creation(ticket)
         try:
@@ -402,7 +402,8 @@ class Agent:
             peer = self._peer_of(self._directory.find_incarnation(incarnation))
         return peer
 
-    def _peer(self, to: Target) -> Peer:
+    def peer(self, to: Target) -> Peer:
+        """Return the caller's side of a worker."""
         found = self._found
         try:
             return found[to]
@@ -439,7 +440,7 @@ class Agent:
         self._dispatcher.died(life)  # first: none of its requests runs after the loss is reported
         self._server.hang_up(life)
         peer = self._peers.pop(life, None)
-        self._found = {}  # a new one: `_peer` may be about to add the lost worker to the old one
+        self._found = {}  # a new one: `peer` may be about to add the lost worker to the old one
 
         def fail_calls() -> None:
             if peer is not None:

@@ -62,7 +62,7 @@ def under(plan: str, *, connected: bool = True) -> Iterator[Agent]:
     """Give an agent whose messages to `w1` go wrong by a plan."""
     with agents(FaultyTransport(parse_plan(plan)), None) as (agent, _):
         if connected:  # a call with a short deadline could expire before there is a connection
-            peer = agent._peer("w1")
+            peer = agent.peer("w1")
             peer.transmit(Message(Kind.CANCEL, 0))  # no fault happens to such a note
             until(lambda: peer._pipe is not None)
         yield agent

@@ -223,7 +223,7 @@ def test_too_many_calls_are_refused_and_no_caller_hangs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.two.call_async("one", add, (1,)).wait()
-    pipe = world.two._peer("one")._pipe
+    pipe = world.two.peer("one")._pipe
     assert pipe is not None
     monkeypatch.setattr(pipe._calls, "_calls_max", 3)
     waiting = [world.two.call_async("one", wait, (str(n),)) for n in range(3)]
@@ -360,13 +360,13 @@ def test_a_call_that_ran_before_the_connection_broke_does_not_run_again(
     world.rough.breaks = [PeerLost("broken")] * 3
     assert insist(add, 1, retries=FAST) == 1
     assert ran == [(1, 0)]
-    until(lambda: world.two._dispatcher._dedup.kept() == 0)
+    until(lambda: world.two.metrics()["agent.receipts_kept"] == "0")
 
 
 def test_a_retried_call_that_still_runs_gets_its_reply_when_it_ends(world: World) -> None:
     futures = [world.one.call_async("two", wait, (str(n),), retries=FAST) for n in range(3)]
     until(lambda: len(ran) == 3)
-    world.one._peer("two").reset("on purpose")
+    world.one.peer("two").reset("on purpose")
     until(lambda: len(world.rough.sent) == 6)
     gate.set()
     assert wait_all(futures) == ["0", "1", "2"]
@@ -465,7 +465,7 @@ def test_a_call_that_is_cancelled_is_not_sent_again(world: World) -> None:
     slow = RetryPolicy(delay_s=1000.0)
     future = world.one.call_async("two", add, (1,), timeout=0, retries=slow)
     assert future.cancel()
-    until(lambda: len(world.one._retrying) == 0)
+    until(lambda: world.one.metrics()["agent.retries_pending"] == "0")
     assert ran == []
 
 
@@ -519,8 +519,8 @@ def test_numbers_that_are_open_are_never_acknowledged(world: World) -> None:
     for thread in threads:
         thread.join()
     assert len(done) == 600
-    assert len(world.one._retrying) == 0
-    until(lambda: world.two._dispatcher._dedup.kept() == 0)
+    assert world.one.metrics()["agent.retries_pending"] == "0"
+    until(lambda: world.two.metrics()["agent.receipts_kept"] == "0")
 
 
 # The end.

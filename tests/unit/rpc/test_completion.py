@@ -239,7 +239,7 @@ def test_rd2_a_call_is_given_up_before_its_cancellation_is_seen(world: World) ->
     told: list[object] = []
     for chained in (False, True):
         future = ReplyFuture()
-        peer = world.one._peer("w1")
+        peer = world.one.peer("w1")
         future.asked = (world.one, peer, Message(Kind.PYTHON_CALL, 7))
         future.driver = Carries(told)
         waited = future.then(lambda done: done.value()) if chained else future

@@ -119,8 +119,8 @@ def test_handled_messages_count_after_their_connection_has_ended(two: list[Agent
     one.call("w1", add, (1, 2))
     one.call_async("w1", add, (1, 2)).wait(SOON)
     assert one.metrics()["agent.links"] == "2"
-    one._peer("w1").reset("on purpose")
-    until(lambda: not other._server.connections)
+    one.peer("w1").reset("on purpose")
+    until(lambda: not other.server.connections)
     assert other.metrics()["agent.server_calls"] == "2"
     assert one.metrics()["agent.links"] == "0"
     one.call("w1", add, (1, 2))
@@ -231,7 +231,7 @@ def test_connections_of_several_kinds_are_described_apart(
     one, _ = two
     one.call("w1", add, (1, 2))
     one.call_async("w1", add, (1, 2)).wait(SOON)
-    first, _ = one._peer("w1").connections
+    first, _ = one.peer("w1").connections
     monkeypatch.setattr(first.peer_memory, "open", False)
     monkeypatch.setattr(first.peer_memory, "_readable", 0)
     text = "1 connection: unix, fetch by process_vm_readv; 1 connection: unix, sockets"

@@ -161,17 +161,22 @@ class Peer:
 
     def reset(self, why: str) -> None:
         """Close all connections to the peer, which may well be alive; new ones can be opened."""
+        self._end(self._error(why))
+
+    def _error(self, why: object) -> PeerLost:
+        info = self.contact.info
+        return PeerLost(f"{info}: {why}", peer=info.name, incarnation=self.contact.incarnation)
+
+    def _end(self, error: PeerLost) -> None:
+        """Close all connections; the calls on them fail with this error."""
         with self._lock:
-            connections, self._connections = list(self._connections), set()
+            connections, self._connections = self._connections, set()
             pipe, self._pipe, self._pipe_connection = self._pipe, None, None
             pending, self._pending = self._pending, None
         self._idle.clear()
-        info = self.contact.info
-        error = PeerLost(f"{info}: {why}", peer=info.name, incarnation=self.contact.incarnation)
-        if pipe is not None:
-            pipe.close(error)
-        if pending is not None:
-            pending.close(error)
+        for carrier in (pipe, pending):
+            if carrier is not None:
+                carrier.close(error)
         for connection in connections:
             connection.close()
 
@@ -192,21 +197,11 @@ class Peer:
 
     def lose(self, why: str) -> PeerLost:
         """Give the peer up: every call that waits for it fails now. Idempotent."""
-        info = self.contact.info
-        lost = PeerLost(f"{info}: {why}", peer=info.name, incarnation=self.contact.incarnation)
         with self._lock:
             if self.lost is not None:
                 return self.lost
-            self.lost = lost
-            connections, self._connections = list(self._connections), set()
-            pipe, pending = self._pipe, self._pending
-        self._idle.clear()
-        if pipe is not None:
-            pipe.close(lost)
-        if pending is not None:
-            pending.close(lost)
-        for connection in connections:
-            connection.close()
+            self.lost = lost = self._error(why)
+        self._end(lost)
         self._dialer.stop(lost)
         return lost
 
@@ -226,10 +221,7 @@ class Peer:
 
     def _gone(self, error: OSError) -> PeerLost:
         """Return the error for a broken connection: the peer's loss, if it is lost."""
-        if self.lost is not None:
-            return self.lost.anew()
-        info = self.contact.info
-        return PeerLost(f"{info}: {error}", peer=info.name, incarnation=self.contact.incarnation)
+        return self._error(error) if self.lost is None else self.lost.anew()
 
     def _send(self, message: Message, at: float) -> Connection | None:
         """Send on an idle connection, or on a new one; return it. None if all are in use.

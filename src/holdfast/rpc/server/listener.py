@@ -79,7 +79,7 @@ class Server:
         self._name = name
         self._key = key
         self._handler = handler
-        self._handshake_within_s = handshake_within_s
+        self.handshake_within_s = handshake_within_s
         self._lock = threading.Lock()
         self._listeners: list[socket.socket] = []
         self._strangers = UnauthenticatedConnections[socket.socket](
@@ -236,7 +236,7 @@ class Server:
 
     def _meet(self, sock: socket.socket) -> tuple[Connection, WorkerHello]:
         """Shake hands, and read which worker the peer is."""
-        limit = Deadline.after(self._handshake_within_s)
+        limit = Deadline.after(self.handshake_within_s)
         if sock.family != socket.AF_UNIX:
             tune(sock)
         machine = ServerHandshake(self._key, os.urandom(NONCE_BYTES))

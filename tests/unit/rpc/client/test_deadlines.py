@@ -195,7 +195,7 @@ def test_pe6_no_watch_while_nothing_is_under_way() -> None:
     while entered.acquire(blocking=False):
         pass
     with agents(None, None) as made:
-        peer: Peer = made[0]._peer("w1")
+        peer: Peer = made[0].peer("w1")
         for _ in range(2):
             made[0].call("w1", left)
             assert peer._watched

@@ -144,7 +144,7 @@ def test_pe2_a_call_that_times_out_closes_its_connection(world: World) -> None:
     with pytest.raises(TimeoutError):
         world.peer.exchange(ask(1, b"wait"), SYSTEM_CLOCK.monotonic() + 0.03)
     assert not world.peer._idle
-    assert not world.peer._connections
+    assert not world.peer.connections
     world.desk.gate.set()
     assert world.peer.exchange(ask(2), soon()).call == 2
 
@@ -162,14 +162,14 @@ def test_pe2_connections_that_ended_while_idle_are_replaced(world: World) -> Non
     pipe = world.peer._pipe
     assert pipe is not None
     world.server.hang_up("my life")
-    until(lambda: not world.server._connections)
+    until(lambda: not world.server.connections)
     assert world.peer.exchange(ask(6)).call == 6
     again = Heard()
     pipe.drive(lambda: pipe.lost is not None, Deadline.after(SOON))
     world.peer.post(ask(7), again)
     assert isinstance(again.wait(), Message)
     assert world.peer._pipe is not pipe
-    assert len(world.peer._connections) == 2
+    assert len(world.peer.connections) == 2
 
 
 def test_a_note_goes_by_the_pipe_which_is_opened_for_it(world: World) -> None:
@@ -191,7 +191,7 @@ def test_an_answer_to_another_call_is_not_taken(world: World) -> None:
     world.desk.lies = True
     with pytest.raises(Exception, match="an answer to another call came"):
         world.peer.exchange(ask(1))
-    assert not world.peer._connections
+    assert not world.peer.connections
 
 
 def test_pe1_giving_a_peer_up_fails_all_waiting_calls(world: World) -> None:
@@ -222,7 +222,7 @@ def test_pe1_giving_a_peer_up_fails_all_waiting_calls(world: World) -> None:
     ):
         with pytest.raises(PeerLost, match="it is gone"):
             act()
-    assert not world.peer._connections
+    assert not world.peer.connections
 
 
 @pytest.mark.parametrize("machine", ["machine", "another machine"])
@@ -325,7 +325,7 @@ def test_giving_up_while_connections_are_opened_leaves_none_open(world: World) -
         for thread in threads:
             thread.join()
         assert len(ends) == 2
-        assert not peer._connections
+        assert not peer.connections
 
 
 def test_a_callback_of_a_failed_connection_may_call_again(
@@ -377,7 +377,7 @@ def test_threads_that_open_a_pipe_at_once_share_it(world: World) -> None:
     for thread in threads:
         thread.join()
     assert all(isinstance(each.wait(), Message) for each in heard)
-    assert len(world.peer._connections) == 1
+    assert len(world.peer.connections) == 1
 
 
 def test_a_peer_that_is_silent_takes_no_longer_than_the_call_may(world: World) -> None:

@@ -45,7 +45,7 @@ def test_the_table_ends_a_call_whose_message_was_dropped() -> None:
         tap.drops = True
         with pytest.raises(CallTimedOut):
             agent.call("w1", operator.add, (1, 2), timeout=0.01)
-        assert agent._peer("w1").under_way == 0
+        assert agent.peer("w1").under_way == 0
 
 
 def test_a_call_that_it_refuses_is_not_open() -> None:
@@ -55,10 +55,10 @@ def test_a_call_that_it_refuses_is_not_open() -> None:
         tap.refuses = True
         with pytest.raises(UsageError, match="planted"):
             agent.call("w1", operator.add, (1, 2))
-        assert agent._peer("w1").under_way == 0
+        assert agent.peer("w1").under_way == 0
 
 
 def test_a_late_reply_to_a_peer_without_a_connection_has_no_effect() -> None:
     with agents(Tap(), None) as (agent, _):
-        agent._peer("w1").complete(7, Message(Kind.REPLY, 7))
+        agent.peer("w1").complete(7, Message(Kind.REPLY, 7))
         assert agent.call("w1", operator.add, (1, 2)) == 3

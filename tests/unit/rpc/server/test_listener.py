@@ -145,7 +145,7 @@ PROBES = [
 
 
 def test_sr1_a_connection_without_a_handshake_is_closed(world: World) -> None:
-    world.server._handshake_within_s = 0.2
+    world.server.handshake_within_s = 0.2
     rng = random.Random(4)
     for probe in [*PROBES, *(rng.randbytes(rng.randrange(1, 4096)) for _ in range(200))]:
         with closing(world.connect()) as sock:
@@ -155,12 +155,12 @@ def test_sr1_a_connection_without_a_handshake_is_closed(world: World) -> None:
                 continue
             assert ended(sock)
     assert not world.desk.threads
-    world.server._handshake_within_s = SOON
+    world.server.handshake_within_s = SOON
     assert world.open(Purpose.DIRECT)
 
 
 def test_sr1_a_silent_or_slow_client_is_disconnected(world: World) -> None:
-    world.server._handshake_within_s = 0.2
+    world.server.handshake_within_s = 0.2
     silent = world.connect()
     half = world.connect()
     half.sendall(b"HFST\x01\x00")
@@ -171,7 +171,7 @@ def test_sr1_a_silent_or_slow_client_is_disconnected(world: World) -> None:
 
 
 def test_a_client_that_sends_no_hello_is_disconnected(world: World) -> None:
-    world.server._handshake_within_s = 0.5
+    world.server.handshake_within_s = 0.5
     with pytest.raises((ConnectionEnded, HoldfastError)):  # before, where that took too long
         world.shake().receive()
 
