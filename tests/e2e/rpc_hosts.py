@@ -13,7 +13,7 @@ import holdfast
 from holdfast.errors import PeerLost
 from holdfast.rpc import current
 from holdfast.rpc.api import init_rpc, remote, rpc_async, rpc_sync, shutdown
-from tests.unit.rpc.api_worker import stay, visit_from, visited, who
+from tests.unit.rpc.api_worker import identify, stay, visit_from, visited
 from tests.unit.rpc.api_world import Worker, workers
 from tests.waiting import until
 
@@ -58,7 +58,7 @@ def main() -> None:
             assert other.hear() == "ready"
             for name, host in (("w0", HERE), ("w1", THERE)):
                 assert current.current_agent().find(name).tcp.startswith(f"{host}:")
-            assert rpc_sync("w1", who) == ("w1", 1, other.process.pid)
+            assert rpc_sync("w1", identify) == ("w1", 1, other.process.pid)
             assert visit_from("w1", "w0") == 1
             large = os.urandom(8 << 20)
             assert rpc_sync("w1", bytes, args=(large,)) == large

@@ -63,7 +63,7 @@ def wait_at(name: str) -> int:
     """Count, and wait until the gate is opened."""
     number = count(name)
     if not gate(name).wait(120):
-        raise AssertionError("nobody opened the gate")
+        raise AssertionError("no call opened the gate")
     return number
 
 

@@ -18,7 +18,7 @@ from holdfast.rpc.api import init_rpc, remote, rpc_async, rpc_sync, shutdown
 from holdfast.rpc.rref.rref import RRef
 from holdfast.rpc.wire.worker_info import WorkerInfo
 from holdfast.testing.rpcworld import run_workers
-from tests.unit.rpc.api_worker import stay, visit, visit_from, visited, who
+from tests.unit.rpc.api_worker import identify, stay, visit, visit_from, visited
 from tests.unit.rpc.api_world import Worker, free_port, workers
 from tests.waiting import until
 
@@ -64,7 +64,7 @@ def test_one_that_comes_again_is_reached_by_all_and_reaches_all() -> None:
             started.append(Worker(f"w{rank}", rank=rank, world_size=3, init_method=where))
         with holdfast.open_store(where) as store:
             init_rpc("w0", rank=0, world_size=3, store=store)
-            before = rpc_sync("w1", who)[2]
+            before = rpc_sync("w1", identify)[2]
             assert visit_from("w2", "w1") == 1
             waiting = rpc_async("w1", stay)
             started[0].signal(signal.SIGKILL)
@@ -72,7 +72,7 @@ def test_one_that_comes_again_is_reached_by_all_and_reaches_all() -> None:
                 waiting.wait(SOON)
             started.append(Worker("w1", rank=1, world_size=3, init_method=where))
             assert started[-1].hear() == "ready"  # no other worker has to be started again
-            until_reached(lambda: rpc_sync("w1", who)[2] != before)
+            until_reached(lambda: rpc_sync("w1", identify)[2] != before)
             until_reached(lambda: visit_from("w2", "w1"))
             assert visit_from("w1", "w2") == visit_from("w1", "w0") == 1
             for worker in started[1:]:

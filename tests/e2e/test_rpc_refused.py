@@ -410,7 +410,7 @@ LIES = {
     "buffers that are too large together": head(2**39, 2**39, 1),
     "more buffers than there may be": head(0, count=BUFFERS_MAX + 1),
     "as many buffers as there may be, all huge": head(0, *[2**31] * BUFFERS_MAX),
-    "a buffer that is elsewhere, where nobody can read": head(0, 2**31 | ELSEWHERE) + bytes(32),
+    "a buffer that is elsewhere, which cannot be read": head(0, 2**31 | ELSEWHERE) + bytes(32),
     "an unknown kind": HEADER.pack(200, 0, 0, 0, 1, 0),
     "unknown flags": HEADER.pack(Kind.PYTHON_CALL, 255, 0, 0, 1, 0),
 }

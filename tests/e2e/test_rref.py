@@ -137,7 +137,7 @@ def test_a_creation_that_failed_raises_where_it_is_asked_for(workers: Workers) -
     workers.nothing_left()
 
 
-@pytest.mark.parametrize("why", ["late", "late, and nobody waits", "broken"])
+@pytest.mark.parametrize("why", ["late", "late, and no thread waits", "broken"])
 def test_references_of_an_answer_that_is_not_read_are_freed(workers: Workers, why: str) -> None:
     theirs = api.remote("w2", operator.add, args=(2, 3))
     given = (theirs, RRef("mine"))

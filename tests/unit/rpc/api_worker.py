@@ -21,7 +21,7 @@ def say(what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
-def who() -> tuple[str, int, int]:
+def identify() -> tuple[str, int, int]:
     """Say where this runs."""
     info = get_worker_info()
     return info.name, info.id, os.getpid()

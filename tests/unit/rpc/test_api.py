@@ -31,13 +31,13 @@ from holdfast.store.open import open_store, serve_store
 from holdfast.store.ops import Op
 from holdfast.store.prefix import PrefixStore
 from holdfast.store.store import Store
-from tests.unit.rpc.api_worker import stay, who
+from tests.unit.rpc.api_worker import identify, stay
 from tests.unit.rpc.api_world import Worker, free_port, workers
 from tests.waiting import until, with_more_time
 
 
 def calls_work() -> None:
-    name, number, pid = rpc_sync("w1", who)
+    name, number, pid = rpc_sync("w1", identify)
     assert (name, number) == ("w1", 1)
     assert pid != os.getpid()
     assert get_worker_info("w1") == WorkerInfo("w1", 1)
@@ -46,7 +46,7 @@ def calls_work() -> None:
         assert rpc_sync(target, divmod, args=(7, 2)) == (3, 1)
     assert rpc_async("w1", int, args=("11",), kwargs={"base": 2}).wait() == 3
     assert remote("w1", divmod, args=(7, 2)).to_here() == (3, 1)
-    assert rpc_sync("w0", who) == ("w0", 0, os.getpid())
+    assert rpc_sync("w0", identify) == ("w0", 0, os.getpid())
 
 
 class TestMeeting:
@@ -105,7 +105,7 @@ class TestMeeting:
 
             with_more_time(wait_in_vain)
             init_rpc("w0", rank=0, world_size=1, store=store)
-            assert rpc_sync(0, who) == ("w0", 0, os.getpid())
+            assert rpc_sync(0, identify) == ("w0", 0, os.getpid())
             assert shutdown() == ()
 
     def test_it_takes_until_all_others_know_all_too(self) -> None:
@@ -227,7 +227,7 @@ class TestMistakes:
             assert get_worker_info("w0").name == "w0"  # it is known here from now on
             for target in ("w7", 7, WorkerInfo("w7", 7), None):
                 with pytest.raises(UsageError, match="worker .*7|None.*: unknown; there are w0"):
-                    rpc_sync(target, who)  # type: ignore[arg-type]
+                    rpc_sync(target, identify)  # type: ignore[arg-type]
         finally:
             shutdown()
 
@@ -240,7 +240,7 @@ class TestComingAndGoing:
                 started.append(Worker("w1", init_method=server.endpoint))
                 assert started[-1].hear() == "ready"
                 until(lambda: rpc_is_known("w1"))
-                name, number, pid = rpc_sync("w1", who)
+                name, number, pid = rpc_sync("w1", identify)
                 assert (name, number, pid) == ("w1", round_ + 1, started[-1].process.pid)
                 started[-1].let_end()
                 assert started[-1].hear() == []  # waits for no worker
@@ -289,7 +289,9 @@ class TestComingAndGoing:
             with open_store(server.endpoint) as store:
                 init_rpc("w0", rank=0, world_size=2, store=store)
                 server.close()
-                assert rpc_async("w1", who).wait(20.0)[0] == "w1"  # workers that have met need none
+                assert (
+                    rpc_async("w1", identify).wait(20.0)[0] == "w1"
+                )  # workers that have met need none
                 assert shutdown(timeout=0.3) == ("w1",)
         assert "the store where the workers meet is gone" in caplog.text
 

@@ -229,7 +229,7 @@ class Carries:
         self._told = told
 
     def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
-        raise AssertionError("nobody waits")
+        raise AssertionError("no thread waits")
 
     def give_up(self, call: int) -> None:
         self._told.append(call)

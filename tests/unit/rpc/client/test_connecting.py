@@ -117,7 +117,7 @@ def test_op2_all_calls_fail_with_the_reason_why_there_is_no_pipe(world: World) -
     heard = [Heard() for _ in range(3)]
     for number, each in enumerate(heard):
         world.pending.post(ask(number), each, NEVER)
-    error = PeerLost("nobody is there")
+    error = PeerLost("no peer is there")
     world.outcome.put(error)
     world.pending.drive(lambda: False, Deadline.after(SOON))
     assert [each.wait() for each in heard] == [error] * 3

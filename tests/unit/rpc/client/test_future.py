@@ -348,7 +348,7 @@ def test_fu5_callbacks_run_in_the_context_in_which_they_were_added() -> None:
         _ = future.then(see)
 
     def complete() -> None:
-        name_here.set("who completes")
+        name_here.set("the completing thread")
         future.set_result(1)
 
     for name in ("one", "other"):

@@ -47,7 +47,7 @@ POLICY = RetryPolicy(max_retries=3, delay_s=1.0, backoff=2.0)
 STOPPED = "RPC Agent is no longer running on Node 1. Cannot retry message."
 
 
-class Somebody:
+class FakePeer:
     """A peer that takes notes."""
 
     def __init__(self, sends: Sends, incarnation: str = LIFE) -> None:
@@ -106,7 +106,7 @@ class World:
         self.clock = ManualClock()
         self.sends = Sends()
         self.later = Later(self.clock)
-        self.two = Somebody(self.sends)
+        self.two = FakePeer(self.sends)
         self.heard: list[Message | Exception] = []
         self.asked: list[RetriedCall] = []
         self.desk = RetryingCalls(
@@ -386,11 +386,11 @@ def test_calls_that_wait_for_a_retry_fail_at_once_when_the_worker_is_gone(world:
 
 
 def test_a_receiver_may_become_known_later(world: World) -> None:
-    known: list[Somebody] = []
+    known: list[FakePeer] = []
 
     def find() -> Peer:
         if not known:
-            raise PeerLost("nobody knows it")
+            raise PeerLost("it is not known")
         return known[0].find()
 
     world.post(find=find)
@@ -403,10 +403,10 @@ def test_a_receiver_may_become_known_later(world: World) -> None:
 
 def test_an_unknown_receiver_gets_no_cancellation(world: World) -> None:
     def find() -> Peer:
-        raise PeerLost("nobody knows it")
+        raise PeerLost("it is not known")
 
     world.post(find=find, after_s=0.5)
-    assert "nobody knows it" in text(world.heard[0], CallTimedOut)
+    assert "it is not known" in text(world.heard[0], CallTimedOut)
     assert world.later.waiting == []
     world.post(RetryPolicy(max_retries=0), find=find)
     lost = world.heard[1]
@@ -530,7 +530,7 @@ def test_a_request_cancelled_while_a_try_is_under_way_ends_and_is_given_up(world
 
     class Carries:
         def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
-            raise AssertionError("nobody waits")
+            raise AssertionError("no thread waits")
 
         def give_up(self, call: int) -> None:
             assert world.heard == []

@@ -173,7 +173,7 @@ class TestErrors:
         assert (made.args, vars(made)) == (error.args, vars(error))
         assert str(made.__cause__) == "'cause'"
         assert made.__traceback__ is error.__traceback__
-        vars(made)["__notes__"].append("by who was told")
+        vars(made)["__notes__"].append("by the receiver")
         with pytest.raises(type(error)):
             raise made
         assert vars(error).pop("__notes__") == ["noted"]

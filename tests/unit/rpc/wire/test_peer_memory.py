@@ -55,7 +55,7 @@ def introduce(here: Connection, there: Connection) -> None:
 
 
 @pytest.fixture
-def strangers() -> Iterator[Ends]:
+def unacquainted() -> Iterator[Ends]:
     one, other = socket.socketpair()
     with one, other:
         ends = Connection(one), Connection(other)
@@ -65,10 +65,10 @@ def strangers() -> Iterator[Ends]:
 
 
 @pytest.fixture
-def ends(strangers: Ends) -> Ends:
-    introduce(*strangers)
-    assert all(connection.fetches and connection.fetched for connection in strangers)
-    return strangers
+def ends(unacquainted: Ends) -> Ends:
+    introduce(*unacquainted)
+    assert all(connection.fetches and connection.fetched for connection in unacquainted)
+    return unacquainted
 
 
 def random_bytes(size: int) -> bytes:
@@ -288,11 +288,11 @@ def is_missing() -> Callable[..., int]:
 
 @pytest.mark.parametrize("system", [refuses(errno.EPERM), refuses(errno.ESRCH), is_missing])
 def test_buffers_that_cannot_be_fetched_go_through_the_socket(
-    strangers: Ends,
+    unacquainted: Ends,
     monkeypatch: pytest.MonkeyPatch,
     system: Callable[[], Callable[..., int]],
 ) -> None:
-    here, there = strangers
+    here, there = unacquainted
     monkeypatch.setattr(peer_memory, "_readv", system)
     introduce(here, there)
     assert not any(connection.fetches or connection.fetched for connection in (here, there))
@@ -324,16 +324,16 @@ def test_a_peer_that_was_not_found_readable_may_not_send_places() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"short", bytes(PLACE_BYTES), bytes(PLACE_BYTES + 1)])
-def test_an_offer_that_makes_no_sense_is_not_taken(strangers: Ends, body: bytes) -> None:
-    here, there = strangers
+def test_an_offer_that_makes_no_sense_is_not_taken(unacquainted: Ends, body: bytes) -> None:
+    here, there = unacquainted
     here.send(Message(Kind.OFFER, 0, body))
     assert there.advance() is None
     assert not there.fetches
     assert there.due() == []
 
 
-def test_a_peer_that_offered_no_memory_gets_no_note(strangers: Ends) -> None:
-    here, there = strangers
+def test_a_peer_that_offered_no_memory_gets_no_note(unacquainted: Ends) -> None:
+    here, there = unacquainted
     there.send(Message(Kind.TAKEN, 0))
     assert here.advance() is None
     assert not here.fetched
