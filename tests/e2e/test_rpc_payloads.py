@@ -145,7 +145,7 @@ def test_the_way_is_the_one_that_is_meant(agent: Agent, request: pytest.FixtureR
     agent.call("w1", keep, (bytearray(1 << 20),))
     assert agent.contact is not None
     links = agent.peer("w1").connections
-    assert {link.fetched for link in links} == {way is Way.FETCHED}
+    assert {link.peer_memory.open for link in links} == {way is Way.FETCHED}
     same_machine = agent.peer("w1").contact.machine == agent.contact.machine
     assert same_machine == (way is not Way.TCP)
 

@@ -189,11 +189,6 @@ class Agent:
         """Start or stop to measure how long threads wait for the GIL (`InterpreterWait`)."""
         self._metrics.wait.switch(flag)
 
-    @property
-    def is_gil_profiling_enabled(self) -> bool:
-        """Whether the wait for the GIL is measured."""
-        return self._metrics.wait.is_on
-
     # Calling.
 
     def call(

@@ -161,11 +161,6 @@ class InterpreterWait:
         self._sampler: _Sampler | None = None
         self._closed = False
 
-    @property
-    def is_on(self) -> bool:
-        """Whether it measures now."""
-        return self._sampler is not None
-
     def switch(self, on: bool) -> None:
         """Start or stop to measure."""
         with self._lock:

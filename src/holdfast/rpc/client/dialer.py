@@ -96,7 +96,7 @@ class Dialer:
         """Send our identity and purpose; return why the peer refuses them, or an empty text."""
         try:
             connection.set_limit(NEVER if deadline.at is None else deadline.at)
-            connection.send_all([*connection.offer(), hello.encode()])
+            connection.send_all([*connection.peer_memory.offer(), hello.encode()])
             refusal = decode_welcome(connection.receive())
             connection.set_limit(NEVER)
         except BaseException:

@@ -22,11 +22,7 @@ from collections.abc import Callable
 from functools import partial
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import (
-    Overloaded,
-    PeerLost,
-    PeerViolation,
-)
+from holdfast.errors import Overloaded, PeerLost, PeerViolation
 from holdfast.net.auth import Key
 from holdfast.rpc.client.background_reader import BackgroundReader
 from holdfast.rpc.client.connecting import PendingPipe

@@ -73,6 +73,16 @@ _GATHER_MESSAGES = 32  # half a window of 64: the callee runs it while we encode
 _log = logging.getLogger("holdfast.rpc")
 
 
+class _Batch(list[Buffer]):
+    """The parts of messages to be sent together; `large` if a message has several parts."""
+
+    large = False
+
+    def joined(self) -> list[memoryview]:
+        """Return all parts as one: much faster than `views_of`, which keeps large ones apart."""
+        return [memoryview(b"".join(self))] if self else []
+
+
 class Pipe:
     """The asynchronous calls to one peer."""
 
@@ -97,13 +107,13 @@ class Pipe:
         self._lock = threading.RLock()
         self._calls = OpenCalls[Reply]("are under way to this worker", calls_max, bytes_max)
         self._exposed: dict[int, list[list[Buffer]]] = {}  # parts of the calls with buffers
-        self._out: list[Buffer] = []
+        self._out = _Batch()
         self._out_bytes = 0
-        self._large = False  # whether a message of several parts is in the batch
         self._burst = False  # whether the last batch was large
         self._sender = 0  # the thread that sends
         self._unsent: list[memoryview] = []  # belongs to it
-        self._blocked = False
+        self.blocked = False
+        """Whether the peer must read before more can be sent."""
         self.lost: Exception | None = None
         """Why nothing can be sent any more; None while the pipe works."""
         # Held by the thread that reads; waiting threads are notified when it stops.
@@ -170,8 +180,9 @@ class Pipe:
         if message.buffers and message.call in self._calls.open:  # they are the caller's memory
             several = self._exposed.get(message.call, ())
             self._exposed[message.call] = [*several, exposed(parts)]
-        self._out += parts
-        self._large = True
+        batch = self._out
+        batch += parts
+        batch.large = True
 
     def transmit(self, message: Message) -> None:
         """Send a message now that is not added to the table: it has no reply, or is in it."""
@@ -209,7 +220,7 @@ class Pipe:
             for parts in several:
                 if not take_back(parts, self._out) and not self._sender:  # unless we interrupt it
                     take_back_views(parts, self._unsent)
-            self._blocked = self._blocked and bool(self._unsent)
+            self.blocked = self.blocked and bool(self._unsent)
 
     @property
     def busy(self) -> bool:
@@ -230,12 +241,7 @@ class Pipe:
     @property
     def puts_off(self) -> bool:
         """Whether batched messages wait to be sent, and the peer does not delay them."""
-        return bool(self._out) and not self._blocked
-
-    @property
-    def blocked(self) -> bool:
-        """Whether the peer must read before more can be sent."""
-        return self._blocked
+        return bool(self._out) and not self.blocked
 
     def flush(self) -> None:
         """Send the batched messages, as far as the peer accepts them without blocking.
@@ -248,13 +254,12 @@ class Pipe:
                 if self._sender or self.lost is not None or not (self._out or self._unsent):
                     return
                 self._sender = here
-                out, self._out = self._out, []
-                large, self._large = self._large, False
+                out, self._out = self._out, _Batch()
                 self._out_bytes = 0
                 self._burst = 2 * len(out) > _GATHER_MESSAGES
             blocked = False
             try:
-                self._unsent += views_of(out) if large else [memoryview(b"".join(out))]
+                self._unsent += views_of(out) if out.large else out.joined()
                 blocked = not self._connection.send_some(self._unsent)
             except OSError as error:
                 self._break(error)
@@ -262,7 +267,7 @@ class Pipe:
                 self._break(ConnectionError("Connection closed by peer (sending was interrupted)"))
                 raise
             finally:
-                self._blocked = blocked
+                self.blocked = blocked
                 self._sender = 0  # last: from now on other threads may send
             if blocked:
                 self._background.arm(self)
@@ -336,7 +341,7 @@ class Pipe:
             if self.lost is not None:
                 return
             self.lost = lost
-            self._out, self._unsent = [], []
+            self._out, self._unsent = _Batch(), []
             self._turn.notify_all()
         self._background.drop(self)
         self._connection.shut()  # wakes the thread that reads it
@@ -372,7 +377,7 @@ class Pipe:
         """Wait briefly for replies, not beyond the time `last`, and complete their calls."""
         until = min(now + TICK_S, self._calls.soonest, last)
         self._receive(None if self._unread else until - now)
-        if self._blocked:
+        if self.blocked:
             self.flush()
         if self._clock.monotonic() >= self._calls.soonest:
             self.expire(self._clock.monotonic())
@@ -390,7 +395,7 @@ class Pipe:
         if wait_s is None:
             message = self._next(connection.advance)
         else:
-            message = self._next(connection.advance_within, wait_s, self._blocked)
+            message = self._next(connection.advance_within, wait_s, self.blocked)
         while message is not None:
             self._unread = True
             if memory.due:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 from holdfast.errors import CallTimedOut, ReferenceFailed, UsageError
 from holdfast.rpc.client.future import ASYNC_MARK, Future, expected
+from holdfast.rpc.client.retry_policy import RetryPolicy
 from holdfast.rpc.rref.current_table import current_table
 from holdfast.rpc.values.funcref import named_by
 from holdfast.rpc.values.references import receiver, sender
@@ -21,29 +22,16 @@ from holdfast.rpc.wire.worker_info import WorkerInfo
 
 if TYPE_CHECKING:
     from holdfast.rpc.client.calls import Backoff
-    from holdfast.rpc.client.retry_policy import RetryPolicy
     from holdfast.rpc.rref.table import RRefTable
 
 __all__ = ["CallingAgent", "Calls", "RRef", "call_method", "make_rref", "short"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Calls(Protocol[R_co]):
-    """Makes calls to other workers, as methods of an agent do."""
-
-    def __call__(
-        self,
-        to: WorkerInfo,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: None,
-        timeout: float | None,
-        retries: RetryPolicy | None,
-        /,
-    ) -> R_co: ...
+Calls: TypeAlias = Callable[
+    [WorkerInfo, Callable[..., Any], Sequence[Any], None, float | None, RetryPolicy | None], R
+]
+"""Makes calls to other workers: a method of an agent."""
 
 
 class CallingAgent(Protocol):

@@ -107,8 +107,13 @@ class RRefTable:
             if not self._references.hold(reference):
                 raise ReferenceFailed("the value of this RRef has been freed by its owner")
             room = self._values.setdefault(reference, Future())
-        drop = _once(lambda: self.dropped(reference, None))
-        room.add_done_callback(lambda _: drop())
+        to_drop = iter([reference])  # once, by whichever comes first
+
+        def drop(_: object = None) -> None:
+            for number in to_drop:
+                self.dropped(number, None)
+
+        room.add_done_callback(drop)
         self._scheduler.submit(drop, OVERTAKEN_S)
         return room
 
@@ -467,17 +472,3 @@ class RRefTable:
                     return False
                 self._changed.wait(left)
         return True
-
-
-def _once(act: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls `act` the first time, and then does nothing."""
-    left = [act]
-
-    def once() -> None:
-        try:
-            first = left.pop()
-        except IndexError:
-            return
-        first()
-
-    return once

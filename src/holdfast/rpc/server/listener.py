@@ -265,7 +265,7 @@ class Server:
         except HoldfastError as error:
             connection.send(encode_welcome(str(error)))
             raise
-        connection.send_all([*connection.offer(), encode_welcome("")])
+        connection.send_all([*connection.peer_memory.offer(), encode_welcome("")])
         connection.set_limit(NEVER)
 
     def _forget(self, connection: Connection) -> None:

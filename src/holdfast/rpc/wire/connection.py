@@ -133,31 +133,17 @@ class Connection:
 
     # Large buffers.
 
-    def offer(self) -> list[Message]:
-        """Return the messages to be sent first, so that the peer may read our large buffers."""
-        return self.peer_memory.offer()
-
     def due(self) -> list[Message]:
         """Return the messages to be sent about the peer's buffers, once. For the receiver."""
         due, self.peer_memory.due = self.peer_memory.due, []
         return due
 
     @property
-    def fetches(self) -> bool:
-        """Whether we read large buffers from the peer's memory, instead of receiving them."""
-        return self.peer_memory.reads
-
-    @property
-    def fetched(self) -> bool:
-        """Whether the peer reads large buffers from our memory, instead of receiving them."""
-        return self.peer_memory.open
-
-    @property
     def mode(self) -> str:
         """How messages are carried, as text for people."""
         if self._sock.family != socket.AF_UNIX:
             return "tcp"
-        ways = {self.fetches, self.fetched}
+        ways = {self.peer_memory.reads, self.peer_memory.open}
         if True not in ways:
             return "unix, sockets"
         return "unix, fetch by process_vm_readv" + (" one way" if False in ways else "")

@@ -633,25 +633,34 @@ class Garbage:
 
 def test_a_finalizer_may_post_calls(world: World) -> None:
     heard = {number: Heard() for number in range(80)}
+    dropped: list[int] = []
+
+    def post_dropped(number: int) -> None:
+        dropped.append(number)
+        world.pipe.post(request(number), heard[number])
+
+    def all_dropped() -> bool:
+        gc.collect()  # which does nothing while another thread collects
+        return len(dropped) == 40
 
     def post() -> None:
         before = gc.get_threshold()
         gc.set_threshold(1)  # so that it comes whenever something is made
         try:
             for number in range(0, 80, 2):
-                Garbage(lambda n=number + 1: world.pipe.post(request(n), heard[n]))  # type: ignore[misc]
+                Garbage(partial(post_dropped, number + 1))
                 world.pipe.post(request(number), heard[number], SYSTEM_CLOCK.monotonic() + SOON)
                 world.pipe.expire(SYSTEM_CLOCK.monotonic())
                 world.background.arm(world.pipe)
         finally:
             gc.set_threshold(*before)
-            gc.collect()
 
     server = beside(lambda: serve(world.there, 80))
     poster = threading.Thread(target=post, daemon=True)
     poster.start()
     poster.join(SOON)
     assert not poster.is_alive()
+    until(all_dropped)
     assert [each.wait().call for each in heard.values()] == list(heard)
     server.join()
 

@@ -169,11 +169,11 @@ def test_pi7_a_thread_that_sends_is_waited_for(world: World) -> None:
 def test_pi7_buffers_that_the_peer_fetches_are_sealed_off(world: World) -> None:
     pipe, there, here = world.make(bytes_max=1 << 26)
     for connection, other in ((here, there), (there, here)):
-        connection.send_all(connection.offer())
+        connection.send_all(connection.peer_memory.offer())
         assert other.advance() is None
         other.send_all(other.due())
         assert connection.advance() is None
-    assert here.fetched
+    assert here.peer_memory.open
     message, _ = arguments(1, 5_000_000)
     pipe.post(message, Heard())
     pipe.post(request(2), Heard())

@@ -46,7 +46,7 @@ class Watched(bytearray):
 def introduce(here: Connection, there: Connection) -> None:
     """Let both ends find out whether they can read each other's memory."""
     for connection in (here, there):
-        connection.send_all(connection.offer())
+        connection.send_all(connection.peer_memory.offer())
     for connection in (here, there):
         assert connection.advance() is None
         connection.send_all(connection.due())
@@ -67,7 +67,9 @@ def unacquainted() -> Iterator[Ends]:
 @pytest.fixture
 def ends(unacquainted: Ends) -> Ends:
     introduce(*unacquainted)
-    assert all(connection.fetches and connection.fetched for connection in unacquainted)
+    assert all(
+        connection.peer_memory.reads and connection.peer_memory.open for connection in unacquainted
+    )
     return unacquainted
 
 
@@ -152,7 +154,7 @@ from holdfast.rpc.wire.messages import Kind, Message
 with socket.socket(socket.AF_UNIX) as sock:
     sock.connect(bytes.fromhex(sys.argv[1]))
     connection = Connection(sock)
-    connection.send_all(connection.offer())
+    connection.send_all(connection.peer_memory.offer())
     for _ in range(3):
         message = connection.receive()
         for buffer in message.buffers:
@@ -180,7 +182,7 @@ def test_two_processes_fetch_from_each_other() -> None:
 
 def converse(connection: Connection) -> None:
     connection.set_limit(SYSTEM_CLOCK.monotonic() + LIMIT_S)
-    connection.send_all(connection.offer())
+    connection.send_all(connection.peer_memory.offer())
     data = random_bytes(LARGE)
     for call in (1, 2, 3):
         sent = bytearray(data)
@@ -189,7 +191,7 @@ def converse(connection: Connection) -> None:
         assert [bytes(buffer) for buffer in answer.buffers] == [data[::-1], b"cba"]
         assert sent == data  # the peer has changed its own
     connection.send(request(4))
-    assert connection.fetches  # a process may always read what it has started
+    assert connection.peer_memory.reads  # a process may always read what it has started
 
 
 def test_bi1_a_fork_of_the_reader_has_memory_of_its_own(ends: Ends) -> None:
@@ -295,7 +297,9 @@ def test_buffers_that_cannot_be_fetched_go_through_the_socket(
     here, there = unacquainted
     monkeypatch.setattr(peer_memory, "_readv", system)
     introduce(here, there)
-    assert not any(connection.fetches or connection.fetched for connection in (here, there))
+    assert not any(
+        connection.peer_memory.reads or connection.peer_memory.open for connection in (here, there)
+    )
     data = random_bytes(LARGE)
     sent = bytearray(data)
     sender = threading.Thread(target=here.send, args=[request(1, sent, b"x")])
@@ -309,7 +313,7 @@ def test_buffers_that_cannot_be_fetched_go_through_the_socket(
 
 def test_nothing_is_offered_over_a_network() -> None:
     with socket.socket(socket.AF_INET) as sock:
-        assert Connection(sock).offer() == []
+        assert Connection(sock).peer_memory.offer() == []
 
 
 def test_a_peer_that_was_not_found_readable_may_not_send_places() -> None:
@@ -328,7 +332,7 @@ def test_an_offer_that_makes_no_sense_is_not_taken(unacquainted: Ends, body: byt
     here, there = unacquainted
     here.send(Message(Kind.OFFER, 0, body))
     assert there.advance() is None
-    assert not there.fetches
+    assert not there.peer_memory.reads
     assert there.due() == []
 
 
@@ -336,7 +340,7 @@ def test_a_peer_that_offered_no_memory_gets_no_note(unacquainted: Ends) -> None:
     here, there = unacquainted
     there.send(Message(Kind.TAKEN, 0))
     assert here.advance() is None
-    assert not here.fetched
+    assert not here.peer_memory.open
 
 
 # Seals.
